@@ -5,14 +5,19 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from tocsin.cli.durations import parse_duration
 
-from spark.session import NotInstalled, check_installed, open_session
+from spark.job import EXIT_BROKEN, EXIT_FAILED, JobFailed, check_place, run_job
+from spark.session import MEMORY, NotInstalled, check_installed
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark.lake import Lake
+    from spark.progress import Progress
     from spark.rollup import Targets
 
 LAKE: Final = "delivery-lake"
@@ -20,8 +25,18 @@ PAGE: Final = "tocsin-report.html"
 _DAY = click.DateTime(["%Y-%m-%d"])
 
 
+class Failed(click.ClickException):
+    """A sentence, and the exit code of a job that failed."""
+
+    exit_code = EXIT_FAILED
+
+
 def default_data_dir() -> Path:
-    """Where `tocsin serve` keeps its data unless told otherwise."""
+    """Where `tocsin serve` keeps its data unless told otherwise.
+
+    Raises:
+        RuntimeError: the environment names no home folder, and neither does the list of users.
+    """
     base = os.environ.get("XDG_DATA_HOME", "")
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     return root / "tocsin"
@@ -65,6 +80,9 @@ def default_data_dir() -> Path:
     help="Remove what is older from the lake when it is rolled up; its hours stay. [all stays]",
 )
 @click.option("--master", help="A Spark cluster: spark://host:7077. [this machine, all cores]")
+@click.option(
+    "--memory", default=MEMORY, show_default=True, help="How much Java may take on this machine."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what each job found as JSON.")
 def report(  # noqa: PLR0917 - click passes them by name
     data_dir: Path | None,
@@ -76,6 +94,7 @@ def report(  # noqa: PLR0917 - click passes them by name
     targets: tuple[str, ...],
     keep_days: int | None,
     master: str | None,
+    memory: str,
     as_json: bool,
 ) -> None:
     """Where did the time of messages go, and were the promises kept?
@@ -84,44 +103,77 @@ def report(  # noqa: PLR0917 - click passes them by name
     it up by minute, hour and day, checks the order of every message, reconciles the usage log, and
     writes one HTML page. A second run reads only what is new. Needs PySpark and Java.
 
-    The exit code is 1 when the audit finds a promise that was not kept.
+    It says on stderr how far it is. Exit codes: 1, the audit found a promise that was not kept; 3,
+    the report was not made, and the sentence that says why names a log with all the rest.
     """  # fmt: skip
     try:
         check_installed()
     except NotInstalled as missing:
-        raise click.ClickException(f"{missing}.") from None
-    from spark.lake import LakeError
-    from spark.progress import Progress
+        raise Failed(f"{missing}.") from None
     from spark.report import Wanted
     from spark.report import report as make
 
-    folder = data_dir or default_data_dir()
-    if logs is None and not (folder / "delivery").is_dir():
-        raise click.ClickException(
-            f"there is no delivery log in {folder}; --data-dir or --logs names another place."
-        )
+    logs, lake, usage = _places(data_dir, logs, lake)
     wanted = Wanted(
-        logs=logs or str(folder / "delivery"),
-        lake=lake or folder / LAKE,
+        logs=logs,
+        lake=lake,
         out=out,
-        usage=folder / "usage" if (folder / "usage").is_dir() else None,
+        usage=usage,
         since=since.date() if since else None,
         until=until.date() if until else None,
         targets=_targets(targets),
         keep_days=keep_days,
     )
-    spark = open_session("tocsin report", master=master)
+
+    def work(spark: "SparkSession", _: "Lake", progress: "Progress") -> dict[str, Any]:
+        return make(spark, wanted, progress)
+
     try:
-        done = make(spark, wanted, Progress(sys.stderr, spark.sparkContext))
-    except LakeError as problem:
-        raise click.ClickException(f"{problem}.") from None
-    finally:
-        spark.stop()
+        check_place(out)
+        done = run_job("report", lake, work, master=master, memory=memory)
+    except JobFailed as failed:
+        failed.tell()
+        sys.exit(failed.exit_code)
     if as_json:
         click.echo(json.dumps(done))
     else:
-        click.echo(f"The report is {out}.")
-    sys.exit(1 if any(done["order_audit"]["faults"].values()) else 0)
+        click.echo(f"The report is {out.absolute()}.")
+    sys.exit(EXIT_BROKEN if any(done["order_audit"]["faults"].values()) else 0)
+
+
+def _places(
+    data_dir: Path | None, logs: str | None, lake: Path | None
+) -> tuple[str, Path, Path | None]:
+    """Return the delivery log, the lake and the usage log (None: there is none). The data folder
+    is looked for only when one of the first two is not given."""
+    if data_dir is None and logs is not None and lake is not None:
+        return logs, lake, None
+    try:
+        folder = data_dir or default_data_dir()
+    except RuntimeError:
+        raise Failed(
+            "the environment has no HOME, so it is not known where the broker's data is; "
+            "--data-dir or TOCSIN_DATA_DIR names the folder."
+        ) from None
+    try:
+        has_log, has_usage = (os.path.isdir(folder / name) for name in ("delivery", "usage"))
+        if logs is None and not has_log:
+            os.listdir(folder)  # a folder that cannot be read is no folder without a log
+            raise FileNotFoundError
+    except FileNotFoundError:
+        raise Failed(
+            f"there is no delivery log in {folder}; --data-dir or --logs names another place."
+        ) from None
+    except OSError as problem:
+        raise Failed(
+            f"{folder} cannot be read ({problem.strerror}); --data-dir or --logs names another "
+            "place."
+        ) from None
+    is_of_same = (
+        data_dir is not None or logs is None
+    )  # not this machine's usage, others' deliveries
+    usage = folder / "usage" if has_usage and is_of_same else None
+    return logs or str(folder / "delivery"), lake or folder / LAKE, usage
 
 
 def _targets(texts: tuple[str, ...]) -> "Targets":

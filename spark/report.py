@@ -38,33 +38,30 @@ class Wanted:
 
 
 def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str, Any]:
-    """Run all jobs and write the page. Returns what each of them returned.
+    """Run all jobs and write the page. Returns what each of them returned. No other job may be at
+    work in the lake (`Lake.alone`).
 
     Raises:
         LakeError: the lake cannot be used; the sentence says why.
     """
     lake = Lake(wanted.lake)
-    with lake.alone():
-        done = {
-            "ingest": _ingest(spark, lake, wanted, progress),
-            "rollup": _rollup(spark, lake, wanted, progress),
-        }
-        with progress.step("usage"):
-            done["usage"] = usage(spark, lake, wanted.usage)
-            progress.say(
-                f"{done['usage']['messages_in']:,} in, {done['usage']['messages_out']:,} out"
-            )
-        with progress.step("order-audit"):
-            done["order_audit"] = audit(spark, lake, said=progress.say)
-            progress.say(f"{sum(done['order_audit']['faults'].values()):,} messages at fault")
-        write_page(spark, lake, wanted, progress)
-        if wanted.keep_days is not None:
-            today = datetime.datetime.now(datetime.UTC).date()
-            close(lake, before=today - datetime.timedelta(days=wanted.keep_days))
+    done = {
+        "ingest": ingest_step(spark, lake, wanted, progress),
+        "rollup": rollup_step(spark, lake, wanted, progress),
+        "usage": usage_step(spark, lake, wanted, progress),
+        "order_audit": audit_step(spark, lake, wanted, progress),
+    }
+    write_page(spark, lake, wanted, progress)
+    if wanted.keep_days is not None:
+        today = datetime.datetime.now(datetime.UTC).date()
+        close(lake, before=today - datetime.timedelta(days=wanted.keep_days))
     return done
 
 
-def _ingest(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+def ingest_step(
+    spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
+) -> dict[str, Any]:
+    """Bring what is new into the lake."""
     files = 0
 
     def heard(manifest: dict[str, Any]) -> None:
@@ -82,15 +79,38 @@ def _ingest(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress)
     return came
 
 
-def _rollup(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+def rollup_step(
+    spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
+) -> dict[str, Any]:
+    """Roll up what has changed."""
     with progress.step("rollup"):
         done = rollup(spark, lake, targets=wanted.targets, said=progress.say)
         progress.say(f"{done['hours']:,} hours")
     return done
 
 
+def usage_step(
+    spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
+) -> dict[str, Any]:
+    """Put the usage log beside the delivery log."""
+    with progress.step("usage"):
+        done = usage(spark, lake, wanted.usage)
+        progress.say(f"{done['messages_in']:,} in, {done['messages_out']:,} out")
+    return done
+
+
+def audit_step(
+    spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
+) -> dict[str, Any]:
+    """Check every promise."""
+    with progress.step("order-audit"):
+        done = audit(spark, lake, said=progress.say)
+        progress.say(f"{sum(done['faults'].values()):,} messages at fault")
+    return done
+
+
 def write_page(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> None:
-    """The page of what is in the lake; it appears as a whole."""
+    """Write the page of what is in the lake; it appears as a whole."""
     with progress.step("report"):
         figures = collect(spark, lake, since=wanted.since, until=wanted.until)
         made = datetime.datetime.now(datetime.UTC)

@@ -1,15 +1,19 @@
 """The Spark session of the jobs, and what has to be installed for one."""
 
 import atexit
+import functools
 import importlib.metadata
 import importlib.util
+import locale
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,31 +31,35 @@ SETTINGS: Final = {
     # Beyond so many groups sketches are made of sorted rows, which means sorting every message.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # Hive's catalog would be a database in the folder that a job is started in.
+    "spark.sql.catalogImplementation": "in-memory",
 }
 """What the jobs rely on: it goes before what spark-submit was told."""
 QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 """Besides, where nobody was asked for it."""
+MEMORY: Final = "2g"
 LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "2g",
+    "spark.driver.memory": MEMORY,
     "spark.sql.shuffle.partitions": "8",
 }
 """Besides, where driver and workers are one process."""
+MASTER_ANSWERS_S_MAX: Final = 5.0
 
 
 LOGGING: Final = """\
-rootLogger.level = error
+rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
 logger.python.name = org.apache.spark.api.python.PythonGatewayServer
-logger.python.level = error
+logger.python.level = {level}
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+appender.stderr.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
-"""Of a Spark of our own: errors alone, also before a session is there that could be told so.
+"""What Java logs, also before a session exists that could be told so.
 
 Source: https://logging.apache.org/log4j/2.x/manual/configuration.html
 """
@@ -59,6 +67,10 @@ Source: https://logging.apache.org/log4j/2.x/manual/configuration.html
 
 class NotInstalled(Exception):
     """A sentence that says what to install."""
+
+
+class Unreachable(Exception):
+    """A sentence that says which cluster gives no answer."""
 
 
 def check_installed() -> None:
@@ -96,48 +108,129 @@ def java_version() -> int | None:
 
 
 def open_session(
-    name: str, *, master: str | None = None, more: dict[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+    scratch: Path | None = None,
+    log: TextIO | None = None,
+    more: dict[str, str] | None = None,
 ) -> "SparkSession":
-    """A session for jobs. `master` None: the one that spark-submit was told, else all cores of this
-    machine. `more` has settings that go before those here.
+    """Open a session for jobs.
+
+    Args:
+        master: None: the one that spark-submit was told, else all cores of this machine.
+        memory: Java's heap on this machine, such as 4g.
+        scratch: a folder for what does not fit in memory; it is there.
+        log: a file for what Java, Spark and its workers write; None: this process's stderr.
+        more: settings that go before those here.
 
     Raises:
-        NotInstalled: PySpark or Java is missing, or too old.
+        Unreachable: no master of the cluster answers.
     """
-    check_installed()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     is_submitted = master is None and "PYSPARK_GATEWAY_PORT" in os.environ
-    builder = SparkSession.builder.appName(name)
-    settings = dict(SETTINGS)
+    where = master or "local[*]"
+    is_local = not is_submitted and where.startswith("local")
+    _prepare_environment(is_local=is_local)
+    settings = {"spark.app.name": name} | SETTINGS
+    if scratch is not None:
+        settings["spark.sql.warehouse.dir"] = (scratch / "warehouse").as_uri()
     if not is_submitted:
-        where = master or "local[*]"
-        builder = builder.master(where)
-        settings |= QUIET
-        if where.startswith("local"):
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # it says so, where it looks
-            settings |= LOCAL | {"spark.driver.extraJavaOptions": _logging()}
-    for key, value in (settings | (more or {})).items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    if master is not None and not master.startswith("local"):
-        spark.sparkContext.addPyFile(_archive())
+        settings |= {"spark.master": where} | QUIET
+        if scratch is not None:
+            settings["spark.local.dir"] = str(scratch)
+        if is_local:
+            settings |= LOCAL
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_logging(log)}"
+        if memory is not None:
+            settings["spark.driver.memory"] = memory
+        check_master(where)
+    conf = SparkConf().setAll(list((settings | (more or {})).items()))
+    if SparkContext._gateway is None:
+        streams = {} if log is None or is_submitted else {"stdout": log, "stderr": log}
+        gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
+        if is_submitted:
+            _submitted(gateway, log)
+        SparkContext(conf=conf, gateway=gateway)
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    package = Path(__file__).resolve().parent
+    if package.is_dir():  # else it is a --py-files, which workers have
+        spark.sparkContext.addPyFile(_archive(package))
     return spark
 
 
-def _logging() -> str:
-    """What has Java log as LOGGING says."""
-    folder = Path(tempfile.mkdtemp(prefix="tocsin-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "log4j2.properties"
-    path.write_text(LOGGING)
-    return f"-Dlog4j2.configurationFile={path.as_uri()}"
+def java_process() -> "subprocess.Popen[bytes] | None":
+    """The Java that this process has started; None: there is none, or it is spark-submit's."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
 
 
-def _archive() -> str:
-    """This package as a file that workers elsewhere can import."""
-    package = Path(__file__).resolve().parent
+def _prepare_environment(*, is_local: bool) -> None:
+    """Set what Java and the workers take from the environment: this Python rather than the first
+    one on the PATH, the Spark that belongs to this PySpark, and names of files in UTF-8."""
+    import pyspark
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    home = Path(pyspark.__file__).parent
+    if (home / "jars").is_dir():  # from pip; else PySpark is a part of what SPARK_HOME names
+        os.environ["SPARK_HOME"] = str(home)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # it says so, where it looks
+    if locale.nl_langinfo(locale.CODESET).upper() != "UTF-8":
+        os.environ["LC_ALL"] = "C.UTF-8"
+
+
+def check_master(url: str) -> None:
+    """Raise Unreachable when no master of a standalone cluster answers, of which Spark itself would
+    be sure after a minute."""
+    if not url.startswith("spark://"):
+        return
+    problems = []
+    for place in url.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), MASTER_ANSWERS_S_MAX).close()
+            return
+        except (OSError, ValueError) as problem:
+            problems.append(f"{place}: {getattr(problem, 'strerror', None) or problem}")
+    raise Unreachable(f"no master of the cluster answers ({'; '.join(problems)})")
+
+
+def _submitted(gateway: Any, log: TextIO | None) -> None:
+    """Check the master that spark-submit was told, and let its Java write into the log."""
+    jvm = gateway.jvm
+    check_master(jvm.java.lang.System.getProperty("spark.master", ""))
+    if log is not None:
+        stream = jvm.java.io.PrintStream(jvm.java.io.FileOutputStream(log.name, True), True)
+        jvm.java.lang.System.setErr(stream)
+        place = jvm.java.net.URI(_logging(log))
+        jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(place)
+
+
+def _logging(log: TextIO | None) -> str:
+    """The address of a file that has Java log as LOGGING says: into a log what Spark warns of as
+    well, to a terminal errors alone."""
+    path = Path(_folder()) / "log4j2.properties"
+    path.write_text(LOGGING.format(level="error" if log is None else "warn"))
+    return path.as_uri()
+
+
+def _archive(package: Path) -> str:
+    """This package as a file that workers can import, wherever they are."""
+    return shutil.make_archive(f"{_folder()}/spark", "zip", package.parent, package.name)
+
+
+@functools.cache
+def _folder() -> str:
+    """A folder for small files; gone when the process ends."""
     folder = tempfile.mkdtemp(prefix="tocsin-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return shutil.make_archive(f"{folder}/spark", "zip", package.parent, package.name)
+    return folder

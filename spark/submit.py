@@ -1,23 +1,28 @@
 """The jobs for `spark-submit`, each alone: on a cluster, from cron.
 
-    zip -r spark.zip spark
-    spark-submit --master spark://host:7077 --py-files spark.zip spark/submit.py ingest \\
+    spark-submit --master spark://host:7077 spark/submit.py ingest \\
         --logs '/logs/*/delivery' --lake /lake
 
 `python -m spark` is the same on this machine. Needs nothing but PySpark: neither the broker nor its
-client is installed on a cluster.
+client is installed on a cluster. The exit codes are those of `spark.job`.
 """
 
 import argparse
 import datetime
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark.lake import Lake
+    from spark.progress import Progress
+    from spark.report import Wanted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     def job(name: str, text: str) -> argparse.ArgumentParser:
         made = jobs.add_parser(name, help=text, description=text)
         made.add_argument("--lake", type=Path, required=True, help="the folder of the lake")
+        made.add_argument("--memory", help="of Java on this machine [2g]; not with spark-submit")
         return made
 
     ingest = job("ingest", "bring the log's finished files into the lake")
@@ -54,68 +60,97 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(spark: "SparkSession", given: argparse.Namespace) -> object:
+def wanted_of(given: argparse.Namespace) -> "Wanted":
+    """Return what the job is to do.
+
+    Raises:
+        ValueError: a `--target` is none; the text.
+    """
+    from spark.report import Wanted, parse_targets
+
+    nothing = Wanted(logs="", lake=given.lake, out=Path())
+    match given.job:
+        case "ingest":
+            return replace(nothing, logs=given.logs, files_max=given.files_max)
+        case "rollup":
+            return replace(nothing, targets=parse_targets(given.target, float))
+        case "usage":
+            return replace(nothing, usage=given.usage)
+        case "report":
+            return replace(nothing, out=given.out, since=given.since, until=given.until)
+    return nothing
+
+
+def run(
+    spark: "SparkSession", lake: "Lake", given: argparse.Namespace, progress: "Progress"
+) -> Any:
     """Run one job; what it returns.
 
     Raises:
         LakeError: the lake cannot be used.
     """
-    from spark.ingest import ingest
-    from spark.lake import Lake
-    from spark.order_audit import audit
-    from spark.progress import Progress
-    from spark.report import Wanted, parse_targets, write_page
-    from spark.rollup import close, rollup
-    from spark.usage import usage
+    from spark import report
+    from spark.rollup import close
 
-    lake = Lake(given.lake)
-
-    def page() -> None:
-        wanted = Wanted(
-            logs="", lake=given.lake, out=given.out, since=given.since, until=given.until
-        )
-        write_page(spark, lake, wanted, Progress(sys.stderr, spark.sparkContext))
-
-    jobs: dict[str, Callable[[], Any]] = {
-        "ingest": lambda: ingest(spark, given.logs, lake, files_max=given.files_max),
-        "rollup": lambda: rollup(spark, lake, targets=parse_targets(given.target, float)),
-        "usage": lambda: usage(spark, lake, given.usage),
-        "order-audit": lambda: audit(spark, lake),
-        "report": page,
-        "close": lambda: close(lake, before=given.before),
+    if given.job == "close":
+        return close(lake, before=given.before)
+    steps: dict[str, Callable[[SparkSession, Lake, Wanted, Progress], Any]] = {
+        "ingest": report.ingest_step,
+        "rollup": report.rollup_step,
+        "usage": report.usage_step,
+        "order-audit": report.audit_step,
+        "report": report.write_page,
     }
-    with lake.alone():
-        return jobs[given.job]()
+    return steps[given.job](spark, lake, wanted_of(given), progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the job that the command line names, and print what it returns as JSON. The exit code is
-    1 when it could not, or when the audit found a promise that was not kept."""
-    given = parser().parse_args(arguments)
+    """Run the job that the command line names, and print what it returns as JSON, which is the last
+    line. The exit codes are those of `spark.job`."""
+    from spark.job import EXIT_FAILED, JobFailed
+    from spark.session import NotInstalled
+
+    try:
+        sys.exit(_main(parser(), arguments))
+    except NotInstalled as missing:
+        sys.stderr.write(f"Error: {missing}.\n")
+        sys.exit(EXIT_FAILED)
+    except JobFailed as failed:
+        failed.tell()
+        sys.exit(failed.exit_code)
+    except KeyboardInterrupt:  # before a run has begun
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    given = top.parse_args(arguments)
     if given.job == "synthetic":
         from spark.synthetic import Plan, Synthetic
 
         answers = Synthetic(Plan(messages=given.messages, seed=given.seed)).write(given.to)
         sys.stdout.write(json.dumps(answers.messages) + "\n")
-        return
-    from spark.session import NotInstalled, open_session
+        return 0
+    from spark.job import EXIT_BROKEN, check_place, run_job
+    from spark.session import check_installed
 
+    check_installed()
     try:
-        spark = open_session(f"tocsin {given.job}")
-    except NotInstalled as missing:
-        sys.exit(f"{missing}.")
-    from spark.lake import LakeError
-
-    try:
-        done = run(spark, given)
-    except LakeError as problem:
-        sys.exit(f"{problem}.")
-    finally:
-        spark.stop()
+        wanted_of(given)
+    except ValueError as wrong:
+        top.error(f"{wrong} is no target; write 0.2 or orders=0.05")
+    if given.job == "report":
+        check_place(given.out)
+    done = run_job(
+        given.job,
+        given.lake,
+        lambda spark, lake, progress: run(spark, lake, given, progress),
+        memory=given.memory,
+    )
     sys.stdout.write(json.dumps(done) + "\n")
-    if isinstance(done, dict) and any(done.get("faults", {}).values()):
-        sys.exit(1)
+    return EXIT_BROKEN if isinstance(done, dict) and any(done.get("faults", {}).values()) else 0
 
 
 if __name__ == "__main__":
+    # Python puts this folder first on its path, where `spark` itself cannot be found.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     main()

@@ -2,8 +2,12 @@
 there, and the synthetic log itself."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,9 +18,11 @@ from tocsin.cli.main import cli
 from gateway.deliverylog.lines import SCHEMA, runs_of
 from spark import files, losses, synthetic
 from spark.drawing import Line, bars, duration, heat_map, over_time
+from spark.failures import SENTENCE_MAX, explain
+from spark.job import LOGS_MAX, open_log
 from spark.progress import Progress
 from spark.schema import SCHEMAS
-from spark.session import NotInstalled, check_installed
+from spark.session import NotInstalled, Unreachable, check_installed, check_master
 from spark.submit import parser
 from spark.synthetic import Plan, Synthetic, without
 from tests.layout.tree import ROOT
@@ -193,6 +199,9 @@ def test_durations_are_written_for_people(us: float, text: str) -> None:
     assert duration(us) == text
 
 
+# --- What a person sees -------------------------------------------------------------------------
+
+
 def test_steps_are_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     path = tmp_path / "said"
     with path.open("w") as stream:
@@ -200,6 +209,80 @@ def test_steps_are_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
         with progress.step("ingest"):
             progress.say("3 files")
     assert path.read_text().split() == ["ingest", "3", "files", "0.0", "s"]
+
+
+def test_a_long_step_says_what_it_is_at_where_there_is_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    with path.open("w") as stream:
+        progress = Progress(stream, line_every_s=0.001)
+        with progress.step("ingest"):
+            progress.say("3 files")
+            deadline = time.monotonic() + 10
+            while not path.read_text().endswith("…\n"):
+                assert time.monotonic() < deadline
+    *meanwhile, last = path.read_text().splitlines()
+    assert {tuple(line.split()[:3]) for line in meanwhile} == {("ingest", "3", "files")}
+    assert not last.endswith("…")
+
+
+def test_a_step_that_fails_has_no_line_and_its_name_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    with path.open("w") as stream:
+        progress = Progress(stream)
+        with pytest.raises(ValueError), progress.step("ingest"):
+            raise ValueError
+    assert path.read_text() == ""
+    assert progress.step_name == "ingest"
+
+
+_IN_A_WORKER = """\
+An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 failed 1 times
+ [PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):
+  File "worker.py", line 75, in read_command
+    return cloudpickle.loads(obj, encoding=encoding)
+ModuleNotFoundError: No module named 'spark'
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(a.scala:1)
+"""
+_IN_JAVA = """\
+An error occurred while calling o123.parquet.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x.
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.taskFailedWhileWritingRowsError(b.scala:1)
+Caused by: {cause}
+\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (_IN_A_WORKER, "a worker failed in Python: ModuleNotFoundError: No module named 'spark'"),
+        (_IN_JAVA.format(cause="java.io.IOException: No space left on device"), "the disk is full"),
+        (_IN_JAVA.format(cause="java.lang.OutOfMemoryError: Java heap space"), "out of memory"),
+        (_IN_JAVA.format(cause="java.io.IOException: cold"), "IOException: cold"),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: file:/a b/c. SQLSTATE: 42K03\n\nplan",
+            "there is no file:/a b/c",
+        ),
+        ("one\ntwo", "RuntimeError: one"),
+        ("", "RuntimeError"),
+        ("x" * 10_000, "…"),
+    ],
+)
+def test_a_failure_of_spark_is_one_short_sentence(text: str, sentence: str) -> None:
+    told = explain(RuntimeError(text))
+    assert sentence in told
+    assert "\n" not in told
+    assert len(told) <= SENTENCE_MAX
+
+
+def test_what_java_wrote_decides_only_when_java_has_ended() -> None:
+    lost = ConnectionResetError("reset by peer")
+    log = "ERROR Executor: java.lang.OutOfMemoryError: Java heap space"
+    assert "out of memory" in explain(lost, log=log, java_ended=52)
+    assert "signal 9" in explain(lost, java_ended=-9)
+    assert explain(ValueError("x"), log=log) == "ValueError: x"
 
 
 # --- The command --------------------------------------------------------------------------------
@@ -235,7 +318,7 @@ def test_without_pyspark_the_command_says_what_to_install(tmp_path: Path) -> Non
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False, text=True,
         capture_output=True, env={"PYTHONPATH": _path()},
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "pip install 'pyspark>=4.1.2,<4.4'" in done.stderr
 
 
@@ -243,10 +326,71 @@ def _path() -> str:
     return f"{ROOT}:{ROOT / 'clients/python/src'}"
 
 
+def refused(*arguments: str, **environment: str) -> str:
+    """What the command says, in this environment alone, when it fails before Spark begins."""
+    done = CliRunner(
+        env=dict.fromkeys(("HOME", "TOCSIN_DATA_DIR", "XDG_DATA_HOME")) | environment
+    ).invoke(cli, ["report", *arguments])
+    assert done.exit_code == 3, done.output
+    assert done.output.startswith("Error: ")
+    assert done.output.count("\n") == 1, done.output
+    return done.output
+
+
 def test_a_folder_without_a_log_is_a_sentence(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["report", "--data-dir", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "there is no delivery log in" in done.output
+    assert "there is no delivery log in" in refused("--data-dir", str(tmp_path))
+    assert f"no delivery log in {tmp_path}/tocsin" in refused(XDG_DATA_HOME=str(tmp_path))
+    assert f"no delivery log in {tmp_path}/a b" in refused(TOCSIN_DATA_DIR=f"{tmp_path}/a b")
+    home = str(tmp_path)
+    assert f"no delivery log in {tmp_path}/.local/share/tocsin" in refused(HOME=home)
+
+
+def test_a_user_without_a_home_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    assert "TOCSIN_DATA_DIR names the folder" in refused()
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "delivery").mkdir()
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "page.html"
+    said = refused("--data-dir", str(tmp_path), "--out", str(out))
+    assert f"the page {out} cannot be written" in said
+    assert not (tmp_path / "delivery-lake").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "delivery").mkdir()
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=f"no master .*{place}"):
+            check_master(f"spark://{place}")
+        with socket.socket() as master:
+            master.bind(("127.0.0.1", 0))
+            master.listen()
+            check_master(f"spark://{place},127.0.0.1:{master.getsockname()[1]}")
+
+
+def test_old_logs_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for number in range(LOGS_MAX + 5):
+        old = folder / f"order-audit-20260101T0000{number:02}Z-{number}.log"
+        old.touch()
+        os.utime(old, (number, number))
+    (folder / "mine.log").touch()
+    with open_log("ingest", folder) as log:
+        left = {path.name for path in folder.iterdir()}
+    assert {Path(log.name).name, "mine.log"} < left
+    assert len(left) == LOGS_MAX + 1
+    assert "order-audit-20260101T000014Z-14.log" in left
+    with open_log("ingest", Path("/proc/none")) as log:
+        Path(log.name).unlink()
+    assert Path(log.name).parent == Path(tempfile.gettempdir())
 
 
 def test_every_job_can_be_submitted() -> None:

@@ -1,0 +1,264 @@
+"""One run of a job: alone in its lake, with a Spark and a log file of its own, and an end that is
+told in one sentence.
+
+    0    fine                                3    the job failed; stderr says why
+    1    a promise was not kept              130  Ctrl-C (128 + the number of the signal)
+    2    the command line was not understood
+
+The log of a run has what Java and Spark say, and the whole trace of a failure. It is in the lake's
+folder `logs`, which keeps the last ten; when nothing can be written there, in the folder for
+temporary files. What Spark spills goes to the lake's folder `scratch`: /tmp may be in memory, and
+the disk of the lake has to hold the data anyway. SPARK_LOCAL_DIRS names another folder. Nothing is
+written into the folder that a job is started in.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+
+from spark.failures import explain
+from spark.progress import Progress
+from spark.session import Unreachable, java_process, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark.lake import Lake
+
+Result = TypeVar("Result")
+
+EXIT_BROKEN: Final = 1
+EXIT_FAILED: Final = 3
+LOGS: Final = "logs"
+SCRATCH: Final = "scratch"
+LOGS_MAX: Final = 10
+JAVA_ENDS_S_MAX: Final = 5.0
+"""How long Java may take to remove its files before it is killed."""
+_JAVA_DIES_S_MAX: Final = 2.0
+"""How long Java may take to end after a call to it has failed because it is ending."""
+_LOG_NAME: Final = re.compile(r"[a-z-]+-\d{8}T\d{6}Z-\d+\.log")
+_TAIL_BYTES: Final = 64 * 1024
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class JobFailed(Exception):
+    """A sentence for stderr, and the exit code."""
+
+    def __init__(
+        self, sentence: str, exit_code: int = EXIT_FAILED, stderr: TextIO | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+        self._stderr = stderr
+
+    def tell(self) -> None:
+        """Write the sentence. After a run that failed, `sys.stderr` is its log."""
+        stderr = self._stderr or sys.stderr
+        stderr.write(f"Error: {self}\n")
+        stderr.flush()
+
+
+def run_job(
+    name: str,
+    lake: Path,
+    work: Callable[["SparkSession", "Lake", Progress], Result],
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+) -> Result:
+    """Do `work` in a session of its own; stderr shows how far it is. After a failure the threads of
+    PySpark still write their traces: until the process ends, `sys.stderr` is the log then.
+
+    Raises:
+        JobFailed: the run did not come to its end, for whatever reason.
+    """
+    from spark.lake import Lake, LakeError
+
+    place = Lake(lake)
+    progress = Progress(sys.stderr)
+    try:
+        with place.alone(), _Run(name, place.root, progress) as run:
+            with progress.step("start"):
+                spark = open_session(
+                    f"tocsin {name}", master=master, memory=memory,
+                    scratch=run.scratch, log=run.log,
+                )  # fmt: skip
+                # The handler that PySpark has set calls Java in the midst of another call.
+                run.handle_signals()
+                progress.say(f"Spark {spark.version}, {spark.sparkContext.master}")
+            progress.watch(spark.sparkContext)
+            result = work(spark, place, progress)
+            spark.stop()
+            return result
+    except (LakeError, Unreachable) as problem:
+        raise JobFailed(f"{problem}.") from None
+    except OSError as problem:
+        raise JobFailed(f"{explain(problem)}.") from None
+
+
+def check_place(out: Path) -> None:
+    """Find out before the work that a page cannot be written there.
+
+    Raises:
+        JobFailed: it cannot.
+    """
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise JobFailed(f"the page {out.absolute()} cannot be written; --out names another place.")
+
+
+class _Run:
+    """The files, the Java and the signals of one run."""
+
+    def __init__(self, name: str, lake: Path, progress: Progress) -> None:
+        self._name = name
+        self._progress = progress
+        self._signal: signal.Signals | None = None
+        self._former: dict[signal.Signals, Any] = {}
+        self._stderr = sys.stderr
+        self._log_handlers = logging.getLogger().handlers[:]
+        self.scratch = lake / SCRATCH
+        shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
+        self.scratch.mkdir()
+        self.log = open_log(name, lake / LOGS)
+
+    def __enter__(self) -> "_Run":
+        sys.stderr = self.log
+        logging.getLogger().handlers[:] = [logging.StreamHandler(self.log)]
+        self.handle_signals()
+        return self
+
+    def handle_signals(self) -> None:
+        """Let Ctrl-C, SIGTERM and the end of the terminal end the run, from now on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:  # nohup, or a shell's background
+                self._former.setdefault(number, before)
+                signal.signal(number, self._stop)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        java = java_process()
+        if self._signal is not None:
+            if java is not None:
+                java.kill()
+            os._exit(128 + self._signal)
+        self._signal = signal.Signals(number)
+        # While Java lives, what is undone on the way out may wait for it as long as a job takes.
+        _end(java)
+        raise KeyboardInterrupt
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from spark.lake import LakeError
+
+        if isinstance(error, KeyboardInterrupt) and self._signal is None:
+            self._signal = signal.SIGINT  # before ours was set, or after PySpark's was
+        failed: JobFailed | None = None
+        try:
+            java = java_process()
+            if self._signal is not None:
+                failed = JobFailed(
+                    f"{self._name} was stopped by {_NAMES.get(self._signal, self._signal.name)}; "
+                    "what it has done stays, and the next run goes on from there.",
+                    128 + self._signal,
+                    self._stderr,
+                )
+            elif isinstance(error, Exception) and not isinstance(error, (LakeError, Unreachable)):
+                failed = JobFailed(
+                    self._sentence(error, _ended_by_itself(java)), stderr=self._stderr
+                )
+            _end(java)
+            if java is not None:
+                java.wait()
+        finally:
+            if failed is None:
+                sys.stderr = self._stderr
+                logging.getLogger().handlers[:] = self._log_handlers
+                self.log.close()
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            for number, before in self._former.items():
+                signal.signal(number, before)
+        if failed is not None:
+            raise failed from None
+
+    def _sentence(self, error: Exception, java_ended: int | None) -> str:
+        said = _tail(Path(self.log.name))
+        step = self._progress.step_name or self._name
+        place = _keep_trace(error, self.log)
+        return (
+            f"{step} failed: {explain(error, log=said, java_ended=java_ended)}; "
+            f"the log of it is {place}"
+        )
+
+
+_NAMES: Final = {signal.SIGINT: "Ctrl-C"}
+
+
+def open_log(name: str, folder: Path) -> TextIO:
+    """Open a new file for what Java and Python write, and remove the oldest ones."""
+    now = datetime.datetime.now(datetime.UTC)
+    file = f"{name}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
+    try:
+        folder.mkdir(exist_ok=True)
+        log = (folder / file).open("a", buffering=1, encoding="utf-8", errors="replace")
+    except OSError:
+        folder = Path(tempfile.gettempdir())
+        file = f"tocsin-{file}"
+        log = (folder / file).open("a", buffering=1, encoding="utf-8", errors="replace")
+    old = [path for path in folder.iterdir() if _LOG_NAME.fullmatch(path.name)]
+    with contextlib.suppress(OSError):
+        for path in sorted(old, key=lambda path: path.stat().st_mtime)[:-LOGS_MAX]:
+            path.unlink(missing_ok=True)
+    return log
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _keep_trace(error: Exception, log: TextIO) -> Path:
+    """Write the trace into the log; where it is now. A full disk does not take it."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        log.write(text)
+        return Path(log.name)
+    except OSError:
+        path = Path(tempfile.gettempdir()) / f"tocsin-{Path(log.name).name}"
+        path.write_text(f"{_tail(Path(log.name))}\n{text}", encoding="utf-8")
+        return path
+
+
+def _ended_by_itself(java: "subprocess.Popen[bytes] | None") -> int | None:
+    """The exit code of a Java that has ended, or is about to; None: it works, or is not ours."""
+    if java is None:
+        return None
+    try:
+        return java.wait(_JAVA_DIES_S_MAX)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(java: "subprocess.Popen[bytes] | None") -> None:
+    """Let Java remove its files and end; it is killed if that takes it too long."""
+    if java is None or java.poll() is not None:
+        return
+    java.terminate()
+    killer = threading.Timer(JAVA_ENDS_S_MAX, java.kill)
+    killer.daemon = True
+    killer.start()
