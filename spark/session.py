@@ -56,6 +56,7 @@ logger.python.level = {level}
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
+appender.stderr.follow = true
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
@@ -149,6 +150,8 @@ def open_session(
         if memory is not None:
             settings["spark.driver.memory"] = memory
         check_master(where)
+    elif log is not None:
+        settings["spark.log.level"] = "WARN"  # Spark takes its own log4j profile again
     conf = SparkConf().setAll(list((settings | (more or {})).items()))
     if SparkContext._gateway is None:
         streams = {} if log is None or is_submitted else {"stdout": log, "stderr": log}
@@ -211,8 +214,9 @@ def _submitted(gateway: Any, log: TextIO | None) -> None:
     if log is not None:
         stream = jvm.java.io.PrintStream(jvm.java.io.FileOutputStream(log.name, True), True)
         jvm.java.lang.System.setErr(stream)
-        place = jvm.java.net.URI(_logging(log))
-        jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(place)
+        loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
+        context = jvm.org.apache.logging.log4j.LogManager.getContext(loader, False)
+        context.setConfigLocation(jvm.java.net.URI(_logging(log)))
 
 
 def _logging(log: TextIO | None) -> str:
