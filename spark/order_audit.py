@@ -21,6 +21,8 @@ FINDINGS: Final = "audit"
 WORK: Final = "audit.work"
 SHOWN_MAX: Final = 100
 GROUPS_MAX: Final = 20
+LOST: Final = ("spans", "certified", "dispatched", "settled")
+"""Counts of an `unlogged` line."""
 LOSSES_MAX: Final = 1_000
 FAULTS: Final = (
     order.GAP, order.UNSETTLED, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.UNGIVEN,
@@ -42,7 +44,7 @@ def audit(
         waiting         `messages` that groups have passed and may still give, the `oldest_unix_us`,
                         and the `groups` with the most of them
         holes           messages that were certified and are in no line
-        judged          messages, each once for each group that was given it or settled it
+        judged          messages that were given out or settled, by the lake's books
         unlogged        what the log itself says that it lost: spans, and messages of each kind
         losses          what is not there of the log, at most LOSSES_MAX; see spark.losses
         missing_files   gateway → numbers of its files
@@ -51,7 +53,8 @@ def audit(
 
     All findings are in the lake's folder `audit`.
     """
-    lost = _losses(spark, lake)
+    unlogged = _unlogged(spark, lake)
+    lost = losses.losses(lake.manifests(), unlogged)
     with _keeping(spark, lake.root / WORK) as keep:
         said("reading")
         runs = keep(order.published(lake.read(spark, CERTIFIED)))
@@ -67,11 +70,16 @@ def audit(
         log = [order.holes(runs), order.certified_twice(runs), order.disorder(runs)]
         judged = order.judged(keep(reduce(DataFrame.unionByName, log, found)), epochs, lost)
         judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
-        count = gave.agg(F.coalesce(F.sum("count"), F.lit(0))).collect()[0][0]
     said("summing up")
     findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
-    result = _summed(findings) | _lost(lost) | {"judged": count}
-    result["unlogged"] = _unlogged(spark, lake)
+    result = (
+        _summed(findings)
+        | _lost(lost)
+        | {
+            "judged": _judged(lake),
+            "unlogged": {name: sum(row[name] for row in unlogged) for name in LOST},
+        }
+    )
     write_json(lake.root / RESULT, result)
     return result
 
@@ -156,14 +164,20 @@ def _examples(findings: DataFrame) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["certain"], row["what"], row["at_unix_us"] or 0))
 
 
-def _losses(spark: SparkSession, lake: Lake) -> list[Loss]:
+def _judged(lake: Lake) -> int:
+    kinds = (DISPATCHED, SETTLED)
+    return sum(one["messages"].get(kind, 0) for one in lake.manifests() for kind in kinds)
+
+
+def _unlogged(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
+    """What the log itself says that it lost, by gateway, reason and hour."""
     hour = F.floor(F.col("until_unix_us") / 3_600_000_000)
     rows = lake.read(spark, UNLOGGED).groupBy("gateway", "reason", hour.alias("of")).agg(
         F.min("since_unix_us").alias("since_unix_us"),
         F.max("until_unix_us").alias("until_unix_us"),
-        *[F.sum(name).alias(name) for name in ("certified", "dispatched", "settled")],
+        *[F.sum(name).alias(name) for name in LOST],
     ).collect()  # fmt: skip
-    return losses.losses(lake.manifests(), [row.asDict() for row in rows])
+    return [row.asDict() for row in rows]
 
 
 def _lost(found: list[Loss]) -> dict[str, Any]:
@@ -173,11 +187,3 @@ def _lost(found: list[Loss]) -> dict[str, Any]:
         "missing_files": losses.missing(known),
         "lossy_gateways": sorted({loss.gateway for loss in known}),
     }
-
-
-def _unlogged(spark: SparkSession, lake: Lake) -> dict[str, int]:
-    names = ("spans", "certified", "dispatched", "settled")
-    row = lake.read(spark, UNLOGGED).agg(
-        *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
-    ).collect()[0]  # fmt: skip
-    return {name: row[name] for name in names}
