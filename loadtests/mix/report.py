@@ -141,9 +141,9 @@ def _outages(outages: Sequence[Outage]) -> str:
         rows.append((one.url, began, to, one.why, f"{one.began_s:.1f}", f"{one.lasted_s:.1f}"))
     head = ("broker", "from (UTC)", "to (UTC)", "why", "seconds since the run began", "seconds")
     return _table(head, rows, numbers=2) + (
-        "<p>What could not be published then was sent again: it is late (unknown where no answer "
-        "ever came), and not lost. What a publisher had a receipt for before, and what a consumer "
-        "had settled, had to outlast it.</p>"
+        "<p>Grey in the plots. What could not be published then was sent again: it is late, or "
+        "unknown where no answer ever came, and not lost. What a publisher had a receipt for "
+        "before, and what a consumer had settled, had to outlast it.</p>"
     )
 
 
