@@ -1,9 +1,9 @@
 """The users of the mix as Locust knows them.
 
-Locust runs this file by itself, `locust -f loadtests/mix/locustfile.py`, as any other: see
-loadtests.mix.plain. In a run that `python -m loadtests.mix` has started and judges, it is told so
-by the environment: see loadtests.mix.judged. Importing this file imports Locust, which makes every
-socket of the process one of gevent's.
+Locust runs this file by itself, `locust -f loadtests/mix/locustfile.py`, as any other:
+loadtests.mix.plain says how. In a run that `python -m loadtests.mix` has started and judges, the
+environment says so, and loadtests.mix.run_process takes its place. Importing this file imports
+Locust, which makes every socket of the process one of gevent's.
 """
 
 import os
@@ -18,7 +18,7 @@ if len(_HERE.parents) > 2 and (_HERE.parents[2] / "loadtests" / "mix" / _HERE.na
     # Locust is started in any folder, and a folder `loadtests` may be there as well.
     sys.path.insert(0, str(_HERE.parents[2]))
 
-from loadtests.mix import judged, plain, roles  # noqa: E402 - not before it is to be found
+from loadtests.mix import plain, roles, run_process  # noqa: E402 - not before it is to be found
 from loadtests.mix.desk import Desk  # noqa: E402
 from loadtests.mix.processes import FOLDER  # noqa: E402
 
@@ -96,4 +96,4 @@ class MixedDay(MixUser):
     role = "day"
 
 
-(judged if FOLDER in os.environ else plain).attach(MixUser)
+(run_process if FOLDER in os.environ else plain).attach(MixUser)

@@ -29,7 +29,7 @@ from loadtests.mix.ledger import KINDS
 from loadtests.mix.outages import Change, Watch
 from loadtests.mix.phases import Phase
 from loadtests.mix.plan import Plan
-from loadtests.mix.telling import teller
+from loadtests.mix.teller import teller
 
 HOST: Final = os.environ.get("TOCSIN_URL") or "http://127.0.0.1:8080"
 """Unless --host or LOCUST_HOST says another one: where `tocsin serve` listens."""

@@ -16,7 +16,7 @@ from locust.runners import MasterRunner
 from loadtests.mix import books, phases, plan
 from loadtests.mix.desk import Desk
 from loadtests.mix.processes import FOLDER, PROCESS
-from loadtests.mix.telling import teller
+from loadtests.mix.teller import teller
 
 LOOK_S: Final = 0.1
 """Between two looks at where the run is."""
