@@ -1,18 +1,30 @@
-"""Plots as inline SVG, drawn by hand: no library, no script, nothing to load. Pure.
+"""Plots as inline SVG and HTML, drawn by hand: no library, no script, nothing to load. Pure.
 
-Colours are CSS variables of the page, so that a plot follows its reader's light or dark.
+Colours are CSS variables of the page, so that a plot follows its reader's light or dark. Names are
+set in HTML, where the browser breaks them; in SVG stand only numbers and times, whose width is
+known.
 """
 
+import itertools
 import math
+import unicodedata
 from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
+
+from spark.axis import Axis, Break, period
 
 WIDTH: Final = 960
 _LEFT: Final = 64
 _RIGHT: Final = 12
 _TOP: Final = 10
-_BOTTOM: Final = 26
+_BOTTOM: Final = 46
+HEIGHT: Final = 290
+NOTHING: Final = "<p>Nothing was delivered.</p>"
+_LEVELS: Final = (
+    *(10.0**power for power in range(8)), 6e7, 6e8, 3.6e9, 3.6e10, 8.64e11, 8.64e12, 8.64e13,
+)  # fmt: skip
+"""Where a logarithmic axis of durations has lines: powers of ten of what people count in."""
 
 
 class Line(NamedTuple):
@@ -23,17 +35,63 @@ class Line(NamedTuple):
 
 
 def duration(us: float) -> str:
-    """`850 µs`, `3.2 ms`, `1.5 s`, `12 min`, `3 h`."""
-    for unit, size in (("h", 3.6e9), ("min", 6e7), ("s", 1e6), ("ms", 1e3)):
-        if us >= size:
+    """`850 µs`, `3.2 ms`, `1.5 s`, `12 min`, `3 h`, `12 d`."""
+    if us < 999.5:
+        return f"{us:.0f} µs"
+    for unit, size, most in (("ms", 1e3, 999.5), ("s", 1e6, 59.95), ("min", 6e7, 59.95),
+                             ("h", 3.6e9, 47.95)):  # fmt: skip
+        if us / size < most:
             return f"{us / size:.3g} {unit}"
-    return f"{us:.0f} µs"
+    days = us / 8.64e10
+    return f"{days:.3g} d" if days < 999.5 else f"{days:,.0f} d"
 
 
-def _decades(low: float, high: float) -> list[float]:
-    """The powers of ten from the one below `low` to the one above `high`."""
-    first, last = math.floor(math.log10(max(low, 1))), math.ceil(math.log10(max(high, 10)))
-    return [10.0**power for power in range(first, max(last, first + 1) + 1)]
+_JOINERS: Final = "\u200c\u200d"
+"""What holds the parts of an emoji, or of a Persian word, together."""
+
+
+_WHOLE: Final = 18
+"""A name as short as this is not broken into lines."""
+
+
+def visible(name: str) -> str:
+    """The name, with what cannot be seen and what turns the direction of text written as
+    `\\u202e`: two names that look the same are the same."""
+    return "".join(
+        character
+        if unicodedata.category(character)[0] not in "CZ" or character in (" ", *_JOINERS)
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in name
+    )
+
+
+def named(name: str | None, most: int = 64) -> str:
+    """A name as HTML: it cannot change what stands around it. A longer one than `most` has its
+    middle left out, and the whole as its title."""
+    if name is None:
+        return "–"
+    whole = visible(name)
+    if not whole.strip():
+        return f'<bdi class="name">“{escape(whole)}”</bdi>'
+    if len(whole) <= _WHOLE:
+        return f'<bdi class="whole">{escape(whole)}</bdi>'
+    if len(whole) <= most:
+        return f'<bdi class="name">{escape(whole)}</bdi>'
+    end = most // 3
+    short = f"{whole[: most - end - 1]}…{whole[-end:]}"
+    return f'<bdi class="name" title="{escape(whole)}">{escape(short)}</bdi>'
+
+
+def axis_of(starts: Sequence[int], step: int) -> Axis:
+    """The time axis of a plot: its columns begin at these Unix seconds."""
+    return Axis(starts, step, _LEFT, WIDTH - _RIGHT)
+
+
+def _levels(low: float, high: float) -> list[float]:
+    """The lines from the one below `low` to the one above `high`."""
+    first = max((n for n, level in enumerate(_LEVELS) if level <= max(low, 1)), default=0)
+    last = next((n for n, level in enumerate(_LEVELS) if level >= high), len(_LEVELS) - 1)
+    return list(_LEVELS[first : max(last, first + 1) + 1])
 
 
 def _place(value: float, low: float, high: float, size: float) -> float:
@@ -42,135 +100,152 @@ def _place(value: float, low: float, high: float, size: float) -> float:
     return size * (math.log(min(max(value, low), high)) - math.log(low)) / whole
 
 
-def _svg(height: int, title: str, parts: list[str]) -> str:
+def _short(x: float) -> str:
+    """A coordinate without a digit too many."""
+    return f"{x:.1f}".removesuffix(".0")
+
+
+def _svg(title: str, parts: list[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
     )
 
 
-def _grid(levels: Sequence[float], height: int) -> list[str]:
-    size = height - _TOP - _BOTTOM
+def _height(level: float, low: float, high: float) -> float:
+    return HEIGHT - _BOTTOM - _place(level, low, high, HEIGHT - _TOP - _BOTTOM)
+
+
+def _grid(levels: Sequence[float], low: float, high: float) -> list[str]:
     parts = []
     for level in levels:
-        y = height - _BOTTOM - _place(level, levels[0], levels[-1], size)
+        y = _short(_height(level, low, high))
         parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="axis" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+            f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
+            f'<text class="axis" x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">'
             f"{duration(level)}</text>"
         )
     return parts
 
 
-def _times(labels: Sequence[str], height: int) -> list[str]:
-    """A few of the labels below a plot whose columns they name."""
-    step = max(1, math.ceil(len(labels) / 8))
-    width = (WIDTH - _LEFT - _RIGHT) / max(1, len(labels))
-    return [
-        f'<text class="axis" x="{_LEFT + (index + 0.5) * width:.1f}" y="{height - 8}" '
-        f'text-anchor="middle">{escape(labels[index])}</text>'
-        for index in range(0, len(labels), step)
+def _band(part: Break, kind: str, said: str) -> str:
+    return (
+        f'<rect class="{kind}" x="{_short(part.left)}" y="{_TOP}" '
+        f'width="{_short(part.right - part.left)}" height="{HEIGHT - _TOP - _BOTTOM}">'
+        f"<title>{escape(said)}</title></rect>"
+    )
+
+
+def _times(axis: Axis) -> list[str]:
+    """What is below a plot, and what says where there is nothing: gaps, and cuts with their two
+    strokes."""
+    parts = [
+        _band(gap, "gap", f"nothing delivered: {period(gap.first, gap.end)}") for gap in axis.gaps()
     ]
+    base = HEIGHT - _BOTTOM
+    for cut in axis.breaks():
+        said = f"cut out, nothing delivered: {period(cut.first, cut.end)}"
+        parts.append(_band(cut, "cut", said))
+        for stroke in (cut.left + 11, cut.left + 18):
+            parts.append(f'<path class="stroke" d="M{_short(stroke)} {base + 6}l5-12"/>')
+    for tick in axis.ticks():
+        x = _short(tick.x)
+        parts.append(
+            f'<path class="tick" d="M{x} {base}v5"/>'
+            f'<text class="axis" x="{x}" y="{base + 21}" text-anchor="middle">{tick.text}</text>'
+        )
+        if tick.date:
+            parts.append(
+                f'<text class="axis date" x="{x}" y="{base + 36}" text-anchor="middle">'
+                f"{tick.date}</text>"
+            )
+    return parts
 
 
-def over_time(title: str, labels: Sequence[str], lines: Sequence[Line], height: int = 280) -> str:
+def over_time(title: str, axis: Axis, lines: Sequence[Line]) -> str:
     """Durations in microseconds over time, on a logarithmic axis. A value with none beside it is a
     dot. Without any value: a sentence."""
     known = [value for line in lines for value in line.values if value is not None]
     if not known:
-        return "<p>Nothing was delivered.</p>"
-    levels = _decades(min(known), max(known))
-    size = height - _TOP - _BOTTOM
-    width = (WIDTH - _LEFT - _RIGHT) / len(labels)
-    parts = _grid(levels, height) + _times(labels, height)
+        return NOTHING
+    levels = _levels(min(known), max(known))
+    low, high = levels[0], levels[-1]
+    parts = _times(axis) + _grid(levels, low, high)
+    middles = [_short((left + right) / 2) for left, right in axis.columns]
     for number, line in enumerate(lines):
-        stretches: list[list[str]] = [[]]
+        stretches: list[list[str]] = []
         for index, value in enumerate(line.values):
             if value is None:
-                stretches.append([])
                 continue
-            y = height - _BOTTOM - _place(value, levels[0], levels[-1], size)
-            stretches[-1].append(f"{_LEFT + (index + 0.5) * width:.1f},{y:.1f}")
+            if not (stretches and axis.is_joined(index) and line.values[index - 1] is not None):
+                stretches.append([])
+            stretches[-1].append(f"{middles[index]},{_short(_height(value, low, high))}")
         for stretch in stretches:
             if len(stretch) == 1:
-                x, y_text = stretch[0].split(",")
-                parts.append(f'<circle class="dot c{number}" cx="{x}" cy="{y_text}" r="2.5"/>')
-            elif stretch:
+                x, y = stretch[0].split(",")
+                parts.append(f'<circle class="dot c{number}" cx="{x}" cy="{y}" r="2.5"/>')
+            else:
                 parts.append(f'<polyline class="line c{number}" points="{" ".join(stretch)}"/>')
-    return legend([line.name for line in lines]) + _svg(height, title, parts)
+    return legend([line.name for line in lines]) + _svg(title, parts)
 
 
 def heat_map(
-    title: str,
-    labels: Sequence[str],
-    bounds_us: Sequence[float],
-    columns: Sequence[Sequence[float]],
-    height: int = 280,
+    title: str, axis: Axis, bounds_us: Sequence[float], columns: Sequence[Sequence[float]]
 ) -> str:
-    """How many messages took how long, over time: a column for each label, in it a cell for each
-    two neighbours among the bounds, lowest first. The darker, the more; on a logarithmic scale,
-    because the few slow ones are what one looks for."""
+    """How many messages took how long, over time: a column for each of the axis, in it a cell for
+    each two neighbours among the bounds, lowest first. The darker, the more; on a logarithmic
+    scale, because the few slow ones are what one looks for."""
     highest = max((count for column in columns for count in column), default=0)
     if not highest:
-        return "<p>Nothing was delivered.</p>"
-    size = height - _TOP - _BOTTOM
+        return NOTHING
     low, high = bounds_us[0], bounds_us[-1]
-    width = (WIDTH - _LEFT - _RIGHT) / len(labels)
-    levels = [level for level in _decades(low, high) if low <= level <= high]
+    edges = [_height(bound, low, high) for bound in bounds_us]
+    ranges = [
+        f"{duration(below)} to {duration(above)}" for below, above in itertools.pairwise(bounds_us)
+    ]
     parts = []
-    for index, column in enumerate(columns):
+    for index, (column, (left, right)) in enumerate(zip(columns, axis.columns, strict=True)):
+        x, width = _short(left), _short(max(right - left - 0.5, 0.5))
+        when = axis.name(index)
         for row, count in enumerate(column):
             if count < 0.5:
                 continue
-            bottom = height - _BOTTOM - _place(bounds_us[row], low, high, size)
-            top = height - _BOTTOM - _place(bounds_us[row + 1], low, high, size)
             shade = 0.12 + 0.88 * math.log1p(count) / math.log1p(highest)
-            said = (
-                f"{labels[index]}, {duration(bounds_us[row])} to {duration(bounds_us[row + 1])}: "
-                f"{count:,.0f}"
-            )
+            top, bottom = edges[row + 1], edges[row]
             parts.append(
-                f'<rect class="heat" x="{_LEFT + index * width:.1f}" y="{top:.1f}" '
-                f'width="{max(width - 0.5, 0.5):.1f}" height="{max(bottom - top - 0.5, 0.5):.1f}" '
-                f'opacity="{shade:.2f}"><title>{escape(said)}</title></rect>'
+                f'<rect x="{x}" y="{_short(top)}" width="{width}" '
+                f'height="{_short(max(bottom - top - 0.5, 0.5))}" opacity="{shade:.2f}">'
+                f"<title>{when}, {ranges[row]}: {count:,.0f}</title></rect>"
             )
-    axis = []
-    for level in levels:
-        y = height - _BOTTOM - _place(level, low, high, size)
-        axis.append(
-            f'<text class="axis" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{duration(level)}</text>"
-        )
-    return _svg(height, title, [*parts, *axis, *_times(labels, height)])
+    levels = [level for level in _LEVELS if low <= level <= high]
+    cells = f'<g class="heat">{"".join(parts)}</g>'
+    return _svg(title, [*_times(axis), *_grid(levels, low, high), cells])
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str]) -> str:
     """A bar for each row, of parts that have a colour for each name; lengths are microseconds."""
     longest = max((sum(parts) for _, parts in rows), default=0)
     if not longest:
-        return "<p>Nothing was delivered.</p>"
-    left, step = 200, 30
-    room = WIDTH - left - 90
+        return NOTHING
     drawn = []
-    for index, (label, values) in enumerate(rows):
-        y = index * step + 4
-        drawn.append(
-            f'<text class="label" x="{left - 8}" y="{y + 15}" text-anchor="end">'
-            f"{escape(label if len(label) <= 26 else label[:25] + '…')}</text>"
-        )
-        x = float(left)
+    for label, values in rows:
+        parts = []
         for number, value in enumerate(values):
-            width = room * value / longest
-            said = f"{label}, {names[number]}: {duration(value)}"
-            drawn.append(
-                f'<rect class="bar c{number}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="22">'
-                f"<title>{escape(said)}</title></rect>"
+            width = 100 * value / longest
+            if width < 0.01:
+                continue
+            said = f"{visible(label)}, {names[number]}: {duration(value)}"
+            parts.append(
+                f'<i class="bar c{number}" style="width:{width:.2f}%" title="{escape(said)}"></i>'
             )
-            x += width
         drawn.append(
-            f'<text class="axis" x="{x + 6:.1f}" y="{y + 15}">{duration(sum(values))}</text>'
+            f'<div class="row">{named(label, 48)}<span class="track">{"".join(parts)}'
+            f'<span class="axis">{duration(sum(values))}</span></span></div>'
         )
-    return legend(names) + _svg(len(rows) * step + 4, title, drawn)
+    return (
+        f'{legend(names)}<div class="bars" role="group" aria-label="{escape(title)}">'
+        f"{''.join(drawn)}</div>"
+    )
 
 
 def legend(names: Sequence[str]) -> str:

@@ -1,85 +1,79 @@
-"""What a report shows, out of the lake's tables: plain values, small whatever the log was."""
+"""What a report shows, out of the lake's tables: plain values, small whatever the log was.
+
+Each query costs a fraction of a second however little it reads. So there are few: what is asked
+of the same table is asked at once, and the queries run beside each other.
+"""
 
 import datetime
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark import latency, periods, sketches, usage
+from spark.axis import DAY, HOUR, MINUTE, moment, step_for, stretches
 from spark.lake import Lake, read_json
 from spark.order_audit import RESULT
-from spark.schema import REPLAY
+from spark.page import Figures, Top, Usage
+from spark.schema import ACKED, CERTIFIED, DISPATCHED, REPLAY, SETTLED, UNKNOWN
 
 COLUMNS_MAX: Final = 120
-"""Of the plots over time: with more, minutes become hours and hours days."""
+"""Of the plots over time: with more, a column is as wide as several minutes, hours or days."""
+HOURS_OF_MINUTES_MAX: Final = 20
+"""With more hours their minutes are not read: each has the sketches of every queue."""
 ROWS_MAX: Final = 15
+USED_MAX: Final = 40
+"""Of each table of usage."""
 BOUNDS_US: Final = [round(10 ** (2 + step / 4)) for step in range(26)]
 """Of the heat map: four to a decade, from 100 µs to 180 s. What is beyond is in the outermost."""
-UNITS: Final = {"minute": "latency_minute", "hour": "latency_hour", "day": "latency_day"}
-
-
-@dataclass(kw_only=True)
-class Figures:
-    """All of a report."""
-
-    first: datetime.datetime | None
-    last: datetime.datetime | None
-    unit: str
-    bounds_us: list[int] = field(default_factory=lambda: list(BOUNDS_US))
-    over_time: list[dict[str, Any]] = field(default_factory=list)
-    """start, messages, percentiles and `cells`, how many messages took how long, of deliveries."""
-    queues: list[dict[str, Any]] = field(default_factory=list)
-    """Deliveries of each queue and group, the slowest p99 first."""
-    stages: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Queue → stage → mean microseconds."""
-    causes: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[dict[str, Any]] = field(default_factory=list)
-    counts: list[dict[str, Any]] = field(default_factory=list)
-    usage: list[dict[str, Any]] = field(default_factory=list)
-    audit: dict[str, Any] = field(default_factory=dict)
-    quarantined: dict[str, int] = field(default_factory=dict)
-    files: int = 0
+_KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED)
+_TOTALS: Final = (*_KINDS, ACKED, "nacked", "dead_lettered")
 
 
 def collect(
     spark: SparkSession, lake: Lake, *, since: datetime.date | None, until: datetime.date | None
 ) -> Figures:
     """The figures of these days, both ends included; None: of all there are."""
+    within = _within(since, until)
 
     def table(name: str) -> DataFrame:
-        rows = lake.read_rollup(spark, name, periods.SCHEMAS[name])
-        return rows.where(_within(since, until))
+        return lake.read_rollup(spark, name, periods.SCHEMAS[name]).where(within)
 
-    unit, first, last = _unit(table("count_minute"), table("count_hour"))
-    figures = Figures(first=first, last=last, unit=unit)
-    delivered = F.col("stage") == latency.DELIVERY
-    live = delivered & (F.coalesce("cause", F.lit("")) != REPLAY)
-    figures.over_time = _over_time(table(UNITS[unit]).where(live))
-    days = table("latency_day")
-    slowest = periods.over(days.where(live), "queue", "group").orderBy(F.desc("p99_us"), "queue")
-    figures.queues = _rows(slowest.drop("sketch"), ROWS_MAX)
-    figures.stages = _stages(days)
-    waited = periods.over(days.where(F.col("stage") == latency.WAITING), "cause")
-    figures.causes = _rows(waited.drop("sketch").orderBy(F.desc("total_us")), ROWS_MAX)
-    keys = table("key_hour").groupBy("queue", "key").agg(
-        F.sum("messages").alias("messages"),
-        F.sum("waited_us").alias("waited_us"),
-        F.max("max_us").alias("max_us"),
-    )  # fmt: skip
-    figures.keys = _rows(keys.orderBy(F.desc("waited_us"), "key"), ROWS_MAX)
-    counts = table("count_day").groupBy("kind", "what").agg(F.sum("messages").alias("messages"))
-    figures.counts = _rows(counts.orderBy("kind", F.desc("messages")))
-    used = lake.read_rollup(spark, usage.TABLE, usage.SCHEMA).where(_within(since, until))
-    figures.usage = _rows(used.orderBy("date", "tenant"))
-    figures.audit = read_json(lake.root / RESULT, {})
+    used = lake.read_rollup(spark, usage.TABLE, usage.SCHEMA).where(within)
+    with ThreadPoolExecutor(4) as pool:
+        tops = pool.submit(_tops, table("latency_day"))
+        keys = pool.submit(_keys, table("key_hour"))
+        both = pool.submit(_usage, used)
+        unit, done = _activity(lake, table)
+        given = [row["start"] for row in done if row[DISPATCHED]]
+        step = step_for(given or [row["start"] for row in done], unit, COLUMNS_MAX)
+        source = "minute" if step < HOUR else "hour" if step < DAY else "day"
+        over_time = _over_time(table(f"latency_{source}"), step)
+        top = tops.result()
+        figures = Figures(
+            step=step,
+            stretches=_stretches(done, unit),
+            bounds_us=BOUNDS_US,
+            over_time=over_time,
+            totals={name: sum(row[name] for row in done) for name in _TOTALS},
+            queues=top["queues"],
+            stages=top["stages"],
+            causes=top["causes"],
+            keys=keys.result(),
+            usage=both.result(),
+            audit=read_json(lake.root / RESULT, {}),
+        )
+
+    quarantined: dict[str, int] = {}
     for manifest in lake.manifests():
         figures.files += len(manifest["files"])
+        figures.judged += sum(manifest["messages"].get(kind, 0) for kind in _KINDS)
         for reason, lines in manifest["quarantined"].items():
-            figures.quarantined[reason] = figures.quarantined.get(reason, 0) + lines
+            quarantined[reason] = quarantined.get(reason, 0) + lines
+    figures.quarantined = quarantined
     return figures
 
 
@@ -92,40 +86,77 @@ def _within(since: datetime.date | None, until: datetime.date | None) -> Column:
     return inside
 
 
-def _rows(rows: DataFrame, most: int | None = None) -> list[dict[str, Any]]:
-    few = rows if most is None else rows.limit(most)
-    return [row.asDict() for row in few.collect()]
+def _rows(rows: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict() for row in rows.collect()]
 
 
-def _unit(
-    minutes: DataFrame, hours: DataFrame
-) -> tuple[str, datetime.datetime | None, datetime.datetime | None]:
-    """The smallest unit of which not too many make up all of it; when that began and ended."""
-    first, end, count = _span(minutes, datetime.timedelta(minutes=1))
-    if 0 < count <= COLUMNS_MAX:
-        return "minute", first, end
-    first, end, count = _span(hours, datetime.timedelta(hours=1))
-    return ("hour" if count <= COLUMNS_MAX else "day"), first, end
+def _seconds(step: int) -> Column:
+    """The column's beginning as Unix seconds: a timestamp would become the local time of this
+    machine."""
+    at = F.unix_seconds("start")
+    return at - F.pmod(at, F.lit(step))
 
 
-def _span(
-    rows: DataFrame, step: datetime.timedelta
-) -> tuple[datetime.datetime | None, datetime.datetime | None, int]:
-    found = rows.agg(
-        F.min("start").alias("first"), F.max("start").alias("last"),
-        F.count_distinct("start").alias("count"),
-    ).first()  # fmt: skip
-    assert found is not None
-    first, last = found["first"], found["last"]
-    return first, last + step if last is not None else None, found["count"]
+# --- When ---------------------------------------------------------------------------------------
 
 
-def _over_time(rows: DataFrame) -> list[dict[str, Any]]:
-    each = periods.over(rows, "start").withColumn("ranks", sketches.ranks("sketch", BOUNDS_US))
-    found = _rows(each.drop("sketch").orderBy("start"))
-    for row in found:
-        row["cells"] = cells(row["ranks"], row["messages"])
+def _activity(lake: Lake, table: Callable[[str], DataFrame]) -> tuple[int, list[dict[str, Any]]]:
+    """How long a unit of time is, and what each gateway did in each of them: of minutes, where
+    they are there and few, else of hours."""
+    hours = _done(table("count_hour"), HOUR)
+    starts = {row["start"] for row in hours}
+    if not 0 < len(starts) <= HOURS_OF_MINUTES_MAX:
+        return HOUR, hours
+    if f"{moment(min(starts)):%Y-%m-%d}" < lake.state()["closed_before"]:
+        return HOUR, hours
+    return MINUTE, _done(table("count_minute"), MINUTE)
+
+
+def _done(counts: DataFrame, unit: int) -> list[dict[str, Any]]:
+    """(start, gateway, and messages by _TOTALS)."""
+    is_unknown = (F.col("kind") == CERTIFIED) & (F.col("what") == UNKNOWN)
+    conditions = {kind: (F.col("kind") == kind) & ~is_unknown for kind in _KINDS}
+    for outcome in _TOTALS[len(_KINDS) :]:
+        conditions[outcome] = (F.col("kind") == SETTLED) & (F.col("what") == outcome)
+    sums = [
+        F.coalesce(F.sum(F.when(which, F.col("messages"))), F.lit(0)).alias(name)
+        for name, which in conditions.items()
+    ]
+    return _rows(counts.groupBy(_seconds(unit).alias("start"), "gateway").agg(*sums))
+
+
+def _stretches(done: list[dict[str, Any]], unit: int) -> list[dict[str, Any]]:
+    found = []
+    for first, end in stretches([row["start"] for row in done], unit):
+        inside = [row for row in done if first <= row["start"] < end]
+        by_gateway: dict[str, dict[str, Any]] = {}
+        for row in sorted(inside, key=lambda row: (row["start"], row["gateway"])):
+            one = by_gateway.setdefault(
+                row["gateway"],
+                {"gateway": row["gateway"], "first": row["start"], **dict.fromkeys(_KINDS, 0)},
+            )
+            one["end"] = row["start"] + unit
+            for kind in _KINDS:
+                one[kind] += row[kind]
+        sums = {kind: sum(row[kind] for row in inside) for kind in _KINDS}
+        gateways = list(by_gateway.values())
+        found.append({"first": first, "end": end, **sums, "gateways": gateways})
     return found
+
+
+def _over_time(latencies: DataFrame, step: int) -> list[dict[str, Any]]:
+    rows = latencies.where(_live()).withColumn("start", _seconds(step))
+    each = periods.over(rows, "start").withColumn("ranks", sketches.ranks("sketch", BOUNDS_US))
+    found = _rows(each.drop("sketch"))
+    for row in found:
+        row["cells"] = cells(row.pop("ranks"), row["messages"])
+    return sorted(found, key=lambda row: row["start"])
+
+
+def _live() -> Column:
+    """Deliveries, but for those to readers that started in the past."""
+    is_delivery = F.col("stage") == latency.DELIVERY
+    return is_delivery & (F.coalesce("cause", F.lit("")) != REPLAY)
 
 
 def cells(ranks: Sequence[float], messages: int) -> list[float]:
@@ -135,13 +166,90 @@ def cells(ranks: Sequence[float], messages: int) -> list[float]:
     return [(above - below) * messages for below, above in itertools.pairwise(closed)]
 
 
-def _stages(days: DataFrame) -> dict[str, dict[str, float]]:
+# --- The first of many --------------------------------------------------------------------------
+
+
+def _tops(days: DataFrame) -> dict[str, Top]:
+    """The slowest queues, the stages of the busiest, and the causes, in one query."""
+    queues = periods.over(days.where(_live()), "tenant", "queue", "group")
+    causes = periods.over(days.where(F.col("stage") == latency.WAITING), "cause")
     parts = days.where(F.col("stage").isin(*latency.STAGES))
-    sums = parts.groupBy("queue", "stage").agg(
-        (F.sum("total_us") / F.sum("messages")).alias("mean_us"),
-        F.sum("messages").alias("messages"),
+    means = []
+    for stage in latency.STAGES:
+        is_it = F.col("stage") == stage
+        total, messages = (F.sum(F.when(is_it, F.col(n))) for n in ("total_us", "messages"))
+        means.append((total / messages).alias(stage))
+    stages = parts.groupBy("tenant", "queue").agg(F.sum("messages").alias("messages"), *means)
+    asked = {
+        "queues": queues.drop("sketch").withColumn("weight", F.col("p99_us")),
+        "stages": stages.withColumn("weight", F.col("messages")),
+        "causes": causes.drop("sketch").withColumn("weight", F.col("total_us")),
+    }
+    return _ranked(asked, ROWS_MAX, "tenant", "queue", "group", "cause")
+
+
+def _ranked(asked: dict[str, DataFrame], most: int, *then: str) -> dict[str, Top]:
+    """The `most` rows of each with the greatest `weight`, `then` by these columns; and how many
+    rows each has."""
+    first, *more = [rows.withColumn("_of", F.lit(name)) for name, rows in asked.items()]
+    for rows in more:
+        first = first.unionByName(rows, allowMissingColumns=True)
+    order = [F.desc("weight"), *[F.col(name) for name in then]]
+    each = Window.partitionBy("_of")
+    ranked = first.withColumns(
+        {"_rank": F.row_number().over(each.orderBy(*order)), "_count": F.count("*").over(each)}
     )
-    found: dict[str, dict[str, float]] = {}
-    for row in sums.orderBy(F.desc("messages"), "queue").collect():
-        found.setdefault(row["queue"], {})[row["stage"]] = row["mean_us"]
-    return dict(list(found.items())[:ROWS_MAX])
+    found = _rows(ranked.where(F.col("_rank") <= most))
+    tops = {}
+    for name in asked:
+        few = sorted((r for r in found if r["_of"] == name), key=lambda row: row["_rank"])
+        tops[name] = Top(few, few[0]["_count"] if few else 0)
+    return tops
+
+
+def _keys(hours: DataFrame) -> Top:
+    """The keys that waited longest; how many others there are is not counted."""
+    keys = hours.groupBy("tenant", "queue", "key").agg(
+        F.sum("messages").alias("messages"),
+        F.sum("waited_us").alias("waited_us"),
+        F.max("max_us").alias("max_us"),
+    )
+    rows = _rows(keys.orderBy(F.desc("waited_us"), "key").limit(ROWS_MAX))
+    return Top(rows, len(rows))
+
+
+def _usage(used: DataFrame) -> Usage:
+    """The table itself, where it is short; else its sums, and the rows that nobody explains."""
+    sums = [
+        F.sum(name).alias(name)
+        for name in (
+            "messages_in", "bytes_in", "messages_out", "used_messages_in", "used_bytes_in",
+            "used_messages_out", "refusals",
+        )
+    ]  # fmt: skip
+    left = F.lit(0)
+    if "why" in usage.SCHEMA.names:
+        sums += [F.sum(F.abs(name)).alias(name) for name in ("left_in", "left_out")]
+        sums.append(F.concat_ws(",", F.collect_set("why")).alias("why"))
+        left = F.coalesce(F.col("left_in") + F.col("left_out"), left)
+    cube = used.cube("date", "tenant").agg(*sums, F.grouping_id().alias("_level"))
+    whole = cube.withColumns({"left": left, "weight": F.col("messages_in") + F.col("messages_out")})
+    order = [F.desc("left"), F.desc("weight"), F.desc("date"), F.col("tenant")]
+    each = Window.partitionBy("_level")
+    ranked = whole.withColumns(
+        {"_rank": F.row_number().over(each.orderBy(*order)), "_count": F.count("*").over(each)}
+    )
+    found = _rows(ranked.where(F.col("_rank") <= USED_MAX))
+
+    def top(level: int) -> Top:
+        rows = sorted((r for r in found if r["_level"] == level), key=lambda row: row["_rank"])
+        return Top(rows, rows[0]["_count"] if rows else 0)
+
+    pairs, days, tenants, total = (top(level) for level in range(4))
+    by_day = sorted(days.rows, key=lambda row: row["date"])
+    return Usage(
+        total=total.rows[0] if total.total and pairs.total else {},
+        pairs=pairs,
+        days=Top(by_day, days.total),
+        tenants=tenants,
+    )

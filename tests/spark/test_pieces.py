@@ -1,4 +1,4 @@
-"""What needs no Spark: files and their names, plots, the command, what it says when Spark is not
+"""What needs no Spark: files and their names, the command, what it says when Spark is not
 there, and the synthetic log itself."""
 
 import json
@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +16,6 @@ from tocsin.cli.main import cli
 
 from gateway.deliverylog.lines import SCHEMA, runs_of
 from spark import files, losses, synthetic
-from spark.drawing import Line, bars, duration, heat_map, over_time
 from spark.failures import SENTENCE_MAX, explain
 from spark.job import LOGS_MAX, open_log
 from spark.progress import Progress
@@ -154,49 +152,6 @@ def test_the_oracle_of_ranks_judges_right() -> None:
     assert rank_error(durations, 0.99, 3) == 0.0
     assert rank_error(durations, 0.99, 2) == pytest.approx(0.09)
     assert rank_error(durations, 0.5, 3) == pytest.approx(0.4)
-
-
-# --- Plots --------------------------------------------------------------------------------------
-
-
-def svg(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text[text.index("<svg") :])
-
-
-def test_a_line_has_a_gap_where_there_is_no_value() -> None:
-    drawn = svg(over_time("t", ["a", "b", "c", "d"], [Line("p50", [100.0, 200.0, None, 300.0])]))
-    assert [len(line.attrib["points"].split()) for line in drawn.iter("polyline")] == [2]
-    assert len(list(drawn.iter("circle"))) == 1
-
-
-def test_longer_is_higher_and_more_is_darker() -> None:
-    drawn = svg(over_time("t", ["a", "b"], [Line("p50", [100.0, 90_000.0])]))
-    (line,) = drawn.iter("polyline")
-    low, high = (float(point.split(",")[1]) for point in line.attrib["points"].split())
-    assert high < low
-    drawn = svg(heat_map("t", ["a"], [100, 1_000, 10_000], [[5.0, 500.0]]))
-    few, many = (float(cell.attrib["opacity"]) for cell in drawn.iter("rect"))
-    assert few < many == 1.0
-
-
-def test_a_bar_is_as_long_as_its_parts_and_names_are_escaped() -> None:
-    drawn = svg(bars("t", [("<b>", [100.0, 300.0]), ("x", [200.0, 0.0])], ["one", "two"]))
-    widths = [float(part.attrib["width"]) for part in drawn.iter("rect")]
-    assert widths[1] == pytest.approx(3 * widths[0], abs=0.2)
-    assert widths[2] == pytest.approx(2 * widths[0], abs=0.2)
-
-
-def test_without_values_there_is_a_sentence() -> None:
-    assert over_time("t", [], []).startswith("<p>")
-    assert heat_map("t", ["a"], [1, 2], [[0.0]]).startswith("<p>")
-    assert bars("t", [], []).startswith("<p>")
-
-
-@pytest.mark.parametrize(
-    ("us", "text"), [(850, "850 µs"), (3_210, "3.21 ms"), (1.5e6, "1.5 s"), (7.2e9, "2 h")]
-)
-def test_durations_are_written_for_people(us: float, text: str) -> None:
-    assert duration(us) == text
 
 
 # --- What a person sees -------------------------------------------------------------------------
