@@ -5,7 +5,7 @@
     <lake>/batches/00000007.json                          what batch 7 brought; the batch counts
                                                           from the moment this file is there
     <lake>/checkpoint/                                    Spark's, of ingest
-    <lake>/rollup/<table>/…                               what the other jobs made of it
+    <lake>/rollup/table=<table>/…                         what the other jobs made of it
     <lake>/state.json                                     which batches rollup knows, what is closed
 
 Any folder will do that the driver and every worker see under one name. One job at a time works on
@@ -30,6 +30,7 @@ from spark.schema import KINDS, table
 STATE: Final = "state.json"
 CHECKPOINT: Final = "checkpoint"
 BATCHES: Final = "batches"
+ROLLUP: Final = "rollup"
 
 
 class LakeError(Exception):
@@ -80,7 +81,7 @@ class Lake:
 
     def rollup(self, name: str) -> Path:
         """A table that another job made."""
-        return self.root / "rollup" / name
+        return self.root / ROLLUP / f"table={name}"
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -169,3 +170,9 @@ class Lake:
         target = str(self.rollup(name))
         dynamic = rows.write.option("partitionOverwriteMode", "dynamic").mode("overwrite")
         dynamic.partitionBy(*folders).parquet(target)
+
+    def write_rollups(self, rows: DataFrame) -> None:
+        """The same for several tables at once: `table`, `date` and `hour` are their folders."""
+        folders = ("table", "date", "hour")
+        dynamic = rows.repartition(*folders).write.option("partitionOverwriteMode", "dynamic")
+        dynamic.mode("overwrite").partitionBy(*folders).parquet(str(self.root / ROLLUP))

@@ -107,13 +107,18 @@ def of_handling(settled: DataFrame) -> DataFrame:
     return _stages(times, {HANDLING: handled}, F.get("one.runs", 2))
 
 
+def first_deliveries(dispatched: DataFrame) -> DataFrame:
+    """The lines of first deliveries that a socket or a request took."""
+    return dispatched.where(_is_first() & F.col("written_unix_us").isNotNull())
+
+
 def deliveries(dispatched: DataFrame, certified: DataFrame) -> DataFrame:
     """First deliveries joined with their publishes: a row for each part of a run that shares all
     its times, with `delivery_us`, `whole_us`, `waiting_us`, the span's columns that matter, and of
     the publish `keys` (hashes of its whole run) and `key_place` (of the part's first message).
 
     What no line of `certified` covers is in no row."""
-    given = dispatched.where(_is_first() & F.col("written_unix_us").isNotNull()).select(
+    given = first_deliveries(dispatched).select(
         *DIMENSIONS, "queue_id", "stepped_us", "at_unix_us", "written_unix_us", "recipients",
         "dispatched_unix_us", "certified_unix_us", "published_unix_ms", "runs",
     )  # fmt: skip
@@ -146,21 +151,3 @@ def of_deliveries(joined: DataFrame) -> DataFrame:
         {DELIVERY: F.col("delivery_us"), WHOLE: F.col("whole_us")},
         F.col("count") * F.col("recipients"),
     )
-
-
-def uncovered(dispatched: DataFrame, joined: DataFrame) -> DataFrame:
-    """(date, hour, messages) of first deliveries whose publish is in no line: not ingested yet, or
-    never logged."""
-
-    def by_hour(rows: DataFrame, count: str) -> DataFrame:
-        at = F.timestamp_micros("at_unix_us")
-        return rows.select(
-            F.to_date(at).alias("date"), F.hour(at).alias("hour"), F.col(count).alias("n")
-        )
-
-    given = dispatched.where(_is_first() & F.col("written_unix_us").isNotNull())
-    balance = by_hour(given, "messages").unionByName(
-        by_hour(joined, "count").withColumn("n", -F.col("n"))
-    )
-    left = balance.groupBy("date", "hour").agg(F.sum("n").alias("messages"))
-    return left.where(F.col("messages") > 0)

@@ -1,11 +1,18 @@
-"""Stages and spans → figures of minutes, hours and days. Pure."""
+"""Stages and spans → figures of minutes, hours and days. Pure.
 
+All figures go one way, in one pass, since each pass of its own costs more than a small log has.
+`of_stages`, `counted`, `slowest_keys` and `uncovered` make rows of one shape, ROW: a part, names,
+and sums. `figures` adds them up by the minute, then by each unit that their part has, and returns
+the rows of all tables, each with the name of its `table`.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
-    BinaryType,
     DateType,
     IntegerType,
     LongType,
@@ -16,14 +23,24 @@ from pyspark.sql.types import (
 
 from spark import latency, sketches
 from spark.matching import key_at
-from spark.schema import CERTIFIED, DISPATCHED, NO_KEY, SETTLED, struct
+from spark.schema import CERTIFIED, DISPATCHED, KEY_BYTES, NO_KEY, SETTLED, struct
 
 MINUTE: Final = "minute"
 HOUR: Final = "hour"
 DAY: Final = "day"
+_LASTS_US: Final = {MINUTE: 60_000_000, HOUR: 3_600_000_000, DAY: 86_400_000_000}
+
+LATENCY: Final = "latency"
+COUNT: Final = "count"
+KEY: Final = "key"
+OPEN: Final = "open"
+"""Deliveries whose publish is in no line yet: the number of messages of each hour."""
+UNITS: Final = {
+    LATENCY: (MINUTE, HOUR, DAY), COUNT: (MINUTE, HOUR, DAY), KEY: (HOUR,), OPEN: (HOUR,),
+}  # fmt: skip
+"""The tables: each part by these units."""
 
 _BY: Final = (*latency.DIMENSIONS, "stage")
-_SUMS: Final = ("messages", "total_us", "missed")
 _NAMES: Final = {name: StringType() for name in _BY}
 _FIGURES: Final = {
     "messages": LongType(), "total_us": LongType(), "min_us": LongType(), "max_us": LongType(),
@@ -32,13 +49,13 @@ _FIGURES: Final = {
 }  # fmt: skip
 
 HOURS: Final = struct(
-    start=TimestampType(), **_NAMES, **_FIGURES, sketch=BinaryType(), date=DateType(),
+    start=TimestampType(), **_NAMES, **_FIGURES, sketch=sketches.SKETCH, date=DateType(),
     hour=IntegerType(),
 )  # fmt: skip
 """Of hours, and of minutes, which stay only as long as the spans they are made of: the sketches of
 1,440 minutes a day are not small."""
 DAYS: Final = struct(
-    start=TimestampType(), **_NAMES, **_FIGURES, sketch=BinaryType(), date=DateType()
+    start=TimestampType(), **_NAMES, **_FIGURES, sketch=sketches.SKETCH, date=DateType()
 )
 
 COUNTS_BY: Final = ("tenant", "queue", "group", "transport", "gateway", "kind", "what")
@@ -53,14 +70,44 @@ KEYS: Final = struct(
     messages=LongType(), waited_us=LongType(), max_us=LongType(), date=DateType(),
     hour=IntegerType(),
 )  # fmt: skip
+OPEN_HOURS: Final = struct(messages=LongType(), date=DateType(), hour=IntegerType())
 SCHEMAS: Final[dict[str, StructType]] = {
     "latency_minute": HOURS, "latency_hour": HOURS, "latency_day": DAYS,
     "count_minute": COUNT_HOURS, "count_hour": COUNT_HOURS, "count_day": COUNT_DAYS,
-    "key_hour": KEYS,
+    "key_hour": KEYS, "open_hour": OPEN_HOURS,
 }  # fmt: skip
+
+_SUMS: Final = ("lines", "messages", "total_us", "missed")
+_APART: Final = (*_BY, "key")
+ROW: Final = struct(
+    part=StringType(), start_us=LongType(), **_NAMES, key=StringType(), bucket=IntegerType(),
+    **{name: LongType() for name in _SUMS},
+    min_us=LongType(), max_us=LongType(), target_us=LongType(),
+)  # fmt: skip
+"""What is added up. Of a count, `stage` is its kind, `cause` is `what`, `total_us` the bytes and
+`missed` the duplicates. Of a key, `total_us` is how long its messages waited. What a part does not
+have is null."""
 
 KEYS_MAX: Final = 100
 """Of a queue and hour are kept: those whose messages waited longest, all together."""
+
+
+# --- Rows of parts ------------------------------------------------------------------------------
+
+
+def _rows(rows: DataFrame, part: str, start_us: Column, **columns: Column) -> DataFrame:
+    """Rows of ROW: of these columns, else of those of their names in `rows`, else null."""
+    given = {"part": F.lit(part), "start_us": start_us} | columns
+    full = []
+    for field in ROW.fields:
+        own = F.col(field.name) if field.name in rows.columns else F.lit(None)
+        full.append(given.get(field.name, own).cast(field.dataType).alias(field.name))
+    return rows.select(*full)
+
+
+def _began_us(unit: str, at_us: Column) -> Column:
+    """The begin of the unit, in UTC, that a moment lies in."""
+    return at_us - F.pmod(at_us, F.lit(_LASTS_US[unit]))
 
 
 def targets(default_us: int | None, of_queue: dict[str, int]) -> Column:
@@ -71,114 +118,175 @@ def targets(default_us: int | None, of_queue: dict[str, int]) -> Column:
     return F.when(F.col("stage") == latency.DELIVERY, target)
 
 
-def minutes(stages: DataFrame, target: Column) -> DataFrame:
-    """Each stage by the minute, with a sketch. `missed`: how many messages took longer than
-    `target`; none, where there is no target."""
-    at = F.timestamp_micros("at_unix_us")
-    rows = stages.withColumn("target_us", target).select(
-        *_BY, "target_us", "duration_us", "messages",
-        F.date_trunc("minute", at).alias("start"),
-    )  # fmt: skip
-    # A sketch knows no weights: a duration that a hundred messages share is told a hundred times.
-    each = rows.select("*", F.explode(F.sequence(F.lit(1).cast("bigint"), "messages"))).drop("col")
-    return each.groupBy("start", *_BY).agg(
-        F.count("*").alias("messages"),
-        F.sum("duration_us").alias("total_us"),
-        F.min("duration_us").alias("min_us"),
-        F.max("duration_us").alias("max_us"),
-        F.max("target_us").alias("target_us"),
-        F.count_if(F.col("duration_us") > F.col("target_us")).alias("missed"),
-        sketches.sketch("duration_us").alias("sketch"),
+def of_stages(stages: DataFrame, target: Column) -> DataFrame:
+    """Each duration that some messages share. `missed`: the number of messages that took longer
+    than `target`; 0, where there is no target."""
+    duration, messages = F.col("duration_us"), F.col("messages")
+    return _rows(
+        stages.withColumn("target_us", target),
+        LATENCY,
+        _began_us(MINUTE, F.col("at_unix_us")),
+        bucket=sketches.bucket(duration),
+        total_us=duration * messages,
+        missed=F.when(duration > F.col("target_us"), messages).otherwise(0),
+        min_us=duration,
+        max_us=duration,
     )
 
 
-def merged(rows: DataFrame, *by: str) -> DataFrame:
-    """Rows with sketches merged into rows with sketches, told apart by these columns."""
+def counted(kind: str, spans: DataFrame) -> DataFrame:
+    """Each line of a kind and its messages. `what` is the outcome (`certified`, where the line has
+    none), or why it was not dispatched at once."""
+    zero, messages = F.lit(0), F.col("messages")
+    what, weight, size, twice = {
+        CERTIFIED: (F.coalesce("outcome", F.lit(kind)), messages, F.col("bytes"),
+                    F.col("duplicates")),
+        DISPATCHED: (F.col("cause"), messages * F.col("recipients"), zero, zero),
+        SETTLED: (F.col("outcome"), messages, zero, zero),
+    }[kind]  # fmt: skip
+    return _rows(
+        spans.select(
+            *[name for name in latency.DIMENSIONS if name in spans.columns and name != "cause"],
+            "at_unix_us", weight.alias("messages"), what.alias("cause"), size.alias("total_us"),
+            twice.alias("missed"),
+        ),
+        COUNT,
+        _began_us(MINUTE, F.col("at_unix_us")),
+        stage=F.lit(kind),
+        lines=F.lit(1),
+    )  # fmt: skip
+
+
+def slowest_keys(deliveries: DataFrame) -> DataFrame:
+    """The keys of each queue and hour whose messages waited longest between certified and
+    dispatched, all together. `deliveries` is what `latency.deliveries` made."""
+    places = F.sequence(F.col("key_place"), F.col("key_place") + F.col("count") - 1)
+    each = deliveries.select(
+        "tenant", "queue", "waiting_us", "keys",
+        _began_us(HOUR, F.col("at_unix_us")).alias("start_us"),
+        F.explode(places).alias("place"),
+    )  # fmt: skip
+    begin = (F.col("place") * KEY_BYTES + 1).cast("int")
+    keyed = each.withColumn("keys", F.substring("keys", begin, F.lit(KEY_BYTES)))
+    sums = (
+        keyed.where(F.col("keys") != F.lit(bytes(KEY_BYTES)))
+        .groupBy("start_us", "tenant", "queue", "keys")
+        .agg(
+            F.count("*").alias("messages"),
+            F.sum(F.greatest("waiting_us", F.lit(0).cast("bigint"))).alias("total_us"),
+            F.max("waiting_us").alias("max_us"),
+        )
+        .withColumn("key", key_at(F.lit(0)))
+    )
+    order = Window.partitionBy("start_us", "tenant", "queue").orderBy(F.desc("total_us"), "key")
+    ranked = sums.withColumn("rank", F.row_number().over(order))
+    return _rows(ranked.where(F.col("rank") <= KEYS_MAX), KEY, F.col("start_us"))
+
+
+def uncovered(dispatched: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """First deliveries, and less those of them whose publish is in a line: what is above 0 is not
+    ingested yet, or was never logged."""
+    hour = _began_us(HOUR, F.col("at_unix_us"))
+    given = latency.first_deliveries(dispatched).select("at_unix_us", "messages")
+    known = deliveries.select("at_unix_us", (-F.col("count")).alias("messages"))
+    return _rows(given.unionByName(known), OPEN, hour)
+
+
+# --- Figures of rows ----------------------------------------------------------------------------
+
+
+def _added(rows: DataFrame, *by: str) -> DataFrame:
+    """Rows with the same names and buckets as one."""
     return rows.groupBy(*by).agg(
         *[F.sum(name).alias(name) for name in _SUMS],
         F.min("min_us").alias("min_us"),
         F.max("max_us").alias("max_us"),
         F.max("target_us").alias("target_us"),
-        sketches.merged("sketch").alias("sketch"),
     )
 
 
-def longer(rows: DataFrame, unit: str) -> DataFrame:
-    """Minutes → hours, hours → days."""
-    return merged(rows.withColumn("start", F.date_trunc(unit, "start")), "start", *_BY)
+def _sketched(buckets: DataFrame, *by: str) -> DataFrame:
+    """Rows of one bucket each → rows with sketches and percentiles, told apart by `by`."""
+    rows = buckets.groupBy(*by).agg(
+        *[F.sum(name).alias(name) for name in _SUMS],
+        F.min("min_us").alias("min_us"),
+        F.max("max_us").alias("max_us"),
+        F.max("target_us").alias("target_us"),
+        sketches.positions("bucket", "messages").alias("_positions"),
+        sketches.sketch("bucket", "messages").alias("sketch"),
+    )
+    found = sketches.percentiles("_positions", "sketch", "min_us", "max_us")
+    return rows.select("*", *found).drop("_positions")
+
+
+def _buckets(rows: DataFrame, *by: str) -> DataFrame:
+    """Rows with sketches → a row for each bucket. The sums of a row go with its first one."""
+    each = rows.select(
+        *by, "total_us", "missed", "min_us", "max_us", "target_us", F.posexplode("sketch")
+    )
+    once = [F.when(F.col("pos") == 0, F.col(name)).alias(name) for name in ("total_us", "missed")]
+    return each.select(
+        *by, *once, "min_us", "max_us", "target_us", "col.bucket", "col.messages",
+        F.lit(None).cast("bigint").alias("lines"),
+    )  # fmt: skip
 
 
 def over(rows: DataFrame, *by: str) -> DataFrame:
-    """The figures of all rows together, with percentiles: of a month, of each queue."""
-    return sketches.with_percentiles(merged(rows, *by))
+    """The figures of rows with sketches together: of a month, of each queue."""
+    return _sketched(_added(_buckets(rows, *by), *by, "bucket"), *by).drop("lines")
 
 
-def dated(rows: DataFrame, name: str) -> DataFrame:
-    """The columns of the table of this name, in their order."""
-    shape = SCHEMAS[name]
-    moment = {"date": F.to_date("start"), "hour": F.hour("start")}
-    more = {key: column for key, column in moment.items() if key in shape.names}
-    missing = {key for key in shape.names if key not in (*rows.columns, *more)}
-    if missing & set(sketches.RANKS):
-        rows = sketches.with_percentiles(rows)
-    full = rows.withColumns({k: v for k, v in more.items() if k not in rows.columns})
-    return full.select(*[F.col(field.name).cast(field.dataType) for field in shape.fields])
-
-
-# --- Counts -------------------------------------------------------------------------------------
-
-
-def counted(kind: str, spans: DataFrame) -> DataFrame:
-    """Lines and messages of a kind by the minute. `what` is the outcome (`certified`, where the
-    line has none), or why it was not dispatched at once."""
-    none = F.lit(0).cast("bigint")
-    what, weight, size, twice = {
-        CERTIFIED: (F.coalesce("outcome", F.lit(kind)), F.col("messages"), "bytes", "duplicates"),
-        DISPATCHED: (F.col("cause"), F.col("messages") * F.col("recipients"), None, None),
-        SETTLED: (F.col("outcome"), F.col("messages"), None, None),
-    }[kind]  # fmt: skip
-    group = F.col("group") if "group" in spans.columns else F.lit(None).cast("string")
-    return spans.groupBy(
-        F.date_trunc("minute", F.timestamp_micros("at_unix_us")).alias("start"),
-        "tenant", "queue", group.alias("group"), "transport", "gateway",
-        F.lit(kind).alias("kind"), what.alias("what"),
-    ).agg(
-        F.count("*").alias("lines"),
-        F.sum(weight).alias("messages"),
-        (F.sum(size) if size else F.first(none)).alias("bytes"),
-        (F.sum(twice) if twice else F.first(none)).alias("duplicates"),
-    )  # fmt: skip
-
-
-def longer_counts(rows: DataFrame, unit: str) -> DataFrame:
-    """Minutes → hours, hours → days."""
-    start = F.date_trunc(unit, "start")
-    sums = [F.sum(name).alias(name) for name in _COUNTED]
-    return rows.withColumn("start", start).groupBy("start", *COUNTS_BY).agg(*sums)
-
-
-# --- Keys ---------------------------------------------------------------------------------------
-
-
-def slowest_keys(deliveries: DataFrame) -> DataFrame:
-    """(start, tenant, queue, key, messages, waited_us, max_us) of the keys of each queue and hour
-    whose messages waited longest between certified and dispatched, all together. `deliveries` is
-    what `latency.deliveries` made."""
-    each = deliveries.select(
-        "tenant", "queue", "waiting_us", "keys", "key_place",
-        F.date_trunc("hour", F.timestamp_micros("at_unix_us")).alias("start"),
-        F.explode(F.sequence(F.lit(0).cast("bigint"), F.col("count") - 1)).alias("place"),
-    )  # fmt: skip
-    keyed = each.withColumn("key", key_at(F.col("key_place") + F.col("place")))
-    sums = (
-        keyed.where(F.col("key") != NO_KEY)
-        .groupBy("start", "tenant", "queue", "key")
-        .agg(
-            F.count("*").alias("messages"),
-            F.sum(F.greatest("waiting_us", F.lit(0).cast("bigint"))).alias("waited_us"),
-            F.max("waiting_us").alias("max_us"),
-        )
+def of_hours(latencies: DataFrame, counts: DataFrame) -> DataFrame:
+    """Rows of ROW of what stands in the tables of hours."""
+    start_us = F.unix_micros("start")
+    lengths = _buckets(latencies, "start", *_BY)
+    named = counts.withColumnsRenamed(
+        {"kind": "stage", "what": "cause", "bytes": "total_us", "duplicates": "missed"}
     )
-    order = Window.partitionBy("start", "tenant", "queue").orderBy(F.desc("waited_us"), "key")
-    ranked = sums.withColumn("rank", F.row_number().over(order))
-    return ranked.where(F.col("rank") <= KEYS_MAX).drop("rank")
+    return _rows(lengths, LATENCY, start_us).unionByName(_rows(named, COUNT, start_us))
+
+
+def figures(parts: Sequence[DataFrame], older: DataFrame | None) -> DataFrame:
+    """The rows of all tables, with `table`, `date` and `hour`, which is 0 of a day. `older` is of
+    the other hours of the same days."""
+    minutes = _added(reduce(DataFrame.unionByName, parts), "part", "start_us", *_APART, "bucket")
+    rows = minutes.withColumn("unit", _units(UNITS))
+    if older is not None:
+        rows = rows.unionByName(older.withColumn("unit", _units(dict.fromkeys(UNITS, (DAY,)))))
+    units = rows.drop("start_us").withColumn("unit", F.explode("unit")).select("*", "unit.*")
+    by = ("part", "table", "start_us", *_APART)
+    return _dated(_sketched(_added(units, *by, "bucket"), *by))
+
+
+def _units(of_parts: dict[str, tuple[str, ...]]) -> Column:
+    """(table, start_us) of each of the units that a row counts in."""
+    found = F.lit(None)
+    for part, units in of_parts.items():
+        here = [
+            F.struct(
+                F.lit(f"{part}_{unit}").alias("table"),
+                _began_us(unit, F.col("start_us")).alias("start_us"),
+            )
+            for unit in units
+        ]
+        found = F.when(F.col("part") == part, F.array(*here)).otherwise(found)
+    return found
+
+
+def _dated(rows: DataFrame) -> DataFrame:
+    """The columns of all tables, each with its names."""
+    is_count, is_key, is_latency = (F.col("part") == part for part in (COUNT, KEY, LATENCY))
+    is_day = F.col("table").endswith(DAY)
+    start = F.timestamp_micros("start_us")
+    renamed = rows.select(
+        "table", start.alias("start"), "tenant", "queue", "group", "transport", "gateway", "key",
+        *[F.when(is_latency, F.col(name)).alias(name) for name in ("cause", "stage", "total_us",
+                                                                   "missed", "sketch")],
+        *[F.when(is_count, F.col(name)).alias(as_) for name, as_ in (
+            ("stage", "kind"), ("cause", "what"), ("total_us", "bytes"), ("missed", "duplicates"))],
+        F.when(is_key, F.col("total_us")).alias("waited_us"),
+        "lines", "messages", "min_us", "max_us", "target_us", *sketches.RANKS,
+        F.to_date(start).alias("date"), F.when(is_day, 0).otherwise(F.hour(start)).alias("hour"),
+    )  # fmt: skip
+    # A log that shrank below 0: more was covered than was given, by publishes that are there twice.
+    return renamed.where((F.col("table") != f"{OPEN}_{HOUR}") | (F.col("messages") > 0))

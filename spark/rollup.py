@@ -2,8 +2,7 @@
 
 What is rolled up is whole hours: those to which a new batch has added, and those with deliveries
 whose publish was in no line yet. Their figures are put in the place of what was there, so that a
-run that is repeated, or was killed, changes nothing: but for the sketches, which choose by chance
-what they keep, and answer within their error of rank.
+run that is repeated, or was killed, changes nothing.
 """
 
 import datetime
@@ -11,12 +10,11 @@ import shutil
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import latency, periods
 from spark.lake import Lake
-from spark.periods import DAY, HOUR, dated
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
 
 OPEN_HOURS_MAX: Final = 6
@@ -53,10 +51,9 @@ def rollup(
         return {"hours": 0, "uncovered": 0}
     dirty = _dirty(lake, state)
     uncovered: dict[Hour, int] = {}
-    for date in sorted({date for date, _ in dirty}):
-        said(date)
-        hours = sorted(hour for day, hour in dirty if day == date)
-        uncovered |= _roll(spark, lake, date, hours, targets)
+    for hours in [dirty] if dirty else []:
+        said(f"{min(hours)[0]} … {max(hours)[0]}")
+        uncovered |= _roll(spark, lake, hours, targets)
     open_hours = {tuple(hour) for hour in state["open_hours"]} - dirty | set(uncovered)
     lake.keep(rolled=batches[-1], open_hours=sorted(open_hours)[-OPEN_HOURS_MAX:])
     return {"hours": len(dirty), "uncovered": sum(uncovered.values())}
@@ -74,44 +71,47 @@ def _dirty(lake: Lake, state: dict[str, Any]) -> set[Hour]:
     return {hour for hour in dirty if hour[0] >= state["closed_before"]}
 
 
-def _roll(
-    spark: SparkSession, lake: Lake, date: str, hours: list[int], targets: Targets
-) -> dict[Hour, int]:
-    """Roll up some hours of a date, then the date. Returns how many deliveries of each hour have a
-    publish that is in no line."""
-    when = (F.col("date") == F.lit(date).cast("date")) & F.col("hour").isin(hours)
-    spans = {kind: lake.read(spark, kind).where(when) for kind in (CERTIFIED, DISPATCHED, SETTLED)}
-    joined = latency.deliveries(spans[DISPATCHED], _publishes(spark, lake, spans[DISPATCHED]))
-    joined = joined.persist()
+def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -> dict[Hour, int]:
+    """Roll up some hours and their days. Returns how many deliveries of each hour have a publish
+    that is in no line."""
+    spans = {
+        kind: lake.read(spark, kind).where(_within(hours))
+        for kind in (CERTIFIED, DISPATCHED, SETTLED)
+    }
+    deliveries = latency.deliveries(spans[DISPATCHED], _publishes(lake, spark, spans[DISPATCHED]))
+    deliveries = deliveries.persist()
     target = periods.targets(targets.default_us, targets.of_queue)
     stages = (
         latency.of_publishing(spans[CERTIFIED])
         .unionByName(latency.of_giving(spans[DISPATCHED]))
         .unionByName(latency.of_handling(spans[SETTLED]))
-        .unionByName(latency.of_deliveries(joined))
+        .unionByName(latency.of_deliveries(deliveries))
     )
-    minutes = periods.minutes(stages, target).persist()
-    counts = _counts(spans).persist()
+    parts = [
+        periods.of_stages(stages, target),
+        *[periods.counted(kind, rows) for kind, rows in spans.items()],
+        periods.slowest_keys(deliveries),
+        periods.uncovered(spans[DISPATCHED], deliveries),
+    ]
     try:
-        tables = {
-            "latency_minute": minutes,
-            "latency_hour": periods.longer(minutes, HOUR),
-            "count_minute": counts,
-            "count_hour": periods.longer_counts(counts, HOUR),
-            "key_hour": periods.slowest_keys(joined),
-        }
-        for name, rows in tables.items():
-            by_hour = dated(rows, name).repartition("date", "hour")
-            lake.write_rollup(by_hour, name, "date", "hour")
-        _days(spark, lake, date)
-        left = latency.uncovered(spans[DISPATCHED], joined).collect()
+        lake.write_rollups(periods.figures(parts, _older(spark, lake, hours)))
     finally:
-        for kept in (counts, minutes, joined):
-            kept.unpersist()
-    return {(row["date"].isoformat(), row["hour"]): row["messages"] for row in left}
+        deliveries.unpersist()
+    left = lake.read_rollup(spark, "open_hour", periods.SCHEMAS["open_hour"])
+    rows = left.where(_within(hours)).collect()
+    return {(row["date"].isoformat(), row["hour"]): row["messages"] for row in rows}
 
 
-def _publishes(spark: SparkSession, lake: Lake, dispatched: DataFrame) -> DataFrame:
+def _within(hours: set[Hour]) -> Column:
+    """Whether a row's date and hour are among these."""
+    found = F.lit(False)
+    for date in sorted({date for date, _ in hours}):
+        of_date = sorted(hour for day, hour in hours if day == date)
+        found |= (F.col("date") == F.lit(date).cast("date")) & F.col("hour").isin(of_date)
+    return found
+
+
+def _publishes(lake: Lake, spark: SparkSession, dispatched: DataFrame) -> DataFrame:
     """The lines of `certified` that may be about what was dispatched: of the days when its records
     were published, and one around them for the difference of two machines' clocks."""
     moment = F.timestamp_millis("published_unix_ms")
@@ -121,20 +121,22 @@ def _publishes(spark: SparkSession, lake: Lake, dispatched: DataFrame) -> DataFr
     return lake.read(spark, CERTIFIED).where(F.col("date").isin(sorted(near)))
 
 
-def _counts(spans: dict[str, DataFrame]) -> DataFrame:
-    first, *more = [periods.counted(kind, rows) for kind, rows in spans.items()]
-    for rows in more:
-        first = first.unionByName(rows)
-    return first
-
-
-def _days(spark: SparkSession, lake: Lake, date: str) -> None:
-    """The day's figures, of its hours."""
-    when = F.col("date") == F.lit(date).cast("date")
-    for of, longer in (("latency", periods.longer), ("count", periods.longer_counts)):
-        source = lake.read_rollup(spark, f"{of}_hour", periods.SCHEMAS[f"{of}_hour"]).where(when)
-        rows = dated(longer(source, DAY), f"{of}_day").repartition(1)
-        lake.write_rollup(rows, f"{of}_day", "date")
+def _older(spark: SparkSession, lake: Lake, hours: set[Hour]) -> DataFrame | None:
+    """The other hours of the same days, which were rolled up before; None: there are none."""
+    dates = sorted({date for date, _ in hours})
+    there = [
+        (date, int(folder.name.removeprefix("hour=")))
+        for date in dates
+        for folder in lake.rollup("count_hour").glob(f"date={date}/hour=*")
+    ]
+    if not set(there) - hours:
+        return None
+    is_other = F.col("date").isin([datetime.date.fromisoformat(one) for one in dates])
+    tables = [
+        lake.read_rollup(spark, name, periods.SCHEMAS[name]).where(is_other & ~_within(hours))
+        for name in ("latency_hour", "count_hour")
+    ]
+    return periods.of_hours(*tables)
 
 
 def close(lake: Lake, *, before: datetime.date) -> int:

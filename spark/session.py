@@ -28,7 +28,7 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # Retention may remove a file of the log before it was opened: the audit says which are missing.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # Beyond so many groups sketches are made of sorted rows, which means sorting every message.
+    # Beyond so many groups histograms are made of sorted rows.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     # Hive's catalog would be a database in the folder that a job is started in.

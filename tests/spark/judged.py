@@ -15,18 +15,12 @@ T0 = 1_769_900_000_000_000
 """2026-01-31 22:53:20 UTC, in microseconds."""
 
 
-def rank_error(durations: Sequence[tuple[int, int]], rank: float, answer_us: int) -> float:
-    """How far the rank of an answer is from the one that was asked for; 0 inside the answer's own
-    ranks. `durations` are (microseconds, messages)."""
+def percentile_us(durations: Sequence[tuple[int, int]], rank: float) -> int:
+    """The duration at a rank, of a place between two messages that of the shorter one. `durations`
+    are (microseconds, messages)."""
     ordered = sorted(durations)
     sums = list(itertools.accumulate(count for _, count in ordered))
-    values = [us for us, _ in ordered]
-    low = bisect.bisect_left(values, answer_us)
-    high = bisect.bisect_right(values, answer_us)
-    below = sums[low - 1] if low else 0
-    upto = sums[high - 1] if high else 0
-    total = sums[-1]
-    return max(below / total - rank, rank - upto / total, 0.0)
+    return ordered[bisect.bisect_right(sums, int(rank * (sums[-1] - 1)))][0]
 
 
 def certified(runs: list[list[int]], at: int = T0, **more: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from spark.session import NotInstalled, Unreachable, check_installed, check_mast
 from spark.submit import parser
 from spark.synthetic import Plan, Synthetic, without
 from tests.layout.tree import ROOT
-from tests.spark.judged import GATEWAY, certified, rank_error, write_log
+from tests.spark.judged import GATEWAY, certified, percentile_us, write_log
 
 # --- Files --------------------------------------------------------------------------------------
 
@@ -148,10 +148,11 @@ def test_runs_without_a_message() -> None:
 
 def test_the_oracle_of_ranks_judges_right() -> None:
     durations = [(1, 50), (2, 40), (3, 10)]
-    assert rank_error(durations, 0.5, 1) == 0.0
-    assert rank_error(durations, 0.99, 3) == 0.0
-    assert rank_error(durations, 0.99, 2) == pytest.approx(0.09)
-    assert rank_error(durations, 0.5, 3) == pytest.approx(0.4)
+    assert percentile_us(durations, 0.5) == 1
+    assert percentile_us(durations, 0.51) == 2
+    assert percentile_us(durations, 0.9) == 2
+    assert percentile_us(durations, 0.99) == 3
+    assert percentile_us(durations, 1.0) == 3
 
 
 # --- What a person sees -------------------------------------------------------------------------
