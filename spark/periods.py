@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from spark import latency, sketches
 from spark.matching import key_at
-from spark.schema import CERTIFIED, DISPATCHED, KEY_BYTES, NO_KEY, SETTLED, struct
+from spark.schema import CERTIFIED, DISPATCHED, KEY_BYTES, SETTLED, struct
 
 MINUTE: Final = "minute"
 HOUR: Final = "hour"

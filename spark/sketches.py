@@ -11,7 +11,7 @@ Source: https://www.vldb.org/pvldb/vol12/p2195-masson.pdf (DDSketch).
 import math
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType
 
@@ -52,9 +52,7 @@ def percentiles(positions_: str, sketch_: str, shortest: str, longest: str) -> l
         middle = F.exp((known + 0.5) * math.log(GROWTH)) - 1
         return F.greatest(shortest, F.least(longest, F.round(middle).cast("bigint")))
 
-    return [
-        duration(F.get(positions_, index)).alias(name) for index, name in enumerate(RANKS)
-    ]
+    return [duration(F.get(positions_, index)).alias(name) for index, name in enumerate(RANKS)]
 
 
 def ranks(sketch_: str, durations_us: list[int]) -> Column:
