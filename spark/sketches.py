@@ -48,8 +48,7 @@ def percentiles(positions_: str, sketch_: str, shortest: str, longest: str) -> l
 
     def duration(place: Column) -> Column:
         buckets = F.filter(F.col(sketch_)["bucket"], lambda one: one <= place)
-        known = F.when(place == F.floor(place), place).otherwise(F.array_max(buckets))
-        middle = F.exp((known + 0.5) * math.log(GROWTH)) - 1
+        middle = F.exp((F.array_max(buckets) + 0.5) * math.log(GROWTH)) - 1
         return F.greatest(shortest, F.least(longest, F.round(middle).cast("bigint")))
 
     return [duration(F.get(positions_, index)).alias(name) for index, name in enumerate(RANKS)]
