@@ -278,7 +278,7 @@ def _dated(rows: DataFrame) -> DataFrame:
     is_count, is_key, is_latency = (F.col("part") == part for part in (COUNT, KEY, LATENCY))
     is_day = F.col("table").endswith(DAY)
     start = F.timestamp_micros("start_us")
-    renamed = rows.select(
+    return rows.select(
         "table", start.alias("start"), "tenant", "queue", "group", "transport", "gateway", "key",
         *[F.when(is_latency, F.col(name)).alias(name) for name in ("cause", "stage", "total_us",
                                                                    "missed", "sketch")],
@@ -288,5 +288,3 @@ def _dated(rows: DataFrame) -> DataFrame:
         "lines", "messages", "min_us", "max_us", "target_us", *sketches.RANKS,
         F.to_date(start).alias("date"), F.when(is_day, 0).otherwise(F.hour(start)).alias("hour"),
     )  # fmt: skip
-    # A log that shrank below 0: more was covered than was given, by publishes that are there twice.
-    return renamed.where((F.col("table") != f"{OPEN}_{HOUR}") | (F.col("messages") > 0))

@@ -98,7 +98,7 @@ def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -
     finally:
         deliveries.unpersist()
     left = lake.read_rollup(spark, "open_hour", periods.SCHEMAS["open_hour"])
-    rows = left.where(_within(hours)).collect()
+    rows = left.where(_within(hours) & (F.col("messages") > 0)).collect()
     return {(row["date"].isoformat(), row["hour"]): row["messages"] for row in rows}
 
 

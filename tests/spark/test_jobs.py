@@ -410,6 +410,25 @@ def test_a_delivery_whose_publish_comes_later_is_rolled_up_when_it_has_come(
     assert [(row["messages"], row["max_us"]) for row in rows] == [(3, 5_910)]
 
 
+def test_a_day_has_what_was_rolled_up_of_its_other_hours_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    hour = 3_600_000_000
+    slow = certified([[0, 3, 2]], T0 + hour, asked_unix_us=T0 + hour - 5_000)
+    for number, line in enumerate((certified([[0, 0, 3]]), slow), 1):
+        write_log(logs, number, [line])
+        ingest(spark, str(logs), lake)
+        assert rollup(spark, lake)["hours"] == 1
+    (day,) = table(spark, lake, "count_day").collect()
+    assert (day["lines"], day["messages"], day["bytes"]) == (2, 5, 50)
+    stored = table(spark, lake, "latency_day").where(F.col("stage") == latency.STORING)
+    (row,) = stored.collect()
+    assert (row["messages"], row["total_us"], row["min_us"]) == (5, 3 * 800 + 2 * 5_000, 800)
+    assert row["p50_us"] == pytest.approx(800, rel=0.0033)
+    assert row["p99_us"] == pytest.approx(5_000, rel=0.0033)
+
+
 def test_a_step_of_the_clock_between_publish_and_delivery_is_no_latency(
     spark: SparkSession, tmp_path: Path
 ) -> None:
