@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import latency, periods
-from spark.lake import Lake
+from spark.lake import Lake, LakeError
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
 
 OPEN_HOURS_MAX: Final = 6
@@ -139,14 +139,27 @@ def _older(spark: SparkSession, lake: Lake, hours: set[Hour]) -> DataFrame | Non
     return periods.of_hours(*tables)
 
 
-def close(lake: Lake, *, before: datetime.date) -> int:
-    """Remove the spans of days before this one, which rollup has seen, and their minutes: the hours
-    and days stay, and what still comes for such a day is quarantined as late. Returns how many
-    folders went."""
+def close(lake: Lake, *, before: datetime.date) -> dict[str, Any]:
+    """Remove the spans of days before this one and their minutes. Their hours and days stay, and
+    lines that still come for such a day are quarantined as late.
+
+    Returns `folders`, the number of those that were removed, and `closed_before`, the date before
+    which days are closed: a later one than asked for, where they have been closed before.
+
+    Raises:
+        LakeError: the roll-up has not seen all batches, so that nothing is closed.
+    """
     date = before.isoformat()
     state = lake.state()
-    if date <= state["closed_before"] or state["rolled"] != (lake.batches() or [-1])[-1]:
-        return 0
+    batches = lake.batches()
+    behind = sum(batch > state["rolled"] for batch in batches)
+    if behind:
+        raise LakeError(
+            f"nothing is closed in {lake.root}: {behind} of {len(batches)} batches "
+            "have not been rolled up; run rollup first"
+        )
+    if date <= state["closed_before"]:
+        return {"folders": 0, "closed_before": state["closed_before"]}
     lake.keep(closed_before=date, open_hours=[h for h in state["open_hours"] if h[0] >= date])
     gone = 0
     minutes = [lake.rollup(f"{of}_minute") for of in ("latency", "count")]
@@ -155,4 +168,4 @@ def close(lake: Lake, *, before: datetime.date) -> int:
             if folder.name.removeprefix("date=") < date:
                 shutil.rmtree(folder)
                 gone += 1
-    return gone
+    return {"folders": gone, "closed_before": date}

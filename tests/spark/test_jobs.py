@@ -31,7 +31,7 @@ from spark.report import Wanted, parse_targets, report
 from spark.rollup import Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
-from spark.usage import usage
+from spark.usage import SCHEMA, TABLE, usage
 from tests.memory import in_memory
 from tests.spark.judged import (
     GATEWAY,
@@ -303,7 +303,9 @@ def test_what_comes_for_a_closed_day_is_quarantined_and_its_figures_stay(
     write_log(logs, 1, [certified([[0, 0, 3]], T0), certified([[0, 3, 4]], T0 + day)])
     ingest(spark, str(logs), lake)
     rollup(spark, lake)
-    assert close(lake, before=datetime.date(2026, 2, 1)) > 0
+    assert close(lake, before=datetime.date(2026, 2, 1))["folders"] > 0
+    again = close(lake, before=datetime.date(2026, 1, 1))
+    assert again == {"folders": 0, "closed_before": "2026-02-01"}
     write_log(logs, 2, [certified([[0, 7, 5]], T0 + 5), certified([[0, 12, 6]], T0 + day)])
     came = ingest(spark, str(logs), lake)
     assert came["quarantined"] == {lines.LATE: 1}
@@ -314,12 +316,14 @@ def test_what_comes_for_a_closed_day_is_quarantined_and_its_figures_stay(
     }  # fmt: skip
 
 
-@soak
-def test_a_day_that_is_not_rolled_up_is_not_closed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_that_is_not_rolled_up_is_not_closed_and_says_why(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
     write_log(logs, 1, [certified([[0, 0, 3]])])
     ingest(spark, str(logs), lake)
-    assert close(lake, before=datetime.date(2027, 1, 1)) == 0
+    with pytest.raises(LakeError, match="1 of 1 batches have not been rolled up; run rollup"):
+        close(lake, before=datetime.date(2027, 1, 1))
     assert sums(spark, lake)[CERTIFIED] == 3
 
 
@@ -484,6 +488,57 @@ def test_both_books_of_usage_agree(run: Run) -> None:
     assert done["messages_in"] == run.answers.messages[CERTIFIED] == done["used_messages_in"]
     assert done["messages_out"] == run.answers.messages[DISPATCHED] == done["used_messages_out"]
     assert done["unlogged_in"] == run.answers.unlogged > 0
+    assert (done["explained_in"], done["left_in"], done["left_out"]) == (0, 0, 0)
+
+
+def test_the_last_minute_of_a_killed_gateway_is_explained_and_nothing_else(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs, used = Lake(tmp_path / "lake"), tmp_path / "delivery", tmp_path / "usage"
+    minute = 60_000_000
+    lost = {
+        "schema": 1,
+        "kind": "unlogged",
+        "gateway": GATEWAY,
+        "certified": 2,
+        "dispatched": 0,
+        "since_unix_us": T0 + minute,
+        "until_unix_us": T0 + minute,
+        "reason": "killed",
+    }
+    write_log(logs, 1, [certified([[0, 0, 3]]), certified([[0, 3, 4]], T0 + minute), lost])
+    other = [certified([[0, 9, 5]], T0 + step * minute, gateway=OTHER) for step in (1, 5)]
+    write_log(logs, 1, other, gateway=OTHER)
+    ingest(spark, str(logs), lake)
+    rollup(spark, lake)
+    used.mkdir()
+
+    def differences(*messages_in: int) -> tuple[int, int, str]:
+        """(explained, left, why) with a usage log of so many in these minutes."""
+        lines = [
+            {"schema": 1, "minute_unix_ms": (T0 // minute + step) * 60_000, "tenant": "default",
+             "messages_in": count, "messages_out": 0}
+            for step, count in zip((0, 1, 5), messages_in, strict=True)
+        ]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (used / "usage-2026-01-31T22-1.jsonl").write_text(text)
+        done = usage(spark, lake, used)
+        (row,) = lake.read_rollup(spark, TABLE, SCHEMA).collect()
+        assert done["explained_in"] == abs(row["explained_in"])
+        assert done["left_in"] == abs(row["left_in"])
+        return row["explained_in"], row["left_in"], row["why"]
+
+    assert differences(3, 9, 5) == (0, 0, "")
+    assert differences(3, 5, 5) == (4, 0, "killed")
+    assert differences(2, 5, 5) == (4, 1, "killed")
+    assert differences(4, 10, 5) == (-2, 0, "unlogged")
+    assert differences(6, 10, 5) == (-2, -2, "unlogged")
+    assert differences(3, 9, 7) == (-2, 0, "unlogged")
+    assert differences(3, 9, 9) == (-4, 0, "unlogged,unfinished")
+    assert differences(3, 5, 0) == (9, 0, "killed,unfinished")
+    assert usage(spark, lake, None)["left_in"] == 0
+    (row,) = lake.read_rollup(spark, TABLE, SCHEMA).collect()
+    assert (row["left_in"], row["explained_in"], row["why"]) == (None, None, None)
 
 
 @soak

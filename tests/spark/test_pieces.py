@@ -1,6 +1,7 @@
 """What needs no Spark: files and their names, the command, what it says when Spark is not
 there, and the synthetic log itself."""
 
+import datetime
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +25,7 @@ from spark.schema import SCHEMAS
 from spark.session import NotInstalled, Unreachable, check_installed, check_master
 from spark.submit import parser
 from spark.synthetic import Plan, Synthetic, without
+from spark.usage import Clues, find_reasons
 from tests.layout.tree import ROOT
 from tests.spark.judged import GATEWAY, certified, percentile_us, write_log
 
@@ -353,3 +356,38 @@ def test_every_job_can_be_submitted() -> None:
     for job in ("rollup", "usage", "order-audit"):
         assert parser().parse_args([job, "--lake", "x"]).job == job
     assert parser().parse_args(["ingest", "--lake", "x", "--logs", "y"]).files_max == 16
+
+
+# --- Usage --------------------------------------------------------------------------------------
+
+
+def differences(clues: Clues, *days: tuple[int, int]) -> list[tuple[int, int, str]]:
+    """(explained, left, why) of days on which so many came in by the delivery log and by the usage
+    log."""
+    rows: list[dict[str, Any]] = [
+        {"date": datetime.date(2026, 2, 1 + number), "tenant": "default", "messages_in": ours,
+         "used_messages_in": used, "messages_out": 0, "used_messages_out": None}
+        for number, (ours, used) in enumerate(days)
+    ]  # fmt: skip
+    find_reasons(rows, clues)
+    return [(row["explained_in"], row["left_in"], row["why"]) for row in rows]
+
+
+FIRST = (datetime.date(2026, 2, 1), "default")
+SECOND = (datetime.date(2026, 2, 2), "default")
+
+
+def test_a_difference_without_a_clue_is_left() -> None:
+    assert differences(Clues(), (10, 9), (9, 10)) == [(0, 1, ""), (0, -1, "")]
+
+
+def test_what_goes_over_midnight_is_explained_as_far_as_there_was_as_much() -> None:
+    near = Clues(midnight={FIRST: (3, 0), SECOND: (2, 0)})
+    assert differences(near, (10, 6), (6, 10)) == [(4, 0, "midnight"), (-4, 0, "midnight")]
+    assert differences(near, (20, 10), (10, 20)) == [(5, 5, "midnight"), (-5, -5, "midnight")]
+
+
+def test_a_clue_explains_its_day_and_its_direction_alone() -> None:
+    killed = Clues(killed={FIRST: (5, 0)}, before={SECOND: (-5, 0)})
+    assert differences(killed, (10, 13), (13, 10)) == [(0, -3, ""), (0, 3, "")]
+    assert differences(killed, (13, 10), (10, 13)) == [(3, 0, "killed"), (-3, 0, "before")]
