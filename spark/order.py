@@ -44,12 +44,11 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType
 
 from spark import matching
-from spark.losses import NOT_YET, Loss
 from spark.schema import FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
 
 HOLE: Final = "hole"
@@ -86,6 +85,12 @@ FINDING: Final = struct(
     gateway=StringType(), at_unix_us=LongType(), certain=BooleanType(), unsure=StringType(),
 )  # fmt: skip
 """`unsure`: why it is not certain; null, where it is."""
+
+LOST: Final = struct(
+    lossy=StringType(), doubt=StringType(), lost_since_us=LongType(), lost_until_us=LongType()
+)
+"""Lines of a gateway that are not there, in unix microseconds of its clock; `doubt`: LOST_LINES or
+NOT_YET."""
 
 Keep = Callable[[DataFrame], DataFrame]
 """Works these rows out, and gives them back as something that is there."""
@@ -153,6 +158,7 @@ def epochs(positions: DataFrame) -> DataFrame:
         F.max("frontier").alias("reach"),
         F.max(F.when(F.col("open") == 0, F.struct("frontier", "at_unix_us"))).alias("settled"),
         F.max(F.when(F.col("dying") == 0, F.col("steady_us"))).alias("undying_us"),
+        F.max(F.when(F.col("dying") == 0, F.col("at_unix_us"))).alias("undying_unix_us"),
     )  # fmt: skip
     line = Window.partitionBy("queue_id", "group_id", "partition").orderBy("epoch", "seen_us")
     before = F.lag("epoch").over(line)
@@ -185,17 +191,22 @@ def _segments(each: DataFrame) -> DataFrame:
     })  # fmt: skip
     whole = Window.partitionBy("segment_id")
     first = F.struct("nth", F.coalesce("owned_from", "seen_from").alias("start"))
-    undying = F.when(F.col("undying_us").isNotNull(), F.struct("nth", "undying_us"))
+    undying = F.when(
+        F.col("undying_us").isNotNull(), F.struct("nth", "undying_us", "undying_unix_us")
+    )
     return named.withColumns({
         "start": F.min(first).over(whole)["start"],
+        "told": F.col("settled"),
         "settled": F.max("settled").over(whole),
         "undying": F.max(undying).over(whole),
     }).select(
         *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us",
-        "ended_unix_us", "is_clean", "start", "previous_reach", "reach",
+        "ended_unix_us", "is_clean", "owned_from", "start", "previous_reach", "reach",
+        F.col("told.frontier").alias("told_below"), F.col("told.at_unix_us").alias("told_unix_us"),
         F.col("settled.frontier").alias("settled_below"),
         F.col("settled.at_unix_us").alias("settled_unix_us"),
         F.col("undying.nth").alias("undying_nth"), F.col("undying.undying_us").alias("undying_us"),
+        F.col("undying.undying_unix_us").alias("undying_unix_us"),
     )  # fmt: skip
 
 
@@ -277,6 +288,7 @@ def _of_log(runs: DataFrame, what: str) -> DataFrame:
         "at_unix_us", F.lit(None).cast("bigint").alias("epoch_id"),
         F.lit(None).cast("bigint").alias("segment_id"), F.lit(True).alias("is_known"),
         F.lit(None).cast("bigint").alias("since_unix_us"),
+        F.lit(None).cast("bigint").alias("until_unix_us"),
     )  # fmt: skip
 
 
@@ -384,7 +396,9 @@ def _passed(lines: Lines) -> DataFrame:
 
 def _segments_of(owned: DataFrame) -> DataFrame:
     """A row for each segment."""
-    same = ("start", "settled_below", "settled_unix_us", "undying_nth", "undying_us")
+    same = (
+        "start", "settled_below", "settled_unix_us", "undying_nth", "undying_us", "undying_unix_us",
+    )  # fmt: skip
     return owned.groupBy("segment_id").agg(
         *[F.first(name).alias(name) for name in (*_PLACE, "queue", *same)]
     )
@@ -394,10 +408,10 @@ def _segments_of(owned: DataFrame) -> DataFrame:
 
 _MESSAGE: Final = (
     "what", "queue", *_PLACE, "first", "count", "key", "gateway", "at_unix_us", "epoch_id",
-    "segment_id", "is_known", "since_unix_us",
+    "segment_id", "is_known", "since_unix_us", "until_unix_us",
 )  # fmt: skip
-"""A finding before it is judged. It rests on the lines of its epoch from the beginning of that on;
-or of `segment_id`, where it has no epoch, from `since_unix_us` on."""
+"""A finding before it is judged. It rests on lines from `since_unix_us` to `until_unix_us` (null:
+from the beginning of its epoch, to its own time)."""
 
 
 def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -> DataFrame:
@@ -440,7 +454,9 @@ def _of_keys(
 
 
 def _message(rows: DataFrame, what: str | None) -> DataFrame:
-    types = {"key": "binary", "epoch_id": "bigint", "since_unix_us": "bigint", "gateway": "string"}
+    types = {"key": "binary", "gateway": "string"} | dict.fromkeys(
+        ("epoch_id", "since_unix_us", "until_unix_us"), "bigint"
+    )
     absent = {n: F.lit(None).cast(t) for n, t in types.items() if n not in rows.columns}
     full = rows.withColumns(absent)
     if what is not None:
@@ -535,6 +551,7 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
     judged_ = told.withColumns({
         "what": what, "is_known": F.lit(True), "at_unix_us": at,
         "since_unix_us": F.col("certified_unix_us"),
+        "until_unix_us": F.when(~is_below, F.col("undying_unix_us")),
     })  # fmt: skip
     return _message(_single(judged_.where(F.col("what").isNotNull())), None)
 
@@ -639,16 +656,17 @@ def _messages_given(lines: Lines, keys: DataFrame) -> DataFrame:
 # --- Judging ------------------------------------------------------------------------------------
 
 
-def judged(found: DataFrame, owned: DataFrame, losses: Sequence[Loss]) -> DataFrame:
-    """Findings → rows of FINDING: each certain, or with the reason why it is not."""
+def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
+    """Findings → rows of FINDING: each certain, or with the reason why it is not. `lost`: rows of
+    LOST."""
     numbered = found.withColumn("id", F.monotonically_increasing_id())
-    rests_on = _rests_on(numbered, owned)
-    lost = _losses(found.sparkSession, losses)
     slack = F.lit(CLOCKS_US)
-    during = (F.col("low") - slack <= F.col("until_unix_us")) & (
-        F.col("high") + slack >= F.col("since_unix_us")
+    during = (F.col("low") - slack <= F.col("lost_until_us")) & (
+        F.col("high") + slack >= F.col("lost_since_us")
     )
-    met = rests_on.join(F.broadcast(lost), on=[F.col("by") == F.col("lossy"), during], how="inner")
+    met = _rests_on(numbered, owned).join(
+        F.broadcast(lost), on=[F.col("by") == F.col("lossy"), during], how="inner"
+    )
     doubts = met.groupBy("id").agg(F.min(F.struct("doubt", "by")).alias("worst"))
     told = numbered.join(doubts, on="id", how="left").withColumns({
         "unsure": F.when(~F.col("is_known"), UNOWNED).otherwise(F.col("worst.doubt")),
@@ -660,38 +678,49 @@ def judged(found: DataFrame, owned: DataFrame, losses: Sequence[Loss]) -> DataFr
 
 
 def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """(id, by, low, high): on whose lines of which time each finding rests. Of the epochs of a
-    segment those that were not over when it began."""
-    at, since = F.col("at_unix_us"), F.col("since_unix_us")
-    by, began = F.col("by"), F.col("began_unix_us")
+    """(id, by, low, high): on whose lines of which time each finding rests."""
+    at, began = F.col("at_unix_us"), F.col("began_unix_us")
     own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us")
     one = numbered.where(~F.col("what").isin(*_OF_SEGMENT)).join(own, on="epoch_id", how="inner")
-    of_epoch = one.select("id", by, F.greatest(began, since).alias("low"), at.alias("high"))
-    whole = owned.select(
-        "segment_id", F.col("gateway").alias("by"), "began_unix_us", "ended_unix_us"
-    )
-    several = numbered.where(F.col("what").isin(*_OF_SEGMENT)).join(whole, on="segment_id")
-    ended = F.least(F.coalesce("ended_unix_us", at), at)
-    meanwhile = (began <= at + CLOCKS_US) & (ended + CLOCKS_US >= F.coalesce(since, began))
-    of_segment = several.where(meanwhile).select(
-        "id", by, F.greatest(began, since).alias("low"), ended.alias("high")
+    of_epoch = one.select(
+        "id", "by", F.greatest(began, "since_unix_us").alias("low"), at.alias("high")
     )
     log = numbered.where(F.col("segment_id").isNull()).select(
         "id", F.col("gateway").alias("by"), at.alias("low"), at.alias("high")
     )
-    return of_epoch.unionByName(of_segment).unionByName(log)
+    return of_epoch.unionByName(_epochs_of(numbered, owned)).unionByName(log)
 
 
-def _losses(spark: SparkSession, losses: Sequence[Loss]) -> DataFrame:
-    shape = struct(
-        lossy=StringType(), doubt=StringType(), since_unix_us=LongType(), until_unix_us=LongType()
+def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
+    """The same of findings about a segment. An inversion rests on the epochs up to its own; a loss
+    on those from the last one whose cursor had not passed the message, to the first one behind it
+    that says that everything below some place behind it is settled."""
+    epochs_ = owned.select(
+        "segment_id", F.col("gateway").alias("by"), F.col("nth").alias("of"), "owned_from",
+        "told_below", "told_unix_us", "began_unix_us", "ended_unix_us",
+    )  # fmt: skip
+    nth = owned.select("epoch_id", "nth")
+    several = (
+        numbered.where(F.col("what").isin(*_OF_SEGMENT))
+        .join(nth, on="epoch_id", how="left")
+        .join(epochs_, on="segment_id", how="inner")
     )
-    rows = [
-        (one.gateway, NOT_YET if one.reason == NOT_YET else LOST_LINES, one.since_unix_us,
-         one.until_unix_us)
-        for one in losses
-    ]  # fmt: skip
-    return spark.createDataFrame(rows, shape)
+    each = Window.partitionBy("id")
+    is_loss = F.col("epoch_id").isNull()
+    begins = F.max(F.when(F.col("owned_from") <= F.col("first"), F.col("of"))).over(each)
+    with_first = several.withColumn("first_of", F.when(is_loss, F.coalesce(begins, F.lit(0))))
+    tells = (F.col("told_below") > F.col("first")) & (F.col("of") >= F.col("first_of"))
+    ends = F.min(F.when(tells, F.col("of"))).over(each)
+    with_last = with_first.withColumn("last_of", F.when(is_loss, ends).otherwise(F.col("nth")))
+    inside = F.col("of").between(
+        F.coalesce("first_of", F.lit(0)), F.coalesce("last_of", F.lit(FOREVER))
+    )
+    is_last = F.col("of") == F.col("last_of")
+    told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
+    high = F.coalesce(told, "ended_unix_us", "until_unix_us", "at_unix_us")
+    return with_last.where(inside).select(
+        "id", "by", F.greatest("began_unix_us", "since_unix_us").alias("low"), high.alias("high")
+    )
 
 
 def _hex(key: Column) -> Column:

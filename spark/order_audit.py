@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -68,7 +69,9 @@ def audit(
         said(f"looking at {', '.join(sorted(whats))}" if whats else "the log of certified")
         found = order.findings(lines, suspects, whats, keep)
         log = [order.holes(runs), order.certified_twice(runs), order.disorder(runs)]
-        judged = order.judged(keep(reduce(DataFrame.unionByName, log, found)), epochs, lost)
+        judged = order.judged(
+            keep(reduce(DataFrame.unionByName, log, found)), epochs, _table(spark, lake, lost)
+        )
         judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
     said("summing up")
     findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
@@ -162,6 +165,19 @@ def _examples(findings: DataFrame) -> list[dict[str, Any]]:
     ).limit(SHOWN_MAX)  # fmt: skip
     rows = [row.asDict() for row in few.drop("rank").collect()]
     return sorted(rows, key=lambda row: (not row["certain"], row["what"], row["at_unix_us"] or 0))
+
+
+def _table(spark: SparkSession, lake: Lake, lost: list[Loss]) -> DataFrame:
+    """Losses as rows of order.LOST, by way of a file: Spark would make them in a Python worker."""
+    path = lake.root / WORK / "losses.jsonl"
+    rows = [
+        {"lossy": one.gateway, "lost_since_us": one.since_unix_us,
+         "lost_until_us": one.until_unix_us,
+         "doubt": losses.NOT_YET if one.reason == losses.NOT_YET else order.LOST_LINES}
+        for one in lost
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return spark.read.schema(order.LOST).json(str(path))
 
 
 def _judged(lake: Lake) -> int:

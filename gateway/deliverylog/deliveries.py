@@ -194,6 +194,14 @@ class Place:
         log.counts[SETTLED] += count
         return now_us
 
+    def cut(self) -> None:
+        """Let what comes now be in other lines than what was: an epoch begins or has ended."""
+        if self._given is not None:
+            self._given.is_open = False
+        span = self.take_done()
+        if span is not None:
+            self._log.settled(self, span)
+
     def take_done(self) -> Done | None:
         """What was settled last, for the log to write; the next span begins anew."""
         done, self._done = self._done, None

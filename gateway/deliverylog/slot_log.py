@@ -123,6 +123,8 @@ class SlotLog:
         if not self._log.is_on:
             return
         self._stood_us = self._log.now_us()
+        if event != "kept":
+            self._place.cut()
         self._log.position(
             self._place.queue, self._group, self._number, epoch,
             event=event, frontier=frontier, open_=open_, dying=dying, ahead=ahead,

@@ -98,3 +98,20 @@ async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> No
     given: list[Any] = await session.get(3)
     assert given == [0, 3, 4]
     assert gone(logged) == [(1, 2)]
+
+
+async def test_no_line_goes_over_an_epochs_end(house: House) -> None:
+    """What is settled at one time is in one line, but under two epochs in two."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    now_us = logged.log.now_us()
+    logged.log.now_us = lambda: now_us
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0)])
+    for count in (1, 2):
+        *_, (place, _, _) = await session.take(count)
+        assert await house.confirm(consumer, delivery(place)) == (1, 0)
+        await house.broker.upkeep.seek(ANYBODY, queue, group.name, "earliest")
+    acked = [line for line in logged.of(Settled) if line.outcome == "acked"]
+    assert [runs_of(line.pushes) for line in acked] == [[(0, 0, 1)], [(0, 0, 1)]]

@@ -792,35 +792,38 @@ def elsewhere(log: list[dict[str, Any]], by_us: int, gateway: str) -> list[dict[
 def test_lost_lines_explain_what_their_gateway_did_at_that_time_and_nothing_else(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A gateway was killed, and one that it gave out is in no line."""
+    """A gateway lost lines, and one that it gave out is in none. What the next owner passed is
+    the next owner's, but what its cursor had passed already."""
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
     slack = order.CLOCKS_US
     lost = {"schema": 1, "kind": "unlogged", "gateway": GATEWAY, "dispatched": 1,
-            "since_unix_us": T0, "until_unix_us": T0 + 1, "reason": "killed"}  # fmt: skip
+            "since_unix_us": T0, "until_unix_us": T0 + 1, "reason": "full"}  # fmt: skip
     stood = passed()[-1]["at_unix_us"] - T0
     cases = {
         "then": (0, GATEWAY), "at the other": (0, OTHER),
         "just before": (-slack - stood, GATEWAY), "before": (-slack - stood - 1, GATEWAY),
         "just after": (slack + 1, GATEWAY), "after": (slack + 2, GATEWAY),
     }  # fmt: skip
-    for number, gateway in enumerate((GATEWAY, OTHER)):
-        lines = [
-            line | {"queue_id": name}
-            for name, (by_us, of) in cases.items() if of == gateway
-            for line in elsewhere(passed(), by_us, gateway)
-        ]  # fmt: skip
-        write_log(logs, 1, lines if number else [*lines, lost], gateway=gateway)
+    told = {name: elsewhere(passed(), *case) for name, case in cases.items()}
+    second = {"epoch": 2, "gateway": OTHER}
+    log = elsewhere(passed(epoch=2), 0, OTHER)[1:]
+    told["taken over"] = [OWNED, position("owned", 0, T0 + 50, **second), *log]
+    told["taken over behind it"] = [OWNED, position("owned", 1, T0 + 50, **second), *log]
+    lines = [line | {"queue_id": name} for name, log in told.items() for line in log]
+    for gateway, more in ((GATEWAY, [lost]), (OTHER, [])):
+        of = [line for line in lines if line["gateway"] == gateway]
+        write_log(logs, 1, [*of, *more], gateway=gateway)
     ingest(spark, str(logs), lake)
     done = audit(spark, lake)
-    unsure = {name for name, rows in found(spark, lake).items() if rows == {(order.GAP, 1, None)}}
-    assert unsure == {"at the other", "before", "after"}
-    assert done["faults"][order.GAP] == 3
-    assert done["uncertain"] == {order.GAP: 3}
+    certain = {name for name, rows in found(spark, lake).items() if rows == {(order.GAP, 1, None)}}
+    assert certain == {"at the other", "before", "after", "taken over"}
+    assert done["faults"][order.GAP] == 4
+    assert done["uncertain"] == {order.GAP: 4}
     assert done["unjudged"] == [
-        {"what": order.GAP, "reason": order.LOST_LINES, "gateway": GATEWAY, "messages": 3}
+        {"what": order.GAP, "reason": order.LOST_LINES, "gateway": GATEWAY, "messages": 4}
     ]
     assert done["lossy_gateways"] == [GATEWAY]
-    assert [loss["reason"] for loss in done["losses"]] == ["killed"]
+    assert [loss["reason"] for loss in done["losses"]] == ["full"]
 
 
 @soak
