@@ -51,7 +51,9 @@ def default_data_dir() -> Path:
 )
 @click.option(
     "--logs",
-    help="Folders of delivery logs instead, perhaps of several gateways: '/logs/*/delivery'.",
+    multiple=True,
+    help="Folders of delivery logs instead, perhaps of several gateways: '/logs/*/delivery'. "
+    "May be given several times.",
 )
 @click.option(
     "--lake",
@@ -86,7 +88,7 @@ def default_data_dir() -> Path:
 @click.option("--json", "as_json", is_flag=True, help="Print what each job found as JSON.")
 def report(  # noqa: PLR0917 - click passes them by name
     data_dir: Path | None,
-    logs: str | None,
+    logs: tuple[str, ...],
     lake: Path | None,
     out: Path,
     since: datetime.datetime | None,
@@ -142,11 +144,11 @@ def report(  # noqa: PLR0917 - click passes them by name
 
 
 def _places(
-    data_dir: Path | None, logs: str | None, lake: Path | None
-) -> tuple[str, Path, Path | None]:
-    """Return the delivery log, the lake and the usage log (None: there is none). The data folder
+    data_dir: Path | None, logs: tuple[str, ...], lake: Path | None
+) -> tuple[tuple[str, ...], Path, Path | None]:
+    """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
     is looked for only when one of the first two is not given."""
-    if data_dir is None and logs is not None and lake is not None:
+    if data_dir is None and logs and lake is not None:
         return logs, lake, None
     try:
         folder = data_dir or default_data_dir()
@@ -157,7 +159,7 @@ def _places(
         ) from None
     try:
         has_log, has_usage = (os.path.isdir(folder / name) for name in ("delivery", "usage"))
-        if logs is None and not has_log:
+        if not logs and not has_log:
             os.listdir(folder)  # a folder that cannot be read is no folder without a log
             raise FileNotFoundError
     except FileNotFoundError:
@@ -169,11 +171,9 @@ def _places(
             f"{folder} cannot be read ({problem.strerror}); --data-dir or --logs names another "
             "place."
         ) from None
-    is_of_same = (
-        data_dir is not None or logs is None
-    )  # not this machine's usage, others' deliveries
+    is_of_same = data_dir is not None or not logs  # not this machine's usage, others' deliveries
     usage = folder / "usage" if has_usage and is_of_same else None
-    return logs or str(folder / "delivery"), lake or folder / LAKE, usage
+    return logs or (str(folder / "delivery"),), lake or folder / LAKE, usage
 
 
 def _targets(texts: tuple[str, ...]) -> "Targets":

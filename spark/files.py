@@ -1,84 +1,215 @@
-"""One finished file of the delivery log: its name, and whether it is as it was written."""
+"""Finished files of the delivery log: the identity of each, by its content. Pure.
+
+A gateway's name stands for one start of a process, which numbers its files from 1, and the last
+line of a file says which one it is, and the count and the CRC-32 of its lines. So a file is the
+same under any name and in any folder. Older gateways leave the number to the file's name.
+"""
 
 import json
 import re
 import zlib
-from pathlib import Path
-from typing import Final, NamedTuple
-from urllib.parse import unquote, urlparse
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
 
-PATTERN: Final = "*.jsonl"
+NO_END: Final = "no good last line"
+WRONG_SUM: Final = "checksum"
+WRONG_COUNT: Final = "line count"
+CONTRADICTS: Final = "contradicts another file of its number"
 _NAME: Final = re.compile(r"([0-9a-zA-Z_-]+?)-(\d+)-(\d+)\.jsonl")
-_CHUNK: Final = 1 << 20
-_TAIL: Final = 64 * 1024
 
 
 class Name(NamedTuple):
-    """What a file's name says: `number` counts the files of a gateway's process, from 1."""
+    """The parts of a file's name: `number` counts the files of a gateway's process, from 1."""
 
     gateway: str
     began_unix_ms: int
     number: int
 
 
-class Checked(NamedTuple):
-    """What was found: `lines` without the last, -1 when there is no good last line. `fault` is
-    empty for a file that is as it was written, `gone` for one that is not there any more."""
+class Listed(NamedTuple):
+    """A file in a folder. `path` is as Hadoop writes it, with a scheme and nothing escaped."""
 
     path: str
+    bytes: int
+    modified_unix_ms: int
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+
+class Raw(NamedTuple):
+    """A file that was read: `last` is its last line, `crc32` that of all bytes before."""
+
+    listed: Listed
+    last: bytes
+    crc32: int
+
+
+@dataclass(kw_only=True)
+class File:
+    """The entry of a file in a manifest."""
+
+    name: str
+    path: str
+    bytes: int
+    modified_unix_ms: int
+    gateway: str | None
+    began_unix_ms: int | None
+    number: int | None
     lines: int
+    """Without the last one, of a file that is whole; else all that it has."""
+    crc32: int
+    """Of the bytes before its last line, of a file that is whole; else of all bytes."""
     fault: str
+    """Why its lines are not believed; empty for a file that is as it was written."""
     recovered: bool
+    since_unix_us: int | None = None
+    """The lowest and the highest time of its lines, also of those of a file with a fault, as far as
+    they can be read; None: it has none."""
+    until_unix_us: int | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """The JSON object that the manifest has of it."""
+        return asdict(self)
 
 
 def parse_name(name: str) -> Name | None:
-    """What the name says; None, where no gateway gives such names."""
+    """The parts of a name; None for a name that no gateway gives."""
     match = _NAME.fullmatch(name)
     return None if match is None else Name(match[1], int(match[2]), int(match[3]))
 
 
-def check(uri: str) -> Checked:
-    """Read it once and compare it with what its last line says of it."""
-    place = Path(unquote(urlparse(uri).path))
-    try:
-        with place.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
-            tail = file.read()
-            last = tail[tail.rfind(b"\n", 0, len(tail) - 1) + 1 :]
-            end = _end(last)
-            if end is None:
-                return Checked(uri, -1, "no good last line", False)
-            file.seek(0)
-            crc, lines, rest = 0, 0, size - len(last)
-            while rest and (chunk := file.read(min(_CHUNK, rest))):
-                crc, rest = zlib.crc32(chunk, crc), rest - len(chunk)
-                lines += chunk.count(b"\n")
-    except FileNotFoundError:
-        return Checked(uri, -1, "gone", False)
-    good = crc == end.get("crc32") and lines == end.get("lines")
-    return Checked(uri, lines, "" if good else "checksum", bool(end.get("recovered")))
+def identify(raw: Raw) -> File:
+    """Compare a file with what its last line says of it, all but the number of its lines."""
+    listed, last = raw.listed, raw.last
+    end = _end(last)
+    named = parse_name(listed.name)
+    is_whole = end is not None and end.get("crc32") == raw.crc32
+    claimed = end or {}
+    gateway = claimed.get("gateway")
+    number, began = claimed.get("number"), claimed.get("began_unix_ms")
+    if named is not None and gateway in (None, named.gateway):
+        gateway = named.gateway
+        number = named.number if number is None else number
+        began = named.began_unix_ms if began is None else began
+    return File(
+        name=listed.name, path=listed.path, bytes=listed.bytes,
+        modified_unix_ms=listed.modified_unix_ms, gateway=gateway, began_unix_ms=began,
+        number=number, lines=int(claimed.get("lines", 0)) if is_whole else 0,
+        crc32=raw.crc32 if is_whole else zlib.crc32(last, raw.crc32),
+        fault="" if is_whole else NO_END if end is None else WRONG_SUM,
+        recovered=bool(claimed.get("recovered")),
+    )  # fmt: skip
 
 
-def _end(line: bytes) -> dict[str, object] | None:
-    """A last line; None, when it is something else or was torn."""
+def _end(line: bytes) -> dict[str, Any] | None:
+    """A last line; None for something else, or when it was torn or its values are no numbers."""
     if not line.endswith(b"\n"):
         return None
     try:
         end = json.loads(line)
     except ValueError:
         return None
-    return end if isinstance(end, dict) and end.get("kind") == "end" else None
+    if not isinstance(end, dict) or end.get("kind") != "end":
+        return None
+    numbers = [end.get(name, 0) for name in ("lines", "crc32", "number", "began_unix_ms")]
+    are_good = all(type(number) is int and number >= 0 for number in numbers)
+    return end if are_good and isinstance(end.get("gateway"), str) else None
 
 
-def missing(names: list[str]) -> dict[str, list[int]]:
-    """gateway → numbers of files that must have been there: below the highest, and not among these
-    names. What a retention removed before it was ingested is among them."""
-    seen: dict[str, set[int]] = {}
-    for name in map(parse_name, names):
-        if name is not None:
-            seen.setdefault(name.gateway, set()).add(name.number)
-    holes = {
-        gateway: sorted(set(range(1, max(numbers))) - numbers) for gateway, numbers in seen.items()
-    }
-    return {gateway: numbers for gateway, numbers in holes.items() if numbers}
+# --- Known files --------------------------------------------------------------------------------
+
+
+class Known:
+    """The files in the manifests of a lake. Those of earlier versions have names only."""
+
+    def __init__(self, manifests: Iterable[dict[str, Any]]) -> None:
+        self._places: set[Listed] = set()
+        self._contents: set[tuple[Any, ...]] = set()
+        self._lines: dict[tuple[str, int], int] = {}
+        """(gateway, number) → lines of the file that was brought; -1: unknown."""
+        self._names: dict[str, bool] = {}
+        """Names without a content → whether the file was whole."""
+        for manifest in manifests:
+            for entry in manifest["files"]:
+                self._add(entry)
+            for entry in manifest["repeated_files"]:
+                if isinstance(entry, dict):
+                    self._places.add(_place(entry))
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        is_whole = not entry["fault"]
+        number = number_of(entry)
+        if "crc32" not in entry:
+            self._names[entry["name"]] = is_whole
+            if is_whole and number is not None:
+                self._lines[number] = -1
+            return
+        self._places.add(_place(entry))
+        self._contents.add(_content(entry))
+        if is_whole and number is not None:
+            self._lines[number] = max(entry["lines"], self._lines.get(number, 0))
+
+    def has(self, listed: Listed) -> bool:
+        """Whether a file needs not be read: it was seen in this place, unchanged since, or its
+        name was brought by an earlier version."""
+        return listed in self._places or self._names.get(listed.name, False)
+
+    def sort(self, found: Iterable[File]) -> tuple[list[File], list[File]]:
+        """Which of these files are new, and which repeat what is known, or each other. The new ones
+        are known from now on.
+
+        A different file of a number that is known is shorter when a copy of the folder was made,
+        and recovered, while the file was still written: it repeats the beginning. When it is not
+        shorter it is a fault, and its lines are left out, because some of them are known.
+        """
+        fresh: list[File] = []
+        repeated: list[File] = []
+        for file in sorted(found, key=lambda file: (-file.lines, file.path)):
+            entry = file.entry()
+            number = number_of(entry)
+            lines = None if file.fault or number is None else self._lines.get(number)
+            if _content(entry) in self._contents or file.name in self._names:
+                is_new = not file.fault and self._names.get(file.name) is False
+            elif lines is None:
+                is_new = True
+            else:
+                is_new = 0 <= lines <= file.lines
+                if is_new:
+                    file.fault = CONTRADICTS
+            self._add(file.entry())
+            (fresh if is_new else repeated).append(file)
+        return fresh, repeated
+
+    def doubt(self, file: File) -> None:
+        """Take back that a file is whole: another copy of it may be so."""
+        number = number_of(file.entry())
+        if number is not None:
+            self._lines.pop(number, None)
+
+
+def place_of(file: File) -> dict[str, Any]:
+    """The entry of a repeated file: enough to know it in this place."""
+    return {"name": file.name, **_place(asdict(file))._asdict()}
+
+
+def _place(entry: dict[str, Any]) -> Listed:
+    return Listed(entry["path"], entry["bytes"], entry["modified_unix_ms"])
+
+
+def _content(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """The identity of a whole file, and that of a damaged one."""
+    if entry["fault"] in ("", CONTRADICTS, WRONG_COUNT):
+        return entry["gateway"], entry["lines"], entry["crc32"], entry["bytes"]
+    return entry["crc32"], entry["bytes"]
+
+
+def number_of(entry: dict[str, Any]) -> tuple[str, int] | None:
+    """(gateway, number) of a file in a manifest; None when nothing says it."""
+    if entry.get("gateway") is not None and entry.get("number") is not None:
+        return entry["gateway"], entry["number"]
+    name = parse_name(entry["name"]) if "crc32" not in entry else None
+    return None if name is None else (name.gateway, name.number)

@@ -1,97 +1,111 @@
 """Job: the log's finished files → the lake, every line once.
 
-Spark's file source remembers in the checkpoint which files make up a batch, before it reads them,
-and gives a batch that did not end again, under its number and with the same files. So a batch may
-be begun any number of times: whatever an earlier try left goes first, and it counts from the moment
-its manifest is there. A file that comes a second time, in another folder, is passed over by name.
+The manifests of the batches are the ledger of the files that were brought. A file whose path, size
+and time a manifest has is known without being read; any other is read, and known by its content.
+New files are brought in batches by bytes. A batch is written into a folder of its own in one pass,
+moved, and counts from the moment its manifest exists; an earlier try that did not end is undone
+first. So a job may be killed at any moment and be begun again, with these folders or others.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import unquote
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StringType
+from pyspark.sql.types import StructType
 
-from spark import files, lines
-from spark.lake import CHECKPOINT, Lake, LakeError, write_json
-from spark.schema import END, KINDS, POSITION, UNKNOWN, UNLOGGED, struct
+from spark import files, lines, sources
+from spark.files import File, Known, Listed
+from spark.lake import Lake, LakeError, write_json
+from spark.schema import KINDS, PASSED, PLACE, POSITION, QUARANTINE, STAGED, UNKNOWN, UNLOGGED
 
-FILES_MAX: Final = 16
-"""In a batch: a gigabyte of lines at most, since a file has 64 MiB."""
-_VERDICT: Final = struct(path=StringType(), file=StringType(), whole=BooleanType())
-_FOLDERS: Final = ("date", "hour", "batch")
+MIB: Final = 1_048_576
+BATCH_BYTES: Final = 512 * MIB
+"""Of lines in a batch, for each core: a manifest is written about every ten seconds."""
+_FILES_MAX: Final = 20_000
+"""In a batch, however small they are: Spark is given their paths one by one."""
+_TRIES: Final = 5
+_SETTINGS: Final = {
+    "spark.sql.files.maxPartitionBytes": str(64 * MIB),
+    # Small files share a task: opening one costs about as much as reading so much of it.
+    "spark.sql.files.openCostInBytes": str(32 * 1024),
+    "spark.sql.files.ignoreMissingFiles": "true",
+}
+
+
+class _Gone(Exception):
+    """Files of a batch went away, or changed, while it was brought."""
 
 
 def ingest(
     spark: SparkSession,
-    logs: str,
+    logs: str | Sequence[str],
     lake: Lake,
     *,
-    files_max: int = FILES_MAX,
+    batch_bytes: int | None = None,
     said: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Bring every finished file that is in `logs` now, a folder or a pattern of folders, and is not
-    in the lake yet. `said` hears each batch's manifest.
+    """Bring every finished file that is in `logs` now, folders or patterns of folders, and is not
+    in the lake yet. `said` is called with each batch's manifest.
 
-    Returns what came: sums of the manifests' `lines`, `messages` and `quarantined`, and `files`.
+    `batch_bytes` bounds a batch, but it has one file at least. Returns what came: sums of the
+    manifests' `lines`, `messages` and `quarantined`, and `files`.
 
     Raises:
-        LakeError: the lake is not one, or another job is at work in it.
+        LakeError: one of `logs` does not exist; or its files go away faster than they are read.
     """
-    lake.check()
+    places = [logs] if isinstance(logs, str) else list(logs)
+    cores = spark.sparkContext.defaultParallelism
     brought: list[dict[str, Any]] = []
-    known: set[str] = set()
-    problems: list[LakeError] = []
-
-    def one(batch: DataFrame, number: int) -> None:
-        try:
-            bring(batch, number)
-        except LakeError as problem:  # Spark tells of it in a page of Java
-            problems.append(problem)
-            raise
-
-    def bring(batch: DataFrame, number: int) -> None:
-        lake.forget(number)
-        if not known:
-            known.update(file["name"] for one in lake.manifests() for file in one["files"])
-        manifest = _bring(lake, batch, number, known)
-        known.update(file["name"] for file in manifest["files"])
-        brought.append(manifest)
-        said(manifest)
-
-    query = (
-        _lines(spark, logs, files_max)
-        .writeStream.foreachBatch(one)
-        .option("checkpointLocation", str(lake.root / CHECKPOINT))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    except StreamingQueryException:
-        if problems:
-            raise problems[0] from None
-        raise
+    known = Known(lake.manifests())
+    with _set(spark, _SETTINGS | {"spark.sql.sources.parallelPartitionDiscovery.parallelism":
+                                  str(cores)}):  # fmt: skip
+        new = [one for one in sources.listed(spark, places) if not known.has(one)]
+        for batch in batches(new, batch_bytes or BATCH_BYTES * cores):
+            manifest = _bring(spark, lake, batch, known)
+            if manifest is not None:
+                brought.append(manifest)
+                said(manifest)
     return totals(brought)
 
 
-def _lines(spark: SparkSession, logs: str, files_max: int) -> DataFrame:
-    """The stream of all lines, with the files that they are from."""
-    return (
-        spark.readStream.format("text")
-        .option("lineSep", "\n")
-        .option("pathGlobFilter", files.PATTERN)
-        .option("maxFilesPerTrigger", files_max)
-        # Else files that are a week older than the newest are passed over in silence.
-        .option("maxFileAge", "36500d")
-        .load(logs)
-        .select("value", F.col("_metadata.file_path").alias("path"))
-    )
+@contextlib.contextmanager
+def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Work with other settings for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def batches(new: Sequence[Listed], bytes_max: int) -> Iterator[list[Listed]]:
+    """Cut files into batches, in the order in which they were written, since a batch of few hours
+    is a batch of few folders. No two files of a batch have one name: rows are told apart by it."""
+    waiting = sorted(new, key=lambda one: (one.modified_unix_ms, one.name, one.path))
+    while waiting:
+        batch: dict[str, Listed] = {}
+        later: list[Listed] = []
+        size = 0
+        for place, one in enumerate(waiting):
+            if batch and (size + one.bytes > bytes_max or len(batch) == _FILES_MAX):
+                later += waiting[place:]
+                break
+            if one.name in batch:
+                later.append(one)
+            else:
+                batch[one.name] = one
+                size += one.bytes
+        yield list(batch.values())
+        waiting = later
 
 
 def totals(manifests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,103 +118,158 @@ def totals(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     return {**sums, "files": sum(len(manifest["files"]) for manifest in manifests)}
 
 
-def _bring(lake: Lake, batch: DataFrame, number: int, known: set[str]) -> dict[str, Any]:
-    """Write one batch, then its manifest, which is returned. `known` names files of others."""
+# --- One batch ----------------------------------------------------------------------------------
+
+
+def _bring(
+    spark: SparkSession, lake: Lake, batch: list[Listed], known: Known
+) -> dict[str, Any] | None:
+    """Bring the new files of a batch. Returns its manifest; None when all have gone."""
     began = time.monotonic()
-    text = batch.persist()
-    try:
-        verdicts, taken, repeated = _verdicts(text, known)
-        marked = text.join(F.broadcast(verdicts), on="path", how="inner")
-        judged = lines.judge(
-            lines.parse(marked), closed_before=lake.state()["closed_before"]
-        ).persist()
-        try:
-            manifest = _counted(judged) | {
-                "batch": number, "files": taken, "repeated_files": repeated,
-            }  # fmt: skip
-            for kind in KINDS:
-                if manifest["lines"].get(kind):
-                    rows = lines.rows(judged, kind).withColumn("batch", F.lit(number))
-                    rows.write.mode("append").partitionBy(*_FOLDERS).parquet(str(lake.spans(kind)))
-            if manifest["quarantined"]:
-                bad = lines.faulty(judged).withColumn("batch", F.lit(number))
-                bad.write.mode("append").partitionBy("batch").parquet(str(lake.quarantine))
-        finally:
-            judged.unpersist()
-    finally:
-        text.unpersist()
-    manifest["seconds"] = round(time.monotonic() - began, 3)
+    number = (lake.batches() or [-1])[-1] + 1
+    fresh, repeated = known.sort(_identified(spark, batch))
+    for _ in range(_TRIES):
+        lake.forget(number)
+        counts = _staged(spark, lake, fresh, known)
+        if counts is not None:
+            break
+        fresh = [file for file in fresh if sources.is_same(spark, _listed(file))]
+    else:
+        raise LakeError("files of the log change while they are read; try again")
+    if not fresh and not repeated:
+        return None
+    lake.place(number)
+    manifest = counts | {
+        "batch": number,
+        "files": [file.entry() for file in fresh],
+        "repeated_files": [files.place_of(file) for file in repeated],
+        "seconds": round(time.monotonic() - began, 3),
+    }
     write_json(lake.manifest(number), manifest)
     return manifest
 
 
-def _verdicts(
-    text: DataFrame, known: set[str]
-) -> tuple[DataFrame, list[dict[str, Any]], list[str]]:
-    """(path, file, whole) of each file to be taken, what the manifest says of them, and the names
-    of those that were taken before."""
-    may_be = F.col("value").contains(f'"{END}"')
-    last = F.when(may_be & (F.get_json_object("value", "$.kind") == END), F.lit(1))
-    read = text.groupBy("path").agg(
-        F.count("*").alias("lines"), F.count(last).alias("ends")
-    ).collect()  # fmt: skip
-    names = {row["path"]: unquote(Path(row["path"]).name) for row in read}
-    fresh: dict[str, Any] = {}
-    repeated = []
-    for row in sorted(read, key=lambda row: str(row["path"])):
-        name = names[row["path"]]
-        if name in known or name in (names[path] for path in fresh):
-            repeated.append(name)
+def _listed(file: File) -> Listed:
+    return Listed(file.path, file.bytes, file.modified_unix_ms)
+
+
+def _identified(spark: SparkSession, batch: list[Listed]) -> list[File]:
+    for _ in range(_TRIES):
+        try:
+            return [files.identify(raw) for raw in sources.read_ends(spark, batch)]
+        except FileNotFoundError:
+            batch = [one for one in batch if sources.exists(spark, one.path)]
+    raise LakeError("files of the log go away while they are read; try again")
+
+
+def _staged(
+    spark: SparkSession, lake: Lake, fresh: list[File], known: Known
+) -> dict[str, Any] | None:
+    """Write the lines of these files, and count them for the manifest. None: files have gone, or
+    did not have the lines that they should have, and it has to be done again without them."""
+    try:
+        counts, of_file = _counted(_written(spark, lake, fresh), fresh)
+    except _Gone:
+        return None
+    return None if _corrected(spark, fresh, of_file, known) else counts
+
+
+def _written(spark: SparkSession, lake: Lake, fresh: list[File]) -> DataFrame | None:
+    """Write every line of these files into the staging folder, once. Returns the rows, a few of
+    whose columns may be read; None: there is no line.
+
+    Raises:
+        _Gone: one of them has gone.
+    """
+    bad = [file.name for file in fresh if file.fault]
+    paths = [file.path for file in fresh if file.bytes and file.fault != files.CONTRADICTS]
+    if not paths:
+        return None
+    try:
+        text = sources.load(spark, "text", paths).select("value", sources.name().alias("file"))
+    except FileNotFoundError:
+        raise _Gone from None
+    whole = ~F.col("file").isin(bad) if bad else F.lit(True)
+    parsed = lines.parse(text.withColumn("whole", whole))
+    judged = lines.judge(parsed, closed_before=lake.state()["closed_before"])
+    staged = str(lake.staging)
+    lines.staged(judged).write.mode("overwrite").partitionBy(*PLACE.names).parquet(staged)
+    return spark.read.schema(StructType([*STAGED.fields, *PLACE.fields])).parquet(staged)
+
+
+def _corrected(
+    spark: SparkSession, fresh: list[File], of_file: dict[str, int], known: Known
+) -> bool:
+    """Whether a file did not have as many lines as its last line says. When the file is still
+    there, this is its fault."""
+    wrong = [
+        file for file in fresh if not file.fault and of_file.get(file.name, 0) != file.lines + 1
+    ]
+    for file in wrong:
+        if sources.is_same(spark, _listed(file)):
+            file.fault = files.WRONG_COUNT
+            known.doubt(file)
+    return bool(wrong)
+
+
+def _counted(staged: DataFrame | None, fresh: list[File]) -> tuple[dict[str, Any], dict[str, int]]:
+    """(the counts of a manifest; the lines of each file by its name). Sets the files' times.
+
+    The manifest counts the lines of each kind, their messages, the quarantined lines by reason, and
+    has the hours of each kind."""
+    manifest: dict[str, Any] = {"lines": {}, "messages": {}, "quarantined": {}}
+    hours: set[tuple[str, str, int]] = set()
+    of_file: dict[str, int] = {}
+    by_name = {file.name: file for file in fresh}
+    for row in _groups(staged) if staged is not None else ():
+        of_file[row["file"]] = of_file.get(row["file"], 0) + row["lines"]
+        _note(by_name[row["file"]], row)
+        if row["kind"] == QUARANTINE:
+            part, name = "quarantined", row["reason"]
         else:
-            fresh[row["path"]] = row
-    spark = text.sparkSession
-    paths = spark.sparkContext.parallelize(list(fresh), max(1, len(fresh)))
-    rows, taken = [], []
-    for one in paths.map(files.check).collect():
-        came = fresh[one.path]
-        fault = one.fault
-        if fault == "gone" and came["ends"]:
-            fault = ""  # removed behind us, after it was read to its end
-        elif not fault and came["lines"] != one.lines + 1:
-            raise LakeError(f"{one.path} was read in part; try again")
-        rows.append((one.path, names[one.path], not fault))
-        taken.append(
-            {"name": names[one.path], "lines": came["lines"], "fault": fault,
-             "recovered": one.recovered}
-        )  # fmt: skip
-    return spark.createDataFrame(rows, _VERDICT), taken, repeated
+            part, name = "lines", row["named"] if row["kind"] == PASSED else row["kind"]
+        manifest[part][name] = manifest[part].get(name, 0) + row["lines"]
+        if row["kind"] in KINDS:
+            hours.add((name, row["date"].isoformat(), row["hour"]))
+            if name != POSITION:
+                sums = manifest["messages"]
+                sums[name] = sums.get(name, 0) + row["messages"]
+    for file in fresh:
+        if file.fault and file.fault != files.CONTRADICTS:
+            file.lines = of_file.get(file.name, 0)
+    return manifest | {"hours": sorted(hours)}, of_file
 
 
-def _counted(judged: DataFrame) -> dict[str, Any]:
-    """What a manifest says of the lines: how many of each kind, of how many messages, how many
-    are quarantined for what, and which hours of which kind they belong to."""
-    # What was never logged counts messages of its own: three numbers in a line.
+def _groups(staged: DataFrame) -> list[Row]:
+    """The counts of each file, folder, reason and kind."""
+    # A line about what was never logged counts messages of its own: three numbers in a line.
     lost = F.col("certified") + F.col("dispatched") + F.col("settled")
-    # What was answered `unknown` is not certified, or stands in a line of its own when it is.
-    told = F.when(F.coalesce("outcome", F.lit("")) == UNKNOWN, 0).otherwise(F.col("messages"))
-    kind = F.when(F.col("fault").isNull(), F.coalesce("kind", F.lit("none")))
-    groups = (
-        judged.select(kind.alias("kind"), "fault", "date", "hour", "recipients",
-                      told.alias("messages"),
-                      F.when(F.col("kind") == UNLOGGED, lost).otherwise(0).alias("lost"))
-        .groupBy("kind", "fault", "date", "hour")
+    # A publish answered `unknown` is not certified, or has a line of its own when it is.
+    certain = F.when(F.coalesce("outcome", F.lit("")) == UNKNOWN, 0).otherwise(F.col("messages"))
+    weight = F.when(F.col("kind") == UNLOGGED, lost).otherwise(certain * F.col("recipients"))
+    is_bad = F.col("kind") == QUARANTINE
+    return (
+        staged.select(
+            "kind", "date", "hour", "file", "named", "gateway", weight.alias("messages"),
+            F.when(is_bad, F.col("reason")).alias("reason"), lines.time().alias("at_unix_us"),
+        )
+        .groupBy("kind", "date", "hour", "file", "named", "reason")
         .agg(
             F.count("*").alias("lines"),
-            F.sum(F.col("messages") * F.col("recipients") + F.col("lost")).alias("messages"),
+            F.sum("messages").alias("messages"),
+            F.min("at_unix_us").alias("since_unix_us"),
+            F.max("at_unix_us").alias("until_unix_us"),
+            F.max("gateway").alias("gateway"),
         )
         .collect()
     )  # fmt: skip
-    manifest: dict[str, Any] = {"lines": {}, "messages": {}, "quarantined": {}}
-    hours: set[tuple[str, str, int]] = set()
-    for row in groups:
-        if row["kind"] is None:
-            part, name = "quarantined", row["fault"]
-        else:
-            part, name = "lines", row["kind"]
-            if name in KINDS:
-                hours.add((name, row["date"].isoformat(), row["hour"]))
-                sums = manifest["messages"]
-                if name != POSITION:
-                    sums[name] = sums.get(name, 0) + row["messages"]
-        manifest[part][name] = manifest[part].get(name, 0) + row["lines"]
-    return manifest | {"hours": sorted(hours)}
+
+
+def _note(file: File, row: Row) -> None:
+    """Add the times of some lines to those of their file."""
+    since, until = row["since_unix_us"], row["until_unix_us"]
+    if since is not None:
+        file.since_unix_us = min(since, file.since_unix_us or since)
+        file.until_unix_us = max(until, file.until_unix_us or until)
+    if file.gateway is None:
+        file.gateway = row["gateway"]

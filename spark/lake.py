@@ -1,15 +1,17 @@
-"""Where things are in the lake, and what makes them appear all at once or not at all.
+"""The folders of a lake, and how a batch appears in them all at once or not at all.
 
-    <lake>/spans/<kind>/date=…/hour=…/batch=…/*.parquet   what ingest brought
-    <lake>/quarantine/batch=…/*.parquet                   lines that it did not believe, as they are
-    <lake>/batches/00000007.json                          what batch 7 brought; the batch counts
-                                                          from the moment this file is there
-    <lake>/checkpoint/                                    Spark's, of ingest
-    <lake>/rollup/table=<table>/…                         what the other jobs made of it
+    <lake>/spans/<kind>/date=…/hour=…/batch=…/*.parquet   rows that ingest brought
+    <lake>/quarantine/batch=…/*.parquet                   lines that it did not believe, verbatim
+    <lake>/batches/00000007.json                          the manifest of batch 7: its files and
+                                                          counts; the batch counts from the moment
+                                                          this file exists
+    <lake>/staging/                                       the batch that is under way
+    <lake>/rollup/table=<table>/…                         tables that the other jobs made of it
     <lake>/state.json                                     which batches rollup knows, what is closed
 
 Any folder will do that the driver and every worker see under one name. One job at a time works on
-a lake: `Lake.alone` waits for nobody and refuses the second.
+a lake: `Lake.alone` waits for nobody and refuses the second. A lake of an earlier version has a
+folder `checkpoint`, which nobody reads any more.
 """
 
 import contextlib
@@ -25,10 +27,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from spark.schema import KINDS, table
+from spark.schema import DERIVED, KINDS, QUARANTINE, stored, table
 
 STATE: Final = "state.json"
-CHECKPOINT: Final = "checkpoint"
 BATCHES: Final = "batches"
 ROLLUP: Final = "rollup"
 
@@ -79,6 +80,11 @@ class Lake:
         """The lines that ingest did not believe."""
         return self.root / "quarantine"
 
+    @property
+    def staging(self) -> Path:
+        """The batch that is under way, with one folder for each that it will fill."""
+        return self.root / "staging"
+
     def rollup(self, name: str) -> Path:
         """A table that another job made."""
         return self.root / ROLLUP / f"table={name}"
@@ -116,26 +122,27 @@ class Lake:
 
     def forget(self, batch: int) -> None:
         """Undo a batch, also one that was only begun: first it does not count any more, then what
-        it brought goes. A batch that is not there stays so."""
+        it brought goes. A batch that does not exist stays so."""
         self.manifest(batch).unlink(missing_ok=True)
         for kind in KINDS:
             for folder in self.spans(kind).glob(f"date=*/hour=*/batch={batch}"):
                 shutil.rmtree(folder)
-            shutil.rmtree(self.spans(kind) / "_temporary", ignore_errors=True)
         shutil.rmtree(self.quarantine / f"batch={batch}", ignore_errors=True)
-        shutil.rmtree(self.quarantine / "_temporary", ignore_errors=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
 
-    def check(self) -> None:
-        """Refuse a lake whose checkpoint is gone: ingest would bring everything a second time.
-
-        Raises:
-            LakeError: so it is.
-        """
-        if self.batches() and not (self.root / CHECKPOINT / "commits").is_dir():
-            raise LakeError(
-                f"{self.root} has batches, but no checkpoint that says what is in them; "
-                "ingest into an empty lake"
-            )
+    def place(self, batch: int) -> None:
+        """Move the staged folders to where they are read; they do not count yet."""
+        for folder in sorted(self.staging.glob("kind=*/date=*/hour=*")):
+            kind = folder.parent.parent.name.removeprefix("kind=")
+            if kind in KINDS:
+                target = self.spans(kind) / folder.parent.name / folder.name / f"batch={batch}"
+            elif kind == QUARANTINE:
+                target = self.quarantine / f"batch={batch}"
+            else:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
+        shutil.rmtree(self.staging, ignore_errors=True)
 
     # --- State ----------------------------------------------------------------------------------
 
@@ -156,8 +163,10 @@ class Lake:
         batches = self.batches()
         if not batches or not any(self.spans(kind).glob("date=*")):
             return spark.createDataFrame([], table(kind))
-        rows = spark.read.schema(table(kind)).parquet(str(self.spans(kind)))
-        return rows.where(F.col("batch") <= batches[-1])
+        rows = spark.read.schema(stored(kind)).parquet(str(self.spans(kind)))
+        derived = {name: F.col(of) for name, of in DERIVED.get(kind, {}).items()}
+        counting = rows.where(F.col("batch") <= batches[-1]).withColumns(derived)
+        return counting.select(*table(kind).names)
 
     def read_rollup(self, spark: SparkSession, name: str, schema: StructType) -> DataFrame:
         """A table that another job made; none of its rows, where it was not made yet."""

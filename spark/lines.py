@@ -15,16 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark import schema
-from spark.schema import (
-    CERTIFIED,
-    DISPATCHED,
-    KINDS,
-    POSITION,
-    SETTLED,
-    SPANS,
-    UNKNOWN,
-    UNLOGGED,
-)
+from spark.schema import CERTIFIED, KINDS, SETTLED, UNKNOWN
 
 NOT_JSON: Final = "not_json"
 WRONG_SCHEMA: Final = "schema"
@@ -46,7 +37,7 @@ _MASK: Final = rf"\A0x[1-9a-f][0-9a-f]{{0,{_DIGITS_MAX - 1}}}\z"
 
 def parse(lines: DataFrame) -> DataFrame:
     """`value`, `file` and whatever else → the same with the fields of LINE, absent ones as the
-    protocol means them, and `messages`, `at_unix_us`, `date`, `hour`."""
+    protocol means them, and `messages`, `times`, `at_unix_us`, `date`, `hour`."""
     shape = StructType([*schema.LINE.fields, StructField(_CORRUPT, schema.LINE["kind"].dataType)])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     read = lines.withColumn("line", F.from_json("value", shape, options))
@@ -54,13 +45,28 @@ def parse(lines: DataFrame) -> DataFrame:
     return _filled(flat)
 
 
+# --- Pushes -------------------------------------------------------------------------------------
+
+
 def _number(push: Column, index: Column | int) -> Column:
     return F.get(push, index).try_cast("bigint")
 
 
+def _is_plain(push: Column) -> Column:
+    """Whether a push has one range, as almost all have. Pushes that all are so take a short way,
+    since a function of a list costs a hundred times what an expression does."""
+    is_timed = F.get(push, 1).isNull() | _number(push, 1).isNotNull()
+    is_ranged = (_number(push, 2) >= 0) & _number(push, 3).isNotNull()
+    return F.coalesce((F.size(push) == 4) & is_timed & is_ranged, F.lit(False))
+
+
+def _run_of(push: Column, first: Column, last: Column) -> Column:
+    return F.array(_number(push, 0), first, F.try_add(F.try_subtract(last, first), F.lit(1)))
+
+
 def _runs_of_push(push: Column) -> Column:
-    """The runs that it names, in order, those of a mask message by message; of what is no push, a
-    run that is not good."""
+    """The runs of a push in order, those of a mask message by message. Something that is no push
+    has a run that is not good."""
     is_masked = (F.size(push) == 4) & F.get(push, 3).rlike(_MASK)
     is_even = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
     is_timed = F.get(push, 1).isNull() | _number(push, 1).isNotNull()
@@ -71,8 +77,7 @@ def _runs_of_push(push: Column) -> Column:
 
 def _ranged(push: Column) -> Column:
     def run(index: Column) -> Column:
-        first, last = _number(push, 2 * index + 2), _number(push, 2 * index + 3)
-        return F.array(_number(push, 0), first, F.try_add(F.try_subtract(last, first), F.lit(1)))
+        return _run_of(push, _number(push, 2 * index + 2), _number(push, 2 * index + 3))
 
     ranges = (F.size(push) / 2).cast("int") - 1
     return F.transform(F.sequence(F.lit(0), ranges - 1), run)
@@ -101,38 +106,49 @@ def _bits_of_digits() -> Column:
     return F.create_map(*found)
 
 
-def _pushed() -> Column:
-    """Of each push of a `settled` line: its runs, and when it was given out."""
-    return F.transform(
-        "pushes",
-        lambda push: F.struct(_runs_of_push(push).alias("runs"), _number(push, 1).alias("at")),
-    )
+def _runs_of_pushes() -> Column:
+    plain = F.transform("pushes", lambda push: _run_of(push, _number(push, 2), _number(push, 3)))
+    return F.when(F.col("plain"), plain).otherwise(F.flatten(F.transform("pushes", _runs_of_push)))
 
 
-def _times_of_runs() -> Column:
-    """When each of the runs of a `settled` line was given out."""
-    return F.flatten(
-        F.transform("pushed", lambda push: F.array_repeat(push["at"], F.size(push["runs"])))
-    )
+def _times_of_pushes() -> Column:
+    """When each of the runs was given out."""
+
+    def times(push: Column) -> Column:
+        return F.array_repeat(_number(push, 1), F.size(_runs_of_push(push)))
+
+    plain = F.transform("pushes", lambda push: _number(push, 1))
+    return F.when(F.col("plain"), plain).otherwise(F.flatten(F.transform("pushes", times)))
+
+
+# --- Lines --------------------------------------------------------------------------------------
+
+
+def _messages_of(runs: str) -> Column:
+    """How many messages the runs have; -1, when a run is not [partition, first, count]."""
+
+    def added(sum_: Column, run: Column) -> Column:
+        partition, first, count = [F.get(run, index) for index in range(3)]
+        is_good = (F.size(run) == 3) & (partition >= 0) & (first >= 0) & (count > 0) & (sum_ >= 0)
+        bad = F.lit(-1).cast("bigint")
+        return F.when(is_good, F.coalesce(F.try_add(sum_, count), bad)).otherwise(bad)
+
+    return F.aggregate(runs, F.lit(0).cast("bigint"), added)
 
 
 def _filled(flat: DataFrame) -> DataFrame:
-    flat = flat.withColumn("pushed", _pushed())
-    runs = F.when(F.col("kind") == SETTLED, F.flatten("pushed.runs")).otherwise(F.col("runs"))
-    flat = flat.withColumn("runs", runs)
-    total = F.aggregate(
-        "runs",
-        F.lit(0).cast("bigint"),
-        lambda sum_, run: F.try_add(sum_, F.coalesce(F.get(run, 2), F.lit(0))),
-    )
     kind = F.col("kind")
-    at = (
-        F.when(kind == CERTIFIED, F.coalesce("certified_unix_us", "accepted_unix_us"))
-        .when(kind == DISPATCHED, F.col("dispatched_unix_us"))
-        .when(kind == SETTLED, F.col("settled_unix_us"))
-        .when(kind == UNLOGGED, F.col("until_unix_us"))
-        .when(kind == POSITION, F.col("at_unix_us"))
+    settled = flat.withColumn("plain", F.forall("pushes", _is_plain))
+    is_settled = kind == SETTLED
+    flat = settled.withColumns(
+        {
+            "runs": F.when(is_settled, _runs_of_pushes()).otherwise(F.col("runs")),
+            "times": F.when(is_settled, _times_of_pushes()),
+        }
     )
+    at = F.lit(None).cast("bigint")
+    for name, fields in schema.TIME.items():
+        at = F.when(kind == name, F.coalesce(*fields)).otherwise(at)
     numbers = ("stepped_us", "bytes", "duplicates", "certified", "dispatched", "settled", "spans",
                "open", "dying")  # fmt: skip
     zeros = {name: F.coalesce(F.col(name), F.lit(0)) for name in numbers}
@@ -140,16 +156,19 @@ def _filled(flat: DataFrame) -> DataFrame:
         zeros
         | {
             "recipients": F.coalesce("recipients", F.lit(1)),
-            "messages": F.coalesce(total, "messages", F.lit(0)),
+            "messages": F.coalesce(_messages_of("runs"), "messages", F.lit(0)),
             "attempt": F.coalesce("attempt", F.lit(1)),
             "keys": F.try_to_binary(F.coalesce("keys", F.lit("")), F.lit("base64")),
             "at_unix_us": at,
         }
     )
-    moment = F.timestamp_micros(
-        F.when(F.col("at_unix_us").between(_FIRST_US, _LAST_US), F.col("at_unix_us"))
-    )
+    moment = F.timestamp_micros(time())
     return timed.withColumns({"date": F.to_date(moment), "hour": F.hour(moment)})
+
+
+def time() -> Column:
+    """`at_unix_us`; null for a time that no clock shows."""
+    return F.when(F.col("at_unix_us").between(_FIRST_US, _LAST_US), F.col("at_unix_us"))
 
 
 def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
@@ -164,8 +183,8 @@ def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
         .when(F.col(_CORRUPT).isNotNull() | F.col("kind").isNull(), NOT_JSON)
         .when(~F.coalesce("schema", F.lit(0)).isin(*schema.SCHEMAS), WRONG_SCHEMA)
         .when(known & _is_missing(), MISSING)
-        .when(known & ~_runs_are_good("runs"), WRONG_RUNS)
-        .when(known & ~_runs_are_good("duplicate_runs"), WRONG_RUNS)
+        .when(known & F.col("runs").isNotNull() & ~(F.col("messages") >= 0), WRONG_RUNS)
+        .when(known & F.coalesce(_messages_of("duplicate_runs") < 0, F.lit(False)), WRONG_RUNS)
         .when((F.col("kind") == CERTIFIED) & ~_keys_are_good(), WRONG_KEYS)
         .when(known & F.col("date").isNull(), WRONG_TIME)
         .when(known & late, LATE)
@@ -185,16 +204,6 @@ def _is_missing() -> Column:
     return reduce(or_, map(lacks, KINDS)) | (certified & times)
 
 
-def _runs_are_good(name: str) -> Column:
-    """No runs, or runs that are [partition, first, count] with a count."""
-
-    def good(run: Column) -> Column:
-        numbers = [F.coalesce(F.get(run, index), F.lit(-1)) for index in range(3)]
-        return (F.size(run) == 3) & (numbers[0] >= 0) & (numbers[1] >= 0) & (numbers[2] > 0)
-
-    return F.col(name).isNull() | F.coalesce(F.forall(name, good), F.lit(False))
-
-
 def _keys_are_good() -> Column:
     """One hash for each message of the runs."""
     has_runs = F.coalesce(F.col("outcome"), F.lit("")) != UNKNOWN
@@ -202,17 +211,21 @@ def _keys_are_good() -> Column:
     return F.coalesce(F.length("keys") == wanted, F.lit(False))
 
 
-def rows(judged: DataFrame, kind: str) -> DataFrame:
-    """The rows of a table, with the columns of its folders but `batch`."""
-    found = judged.where(F.col("fault").isNull() & (F.col("kind") == kind))
-    if kind == SETTLED:
-        found = found.withColumn("dispatched_unix_us", _times_of_runs())
-    wanted = [F.col(field.name).cast(field.dataType) for field in SPANS[kind].fields]
-    return found.select(*wanted, "date", "hour")
-
-
-def faulty(judged: DataFrame) -> DataFrame:
-    """The lines that are not believed, as they came."""
-    return judged.where(F.col("fault").isNotNull()).select(
-        "value", "file", F.col("fault").alias("reason")
-    )
+def staged(judged: DataFrame) -> DataFrame:
+    """The row of each line, with the columns of STAGED and `kind`, `date`, `hour`: the table and
+    the folders that it belongs to."""
+    is_bad, kind = F.col("fault").isNotNull(), F.col("kind")
+    is_kept = ~is_bad & kind.isin(*KINDS)
+    place = F.when(is_bad, schema.QUARANTINE).when(is_kept, kind).otherwise(schema.PASSED)
+    special = {
+        "value": F.when(is_bad, F.col("value")),
+        "named": F.when(place == schema.PASSED, kind),
+        "reason": F.coalesce("fault", "reason"),
+        "dispatched_unix_us": F.col("times"),
+    }
+    columns = [
+        special.get(field.name, F.col(field.name)).cast(field.dataType).alias(field.name)
+        for field in schema.STAGED.fields
+    ]
+    folders = [F.when(is_kept, F.col(name)).alias(name) for name in ("date", "hour")]
+    return judged.select(*columns, place.alias("kind"), *folders)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from spark.files import parse_name
+from spark.files import CONTRADICTS, parse_name
 
 MISSING: Final = "missing_file"
 DAMAGED: Final = "damaged_file"
@@ -51,6 +51,8 @@ class _File(NamedTuple):
     since: int | None
     until: int | None
     is_over: bool
+    contradicts: bool
+    """A whole file of its number, with other lines."""
 
 
 def losses(manifests: Sequence[dict[str, Any]], unlogged: Iterable[dict[str, Any]]) -> list[Loss]:
@@ -95,6 +97,7 @@ def _by_gateway(manifests: Sequence[dict[str, Any]]) -> dict[str, list[_File]]:
                 file.get("since_unix_us"),
                 file.get("until_unix_us"),
                 bool(file.get("recovered")),
+                file["fault"] == CONTRADICTS,
             )
         )
     return files
@@ -102,11 +105,11 @@ def _by_gateway(manifests: Sequence[dict[str, Any]]) -> dict[str, list[_File]]:
 
 def _of_files(gateway: str, files: list[_File]) -> list[Loss]:
     whole = {file.number: file for file in files if file.is_whole}
-    broken = {file.number: file for file in files if file.number not in whole}
+    broken = {file.number: file for file in files if file.number not in whole or file.contradicts}
     last = max(file.number for file in files)
     found = []
     for number in range(1, last + 1):
-        if number in whole:
+        if number in whole and number not in broken:
             continue
         since, until = _around(whole, number, last)
         if number in broken:

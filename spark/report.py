@@ -1,7 +1,7 @@
 """All jobs one after the other, and the page that shows what came of them."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark.figures import collect
-from spark.ingest import FILES_MAX, ingest
+from spark.ingest import ingest
 from spark.lake import Lake
 from spark.order_audit import audit
 from spark.page import page
@@ -22,8 +22,8 @@ from spark.usage import usage
 class Wanted:
     """What a report is made of."""
 
-    logs: str
-    """A folder of finished files, or a pattern of such folders."""
+    logs: str | Sequence[str]
+    """Folders of finished files, or patterns of such folders."""
     lake: Path
     out: Path
     usage: Path | None = None
@@ -32,7 +32,8 @@ class Wanted:
     until: datetime.date | None = None
     targets: Targets = NO_TARGETS
     title: str = "Tocsin: where the time went"
-    files_max: int = FILES_MAX
+    batch_bytes: int | None = None
+    """Of the log in a batch of ingest; None: as many as suit the machine."""
     keep_days: int | None = None
     """How many days of spans stay when they are rolled up; None: all."""
 
@@ -70,7 +71,7 @@ def ingest_step(
         progress.say(f"{files:,} files")
 
     with progress.step("ingest"):
-        came = ingest(spark, wanted.logs, lake, files_max=wanted.files_max, said=heard)
+        came = ingest(spark, wanted.logs, lake, batch_bytes=wanted.batch_bytes, said=heard)
         bad = sum(came["quarantined"].values())
         progress.say(
             f"{came['files']:,} files, {sum(came['lines'].values()):,} lines"

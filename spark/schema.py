@@ -1,8 +1,9 @@
-"""What a line of the delivery log has, and what becomes of it: explicit, never inferred.
+"""The fields of a line of the delivery log, and the columns made of them: explicit, never inferred.
 
 The names are those of PROTOCOL.md. A line is one JSON object of one `kind`, in which what is null
 or 0 is left out; LINE has the fields of all kinds. SPANS has the columns of a table for each kind,
-one row a line; what is REQUIRED has to be in the line, or the line is damaged.
+one row a line. A line without a field that is REQUIRED is damaged. A new kind is an entry in each
+of KINDS, SPANS, REQUIRED and TIME, and its fields in LINE.
 """
 
 from typing import Final
@@ -31,6 +32,10 @@ UNLOGGED: Final = "unlogged"
 END: Final = "end"
 KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED, POSITION, UNLOGGED)
 """Each has a table of its own. Other kinds are passed over: new ones may come."""
+QUARANTINE: Final = "quarantine"
+"""The place of the lines that are not believed."""
+PASSED: Final = "passed"
+"""The place of the lines that are counted and not kept."""
 
 ACKED: Final = "acked"
 GONE: Final = "gone"
@@ -147,16 +152,48 @@ REQUIRED: Final = {
     ),
     UNLOGGED: ("gateway", "since_unix_us", "certified", "dispatched", "settled"),
 }
-"""Besides the line's time. What was left out because it is 0 is filled in before this is asked."""
+"""Besides the line's time. Fields left out because they are 0 are filled in before."""
+
+TIME: Final = {
+    CERTIFIED: ("certified_unix_us", "accepted_unix_us"),
+    DISPATCHED: ("dispatched_unix_us",),
+    SETTLED: ("settled_unix_us",),
+    POSITION: ("at_unix_us",),
+    UNLOGGED: ("until_unix_us",),
+}
+"""The fields that say to which hour a line belongs: the first one that the line has."""
+
+DERIVED: Final = {DISPATCHED: {"dispatched_unix_us": "at_unix_us"}}
+"""Columns of a table that equal another one, which alone is stored: `dispatched_unix_us` is a list
+in the rows of `settled`, and all kinds are written at once."""
 
 FOLDERS: Final = struct(date=DateType(), hour=IntegerType(), batch=IntegerType())
 """The columns that stand in the names of folders: date=2026-01-31/hour=23/batch=7."""
-
-QUARANTINE: Final = struct(
-    value=StringType(), file=StringType(), reason=StringType(), batch=IntegerType()
-)
 
 
 def table(kind: str) -> StructType:
     """All columns of the table of a kind."""
     return StructType([*SPANS[kind].fields, *FOLDERS.fields])
+
+
+def stored(kind: str) -> StructType:
+    """The columns of its files, and those of its folders."""
+    derived = DERIVED.get(kind, {})
+    return StructType([field for field in table(kind).fields if field.name not in derived])
+
+
+def _staged() -> StructType:
+    columns: dict[str, DataType] = {"value": StringType(), "named": StringType()}
+    for kind in KINDS:
+        for field in stored(kind).fields:
+            if field.name not in FOLDERS.names:
+                known = columns.setdefault(field.name, field.dataType)
+                assert known == field.dataType, f"{field.name} has two types"
+    return struct(**columns)
+
+
+STAGED: Final = _staged()
+"""The row of any line while its batch is under way: the columns of all kinds; `value` and `reason`
+of a line that is not believed; `named`, the kind of one that is passed over."""
+PLACE: Final = struct(kind=StringType(), date=DateType(), hour=IntegerType())
+"""The columns of its folders meanwhile."""

@@ -37,8 +37,13 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     ingest = job("ingest", "bring the log's finished files into the lake")
-    ingest.add_argument("--logs", required=True, help="a folder, or a pattern of folders")
-    ingest.add_argument("--files-max", type=int, default=16, help="in a batch [16]")
+    ingest.add_argument(
+        "--logs", action="append", required=True, metavar="FOLDER",
+        help="a folder, or a pattern of folders; may be given several times",
+    )  # fmt: skip
+    ingest.add_argument(
+        "--batch-bytes", type=int, help="bytes of the log in a batch [512 MiB for each core]"
+    )
     rollup = job("rollup", "roll up what has changed, by minute, hour and day")
     rollup.add_argument(
         "--target", action="append", default=[], metavar="[QUEUE=]SECONDS",
@@ -71,7 +76,7 @@ def wanted_of(given: argparse.Namespace) -> "Wanted":
     nothing = Wanted(logs="", lake=given.lake, out=Path())
     match given.job:
         case "ingest":
-            return replace(nothing, logs=given.logs, files_max=given.files_max)
+            return replace(nothing, logs=given.logs, batch_bytes=given.batch_bytes)
         case "rollup":
             return replace(nothing, targets=parse_targets(given.target, float))
         case "usage":

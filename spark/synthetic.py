@@ -130,7 +130,7 @@ class Synthetic:
             self._frame(faults.get(number))
         self._positions("released")
         for gateway in self._gateways:
-            self._finish(gateway)
+            self._finish(gateway, is_last=True)
         self._write_usage(folder / "usage")
         return self.answers
 
@@ -354,12 +354,16 @@ class Synthetic:
              "step_us": by_us, "stepped_us": gateway.stepped_us},
         )  # fmt: skip
 
-    def _finish(self, gateway: _Gateway) -> None:
-        if not gateway.lines:
+    def _finish(self, gateway: _Gateway, *, is_last: bool = False) -> None:
+        """Write a file. The last one says that its process is over: nothing comes behind it."""
+        if not gateway.lines and not is_last:
             return
         gateway.number += 1
         name = f"{gateway.name}-{gateway.began_unix_ms}-{gateway.number:06}.jsonl"
-        write_file(self._folder / name, gateway.name, gateway.lines)
+        write_file(
+            self._folder / name, gateway.name, gateway.lines,
+            began_unix_ms=gateway.began_unix_ms, number=gateway.number, recovered=is_last,
+        )  # fmt: skip
         gateway.lines = []
 
     def _write_usage(self, folder: Path) -> None:
@@ -394,11 +398,11 @@ def without(runs: list[Run], odd: Run) -> list[Run]:
     return [run for run in cut if run[2]]
 
 
-def write_file(path: Path, gateway: str, lines: list[bytes]) -> None:
-    """Write a finished file of these lines: it appears as a whole."""
+def write_file(path: Path, gateway: str, lines: list[bytes], **more: int) -> None:
+    """Write a finished file of these lines: it appears as a whole. `more` is of its last line."""
     body = b"".join(lines)
     end = {"schema": SCHEMA, "kind": "end", "gateway": gateway, "lines": len(lines),
-           "crc32": zlib.crc32(body)}  # fmt: skip
+           "crc32": zlib.crc32(body)} | more  # fmt: skip
     part = path.with_name(path.name + ".part")
     part.write_bytes(body + json.dumps(end, separators=(",", ":")).encode() + b"\n")
     part.rename(path)

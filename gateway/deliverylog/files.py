@@ -66,7 +66,7 @@ class LogFile:
 
     def finish(self, gateway: str) -> Path:
         """Its last line, and its name. Returns what it is called now."""
-        end = end_line(gateway, self.lines, self._crc)
+        end = end_line(self.path, gateway, self.lines, self._crc)
         written = os.write(self._file, end)
         if written < len(end):
             os.ftruncate(self._file, self.bytes)
@@ -85,9 +85,13 @@ class LogFile:
         self.path.unlink(missing_ok=True)
 
 
-def end_line(gateway: str, lines: int, crc32: int, *, recovered: bool = False) -> bytes:
-    """The last line of a file."""
-    end = End(schema=SCHEMA, gateway=gateway, lines=lines, crc32=crc32, recovered=recovered)
+def end_line(part: Path, gateway: str, lines: int, crc32: int, *, recovered: bool = False) -> bytes:
+    """The last line of a file, which says also what its name says, since copies are renamed."""
+    _, began_unix_ms, number = place_of(part) or (None, None, None)
+    end = End(
+        schema=SCHEMA, gateway=gateway, lines=lines, crc32=crc32, began_unix_ms=began_unix_ms,
+        number=number, recovered=recovered,
+    )  # fmt: skip
     return encode(end) + b"\n"
 
 

@@ -205,6 +205,10 @@ class End(_Line, tag="end", kw_only=True, gc=False):
     lines: int
     crc32: int
     """Of all bytes before this line."""
+    began_unix_ms: int | None = None
+    """When the process began, by its own clock."""
+    number: int | None = None
+    """Which of its files this is, from 1."""
     recovered: bool = False
     """Another start has finished it."""
 

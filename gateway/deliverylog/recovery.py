@@ -161,6 +161,6 @@ def _finish(part: Path, gateway: str, found: Found, more: bytes) -> None:
             file.seek(found.size_bytes)
             lines = found.lines + bool(more)
             crc32 = zlib.crc32(more, found.crc32)
-            file.write(more + end_line(gateway, lines, crc32, recovered=True))
+            file.write(more + end_line(part, gateway, lines, crc32, recovered=True))
             file.flush()
     os.rename(part, finished_name(part))

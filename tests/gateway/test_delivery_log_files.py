@@ -89,6 +89,7 @@ def test_a_file_is_finished_by_its_last_line_and_its_name(tmp_path: Path) -> Non
     assert path.name == f"{GATEWAY}-{BEGAN_MS}-000001.jsonl"
     lines, end = read(path)
     assert (len(lines), end["gateway"], "recovered" in end) == (1, GATEWAY, False)
+    assert (end["began_unix_ms"], end["number"]) == (BEGAN_MS, 1)
     assert (parts(tmp_path), log.number) == ([], 2)
 
 
@@ -104,17 +105,18 @@ def test_a_file_is_due_when_it_is_full_or_old(
     assert log.due_s(now=now) == due_s
 
 
-@pytest.mark.parametrize(("bytes_max", "kept"), [(500, 4), (400, 3)])
+@pytest.mark.parametrize(("bytes_max", "kept"), [(1000, 4), (800, 3)])
 def test_the_oldest_files_go_so_that_there_is_room_for_one_more(
     tmp_path: Path, bytes_max: int, kept: int
 ) -> None:
-    end = len(b'{"kind":"end","schema":1,"gateway":"%b","lines":1,"crc32":}\n' % GATEWAY.encode())
-    line = b"x" * (100 - end - 11) + b"\n"
-    log = files(tmp_path, Bounds(bytes_max=bytes_max, age_s=3600, file_bytes=100, file_s=60))
+    end = b'{"kind":"end","schema":1,"gateway":"%b","lines":1,"crc32":,' % GATEWAY.encode()
+    end += b'"began_unix_ms":%d,"number":1}\n' % BEGAN_MS
+    line = b"x" * (200 - len(end) - 11) + b"\n"
+    log = files(tmp_path, Bounds(bytes_max=bytes_max, age_s=3600, file_bytes=200, file_s=60))
     for _ in range(6):
         log.append(line, 1, now=0)
         log.finish(wall=0)
-        assert sum(path.stat().st_size for path in finished(tmp_path)) <= bytes_max - 100
+        assert sum(path.stat().st_size for path in finished(tmp_path)) <= bytes_max - 200
     numbers = [place[2] for path in finished(tmp_path) if (place := place_of(path))]
     assert numbers == list(range(7 - kept, 7))
 
@@ -261,7 +263,7 @@ def test_what_a_kill_left_is_cut_to_whole_lines_and_finished(tmp_path: Path) -> 
 
     lines, (end,) = killed(tmp_path, happened)
     assert [line["pushes"][0][2] for line in lines] == [1, 2]
-    assert end["recovered"] is True
+    assert (end["recovered"], end["began_unix_ms"], end["number"] > 0) == (True, BEGAN_MS, True)
 
 
 def test_what_was_counted_and_not_written_is_told_after_a_kill(tmp_path: Path) -> None:
@@ -434,7 +436,7 @@ def test_a_push_that_a_disk_has_damaged_stops_no_start(tmp_path: Path, push: str
     recover(tmp_path)
     lines, end = read(finished(tmp_path)[0])
     assert [line["pushes"][0][2] for line in lines] == [1]
-    assert end["recovered"] is True
+    assert (end["recovered"], end["began_unix_ms"], end["number"] > 0) == (True, BEGAN_MS, True)
 
 
 def test_counts_of_every_kind_are_those_of_the_lines(tmp_path: Path) -> None:

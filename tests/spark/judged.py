@@ -70,14 +70,27 @@ def position(event: str, frontier: int, at: int = T0 - 50, **more: Any) -> dict[
 
 
 def write_log(
-    folder: Path, number: int, lines: Sequence[object], *, gateway: str = GATEWAY
+    folder: Path,
+    number: int,
+    lines: Sequence[object],
+    /,
+    *,
+    gateway: str = GATEWAY,
+    name: str | None = None,
+    **more: Any,
 ) -> Path:
-    """A finished file of these lines: objects, or bytes as they stand."""
+    """A finished file of these lines: objects, or bytes as they stand. Its process is over, since
+    nothing comes behind it. `more` goes into its last line; None takes a field away, as files of
+    older gateways lack some."""
     raw = [line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines]
     body = b"".join(raw)
-    end = {"schema": 1, "kind": "end", "gateway": gateway, "lines": len(raw),
-           "crc32": zlib.crc32(body)}  # fmt: skip
+    end = {
+        "schema": 2, "kind": "end", "gateway": gateway, "lines": len(raw),
+        "crc32": zlib.crc32(body), "began_unix_ms": BEGAN_MS, "number": number,
+        "recovered": True,
+    } | more  # fmt: skip
+    end = {field: value for field, value in end.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{gateway}-{BEGAN_MS}-{number:06}.jsonl"
+    path = folder / (name or f"{gateway}-{BEGAN_MS}-{number:06}.jsonl")
     path.write_bytes(body + json.dumps(end).encode() + b"\n")
     return path

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 KILLS = 20
 START_S_MAX = 180.0
-"""A JVM, a session and a stream, on a machine that is busy."""
+"""A JVM, a session and a batch, on a machine that is busy."""
 
 
 def start(job: str, lake: Path, *arguments: str, said: Path) -> "subprocess.Popen[bytes]":
@@ -45,12 +45,12 @@ def moments(lake: Path) -> dict[str, Callable[[], object]]:
     """What can be seen of a batch that is under way, from its beginning to its end."""
     spans = lake / "spans"
     return {
-        "offsets": lambda: sorted((lake / "checkpoint/offsets").glob("[0-9]*")),
-        "staged": lambda: sorted(spans.glob("*/_temporary/*")),
+        "begun": lambda: sorted((lake / "staging").glob("*")),
+        "written": lambda: sorted((lake / "staging/_temporary").glob("*/*/*/*")),
+        "staged": lambda: sorted((lake / "staging").glob("kind=*/date=*/hour=*")),
         "a kind": lambda: sorted(spans.glob("certified/date=*/hour=*/batch=*")),
         "all kinds": lambda: sorted(spans.glob("settled/date=*/hour=*/batch=*")),
         "manifest": lambda: sorted((lake / "batches").glob("[0-9]*")),
-        "commit": lambda: sorted((lake / "checkpoint/commits").glob("[0-9]*")),
     }
 
 
@@ -84,7 +84,7 @@ def test_killed_again_and_again_ingest_brings_everything_once(tmp_path: Path) ->
     rng = random.Random(seed)
     answers = Synthetic(Plan(messages=100 * (8 * KILLS + 16), lines_max=20)).write(tmp_path)
     logs, lake, said = tmp_path / "delivery", tmp_path / "lake", tmp_path / "said"
-    arguments = ("--logs", str(logs), "--files-max", "1")
+    arguments = ("--logs", str(logs), "--batch-bytes", "1")
     seen = Counter[str]()
     for _ in range(KILLS):
         name, changed = rng.choice(list(moments(lake).items()))

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tocsin.cli.main import cli
 from gateway.deliverylog.lines import SCHEMA, runs_of
 from spark import files, losses, synthetic
 from spark.failures import SENTENCE_MAX, explain
+from spark.ingest import batches
 from spark.job import LOGS_MAX, open_log
 from spark.progress import Progress
 from spark.schema import SCHEMAS
@@ -27,17 +30,39 @@ from spark.submit import parser
 from spark.synthetic import Plan, Synthetic, without
 from spark.usage import Clues, find_reasons
 from tests.layout.tree import ROOT
-from tests.spark.judged import GATEWAY, certified, percentile_us, write_log
+from tests.spark.judged import BEGAN_MS, GATEWAY, certified, percentile_us, write_log
 
 # --- Files --------------------------------------------------------------------------------------
 
 
+def as_read(path: Path) -> files.Raw:
+    data = path.read_bytes()
+    last = b"\n".join(data.split(b"\n")[-2:])
+    listed = files.Listed(f"file:{path}", len(data), int(path.stat().st_mtime * 1000))
+    return files.Raw(listed, last, zlib.crc32(data[: len(data) - len(last)]))
+
+
 def test_a_file_is_what_its_last_line_says(tmp_path: Path) -> None:
-    path = write_log(tmp_path, 1, [certified([[0, n, 1]]) for n in range(3)])
-    assert files.check(path.as_uri()) == (path.as_uri(), 3, "", False)
+    path = write_log(tmp_path, 4, [certified([[0, n, 1]]) for n in range(3)], name="any.jsonl")
+    assert files.identify(as_read(path)).recovered
+    path = write_log(tmp_path, 4, [certified([[0, n, 1]]) for n in range(3)], name="any.jsonl",
+                     recovered=None)  # fmt: skip
+    file = files.identify(as_read(path))
+    assert (file.name, file.gateway, file.number, file.lines) == ("any.jsonl", GATEWAY, 4, 3)
+    assert (file.began_unix_ms, file.fault, file.recovered) == (BEGAN_MS, "", False)
 
 
-@pytest.mark.parametrize("change", ["flip", "drop a line", "add a line", "cut", "empty"])
+def test_the_number_of_an_older_gateways_file_is_that_of_its_name(tmp_path: Path) -> None:
+    old: dict[str, Any] = {"began_unix_ms": None, "number": None}
+    file = files.identify(as_read(write_log(tmp_path, 4, [], **old)))
+    assert (file.gateway, file.began_unix_ms, file.number) == (GATEWAY, BEGAN_MS, 4)
+    renamed = files.identify(as_read(write_log(tmp_path, 4, [], name="x.jsonl", **old)))
+    assert (renamed.gateway, renamed.number, renamed.fault) == (GATEWAY, None, "")
+    other = write_log(tmp_path, 4, [], name=f"other-{BEGAN_MS}-000004.jsonl", **old)
+    assert files.identify(as_read(other)).number is None
+
+
+@pytest.mark.parametrize("change", ["flip", "drop a line", "add a line", "cut", "empty", "end"])
 def test_a_changed_file_is_noticed(tmp_path: Path, change: str) -> None:
     path = write_log(tmp_path, 1, [certified([[0, n, 1]]) for n in range(3)])
     data = path.read_bytes()
@@ -48,18 +73,53 @@ def test_a_changed_file_is_noticed(tmp_path: Path, change: str) -> None:
         "add a line": lines[0] + data,
         "cut": data[:-1],
         "empty": b"",
+        "end": data.replace(b'"number": 1', b'"number": "1"'),
     }
     path.write_bytes(changed[change])
-    assert files.check(path.as_uri()).fault in ("checksum", "no good last line")
+    file = files.identify(as_read(path))
+    assert file.fault in (files.WRONG_SUM, files.NO_END)
+    assert file.crc32 == zlib.crc32(changed[change])
+    assert (file.gateway, file.number) == (GATEWAY, 1)
 
 
-def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
-    assert files.check((tmp_path / "none.jsonl").as_uri()).fault == "gone"
+def entry(number: int | None, lines: int = 1, fault: str = "", crc32: int = 7) -> files.File:
+    return files.File(
+        name="x", path=f"file:/{number}/{lines}/{crc32}", bytes=100 * lines, modified_unix_ms=1,
+        gateway=GATEWAY, began_unix_ms=BEGAN_MS, number=number, lines=lines, crc32=crc32,
+        fault=fault, recovered=False,
+    )  # fmt: skip
 
 
-def test_missing_files_are_told_by_the_names_of_the_others() -> None:
-    names = [f"{GATEWAY}-17-{n:06}.jsonl" for n in (1, 2, 5)] + ["other-18-000001.jsonl", "x"]
-    assert files.missing(names) == {GATEWAY: [3, 4]}
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (entry(1, 5), None),
+        (entry(1, 4, crc32=8), None),
+        (entry(1, 5, crc32=8), files.CONTRADICTS),
+        (entry(1, 6, crc32=8), files.CONTRADICTS),
+        (entry(2, 5, crc32=8), ""),
+        (entry(None, 6, crc32=8), ""),
+        (entry(1, 5, files.WRONG_SUM, crc32=8), files.WRONG_SUM),
+    ],
+)
+def test_a_second_file_repeats_the_first_or_contradicts_it_or_is_new(
+    second: files.File, expected: str | None
+) -> None:
+    known = files.Known([{"files": [entry(1, 5).entry()], "repeated_files": []}])
+    fresh, repeated = known.sort([replace(second, path="file:/elsewhere")])
+    assert [file.fault for file in fresh] == ([] if expected is None else [expected])
+    assert len(repeated) == (expected is None)
+    assert known.sort([replace(second, path="file:/third", fault=second.fault)])[0] == []
+
+
+def test_batches_have_bytes_enough_and_no_name_twice() -> None:
+    def listed(path: str, size: int, at: int) -> files.Listed:
+        return files.Listed(f"file:/{path}", size, at)
+
+    new = [listed("a/3", 60, 3), listed("a/1", 60, 1), listed("b/1", 60, 2), listed("a/2", 40, 1),
+           listed("a/4", 500, 4)]  # fmt: skip
+    found = [[one.path[6:] for one in batch] for batch in batches(new, 100)]
+    assert found == [["a/1", "a/2"], ["b/1"], ["a/3"], ["a/4"]]
 
 
 # --- What is not there --------------------------------------------------------------------------
@@ -73,9 +133,9 @@ def manifest_file(number: int, **more: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def told(*files: dict[str, object]) -> list[tuple[str, int | None, int | None, int | None]]:
+def told(*entries: dict[str, object]) -> list[tuple[str, int | None, int | None, int | None]]:
     """(reason, number, since, until) of each loss; None: nothing bounds it."""
-    found = losses.losses([{"files": files}], [])
+    found = losses.losses([{"files": entries}], [])
     shown = [loss.shown() for loss in found]
     return [(o["reason"], o["number"], o["since_unix_us"], o["until_unix_us"]) for o in shown]
 
@@ -92,6 +152,15 @@ def test_a_damaged_file_is_a_loss_until_a_whole_one_comes() -> None:
     over = manifest_file(3, recovered=True)
     assert told(manifest_file(1), damaged, over) == [("damaged_file", 2, 19, 30)]
     assert told(manifest_file(1), damaged, over, manifest_file(2)) == []
+    other = manifest_file(2, fault=files.CONTRADICTS, since_unix_us=None, until_unix_us=None)
+    whole = (manifest_file(1), manifest_file(2), over)
+    assert told(*whole, other) == [("damaged_file", 2, 19, 30)]
+
+
+def test_a_file_has_the_number_of_its_last_line_and_not_of_its_name() -> None:
+    names = [entry(number, 1, crc32=7).entry() for number in (1, 3)]
+    renamed = [one | {"name": f"{GATEWAY}-17-000009.jsonl"} for one in names]
+    assert losses.missing(losses.losses([{"files": renamed}], [])) == {GATEWAY: [2]}
 
 
 def test_what_a_killed_gateway_lost_is_the_end_of_its_log() -> None:
@@ -134,7 +203,7 @@ def test_its_answers_are_those_of_its_lines(tmp_path: Path) -> None:
     answers = Synthetic(Plan(messages=3_000, faults=("gap", "hole"))).write(tmp_path)
     found: dict[str, int] = {}
     for path in (tmp_path / "delivery").iterdir():
-        assert files.check(path.as_uri()).fault == ""
+        assert files.identify(as_read(path)).fault == ""
         for text in path.read_text().splitlines():
             line = json.loads(text)
             runs = line.get("runs") or runs_of(line.get("pushes", []))
@@ -355,7 +424,7 @@ def test_old_logs_are_removed_and_nothing_else(tmp_path: Path) -> None:
 def test_every_job_can_be_submitted() -> None:
     for job in ("rollup", "usage", "order-audit"):
         assert parser().parse_args([job, "--lake", "x"]).job == job
-    assert parser().parse_args(["ingest", "--lake", "x", "--logs", "y"]).files_max == 16
+    assert parser().parse_args(["ingest", "--lake", "x", "--logs", "y"]).batch_bytes is None
 
 
 # --- Usage --------------------------------------------------------------------------------------
