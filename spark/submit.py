@@ -1,7 +1,7 @@
-"""The jobs for `spark-submit`, each alone: on a cluster, from cron.
+"""The jobs for `spark-submit`, all or one: on a cluster, from cron.
 
-    spark-submit --master spark://host:7077 spark/submit.py ingest \\
-        --logs '/logs/*/delivery' --lake /lake
+    spark-submit --master spark://host:7077 spark/submit.py all \\
+        --logs '/logs/*/delivery' --lake /lake --out /lake/report.html
 
 `python -m spark` is the same on this machine. Needs nothing but PySpark: neither the broker nor its
 client is installed on a cluster. The exit codes are those of `spark.job`.
@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,26 +36,31 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("--memory", help="of Java on this machine [2g]; not with spark-submit")
         return made
 
+    whole = job("all", "ingest, rollup, usage, order-audit and report")
     ingest = job("ingest", "bring the log's finished files into the lake")
-    ingest.add_argument(
-        "--logs", action="append", required=True, metavar="FOLDER",
-        help="a folder, or a pattern of folders; may be given several times",
-    )  # fmt: skip
-    ingest.add_argument(
-        "--batch-bytes", type=int, help="bytes of the log in a batch [512 MiB for each core]"
-    )
+    for one in (whole, ingest):
+        one.add_argument(
+            "--logs", action="append", required=True, metavar="FOLDER",
+            help="a folder, or a pattern of folders; may be given several times",
+        )  # fmt: skip
+        one.add_argument(
+            "--batch-bytes", type=int, help="bytes of the log in a batch [512 MiB for each core]"
+        )
     rollup = job("rollup", "roll up what has changed, by minute, hour and day")
-    rollup.add_argument(
-        "--target", action="append", default=[], metavar="[QUEUE=]SECONDS",
-        help="how long a delivery may take: 0.2, orders=0.05",
-    )  # fmt: skip
+    for one in (whole, rollup):
+        one.add_argument(
+            "--target", action="append", default=[], metavar="[QUEUE=]SECONDS",
+            help="how long a delivery may take: 0.2, orders=0.05",
+        )  # fmt: skip
     usage = job("usage", "usage by tenant and day, beside the usage log")
-    usage.add_argument("--usage", type=Path, help="the folder of the usage log")
+    for one in (whole, usage):
+        one.add_argument("--usage", type=Path, help="the folder of the usage log")
     job("order-audit", "check the order of every message")
     report = job("report", "the page of what is in the lake")
-    report.add_argument("--out", type=Path, required=True)
-    report.add_argument("--since", type=datetime.date.fromisoformat)
-    report.add_argument("--until", type=datetime.date.fromisoformat)
+    for one in (whole, report):
+        one.add_argument("--out", type=Path, required=True, help="the page")
+        one.add_argument("--since", type=datetime.date.fromisoformat, metavar="DATE")
+        one.add_argument("--until", type=datetime.date.fromisoformat, metavar="DATE")
     close = job("close", "remove the spans of days before this one; their figures stay")
     close.add_argument("--before", type=datetime.date.fromisoformat, required=True)
     synthetic = jobs.add_parser("synthetic", help="write a log that no broker wrote")
@@ -73,17 +78,12 @@ def wanted_of(given: argparse.Namespace) -> "Wanted":
     """
     from spark.report import Wanted, parse_targets
 
-    nothing = Wanted(logs="", lake=given.lake, out=Path())
-    match given.job:
-        case "ingest":
-            return replace(nothing, logs=given.logs, batch_bytes=given.batch_bytes)
-        case "rollup":
-            return replace(nothing, targets=parse_targets(given.target, float))
-        case "usage":
-            return replace(nothing, usage=given.usage)
-        case "report":
-            return replace(nothing, out=given.out, since=given.since, until=given.until)
-    return nothing
+    names = {field.name for field in fields(Wanted)}
+    said: dict[str, Any] = {"logs": "", "out": Path()} | vars(given)
+    return Wanted(
+        targets=parse_targets(getattr(given, "target", []), float),
+        **{name: value for name, value in said.items() if name in names},
+    )
 
 
 def run(
@@ -97,8 +97,11 @@ def run(
     from spark import report
     from spark.rollup import close
 
+    wanted = wanted_of(given)
     if given.job == "close":
         return close(lake, before=given.before)
+    if given.job == "all":
+        return report.report(spark, wanted, progress)
     steps: dict[str, Callable[[SparkSession, Lake, Wanted, Progress], Any]] = {
         "ingest": report.ingest_step,
         "rollup": report.rollup_step,
@@ -106,7 +109,7 @@ def run(
         "order-audit": report.audit_step,
         "report": report.write_page,
     }
-    return steps[given.job](spark, lake, wanted_of(given), progress)
+    return steps[given.job](spark, lake, wanted, progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,7 +146,7 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         wanted_of(given)
     except ValueError as wrong:
         top.error(f"{wrong} is no target; write 0.2 or orders=0.05")
-    if given.job == "report":
+    if "out" in given:
         check_place(given.out)
     done = run_job(
         given.job,
@@ -152,7 +155,8 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         memory=given.memory,
     )
     sys.stdout.write(json.dumps(done) + "\n")
-    return EXIT_BROKEN if isinstance(done, dict) and any(done.get("faults", {}).values()) else 0
+    audit = done.get("order_audit", done) if isinstance(done, dict) else {}
+    return EXIT_BROKEN if any(audit.get("faults", {}).values()) else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def only_pyspark(folder: Path) -> Path:
     """An environment as `pip install pyspark` makes it."""
     made = _environment(folder, lambda name: name.startswith(("pyspark", "py4j")))
     for file in distribution("pyspark").files or ():
-        if file.parts[-2] == "bin" and ".." in file.parts:
+        if ".." in file.parts and file.parent.name == "bin":
             shutil.copy2(SCRIPTS / file.name, made / "bin")
     return made
 

@@ -24,9 +24,11 @@ from spark.failures import SENTENCE_MAX, explain
 from spark.ingest import batches
 from spark.job import LOGS_MAX, open_log
 from spark.progress import Progress
+from spark.report import Wanted
+from spark.rollup import Targets
 from spark.schema import SCHEMAS
 from spark.session import NotInstalled, Unreachable, check_installed, check_master
-from spark.submit import parser
+from spark.submit import parser, wanted_of
 from spark.synthetic import Plan, Synthetic, without
 from spark.usage import Clues, find_reasons
 from tests.layout.tree import ROOT
@@ -425,6 +427,13 @@ def test_every_job_can_be_submitted() -> None:
     for job in ("rollup", "usage", "order-audit"):
         assert parser().parse_args([job, "--lake", "x"]).job == job
     assert parser().parse_args(["ingest", "--lake", "x", "--logs", "y"]).batch_bytes is None
+    given = parser().parse_args(
+        ["all", "--lake", "x", "--logs", "y", "--out", "z", "--target", "a=0.5", "--usage", "u"]
+    )
+    assert wanted_of(given) == Wanted(
+        logs=["y"], lake=Path("x"), out=Path("z"), usage=Path("u"),
+        targets=Targets(None, {"a": 500_000}),
+    )  # fmt: skip
 
 
 # --- Usage --------------------------------------------------------------------------------------
