@@ -136,7 +136,7 @@ def open_session(
     is_submitted = master is None and "PYSPARK_GATEWAY_PORT" in os.environ
     where = master or "local[*]"
     is_local = not is_submitted and where.startswith("local")
-    _prepare_environment(is_local=is_local)
+    prepare_environment(is_local=is_local)
     settings = {"spark.app.name": name} | SETTINGS
     if scratch is not None:
         settings["spark.sql.warehouse.dir"] = (scratch / "warehouse").as_uri()
@@ -175,7 +175,7 @@ def java_process() -> "subprocess.Popen[bytes] | None":
     return getattr(SparkContext._gateway, "proc", None)
 
 
-def _prepare_environment(*, is_local: bool) -> None:
+def prepare_environment(*, is_local: bool) -> None:
     """Set what Java and the workers take from the environment: this Python rather than the first
     one on the PATH, the Spark that belongs to this PySpark, and names of files in UTF-8."""
     import pyspark

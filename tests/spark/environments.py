@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from importlib.metadata import distribution
 from pathlib import Path
 
 from tests.layout.tree import ROOT
@@ -18,9 +17,9 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 def only_pyspark(folder: Path) -> Path:
     """An environment as `pip install pyspark` makes it."""
     made = _environment(folder, lambda name: name.startswith(("pyspark", "py4j")))
-    for file in distribution("pyspark").files or ():
-        if ".." in file.parts and file.parent.name == "bin":
-            shutil.copy2(SCRIPTS / file.name, made / "bin")
+    names = [path.name for path in (PACKAGES / "pyspark/bin").iterdir()]
+    for name in (*names, "find_spark_home.py"):
+        shutil.copy2(SCRIPTS / name, made / "bin")
     return made
 
 

@@ -93,7 +93,9 @@ class Cluster:
         deadline = time.monotonic() + START_S_MAX
         log = self.folder / f"{name}.log"
         while re.search(pattern, log.read_text(errors="replace")) is None:
-            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            said = log.read_text(errors="replace")[-3000:]
+            assert all(process.poll() is None for process in self._processes), said
+            assert time.monotonic() < deadline, said
             time.sleep(0.05)
 
     def stop(self) -> None:
