@@ -113,7 +113,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     places = {
-        "/var/tmp/spark": str(tmp_path / "work"), "/opt/spark": str(tmp_path / "env"),
+        "/var/tmp/spark": str(tmp_path / "work"), "/srv/spark": str(tmp_path / "env"),
         "/logs": str(tmp_path / "logs"), "/lake": str(tmp_path / "lake"),
         "HOST": "127.0.0.1", "7077": port,
     }  # fmt: skip
