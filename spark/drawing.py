@@ -107,8 +107,9 @@ def _short(x: float) -> str:
 
 def _svg(title: str, parts: list[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
-        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
+        f'<div class="wide"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title, quote=True)}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg></div>"
     )
 
 

@@ -31,7 +31,7 @@ _STYLE: Final = """
 background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 h1{font-size:26px;margin:0;overflow-wrap:anywhere}h2{font-size:18px;margin:36px 0 6px}
 h3{font-size:15px;margin:18px 0 4px}p{margin:4px 0 10px}a{color:inherit}
-.soft{color:var(--soft)}svg{display:block;width:100%;height:auto}
+.soft{color:var(--soft)}svg{display:block;width:100%;min-width:640px;height:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 .wide{overflow-x:auto}th,td{padding:4px 16px 4px 0;border-bottom:1px solid var(--rule);
 text-align:left;vertical-align:top}th{color:var(--soft);font-weight:500;vertical-align:bottom}

@@ -1071,9 +1071,9 @@ def test_the_report_is_one_page_that_loads_nothing(
         ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>")
     for expected in ("orders", "billing", "inversion: 1", "100 certified", "p99.9", "handling"):
         assert expected in text, expected
-    assert [line.split()[0] for line in (tmp_path / "said").read_text().splitlines()] == [
-        "ingest", "rollup", "usage", "order-audit", "report",
-    ]  # fmt: skip
+    # A step says more than once what it is at, where it takes long.
+    steps = [line.split()[0] for line in (tmp_path / "said").read_text().splitlines()]
+    assert list(dict.fromkeys(steps)) == ["ingest", "rollup", "usage", "order-audit", "report"]
 
 
 def test_the_page_has_the_figures_of_the_log_in_utc_whatever_zone_this_machine_is_in(

@@ -107,7 +107,8 @@ def test_ticks_are_round_times_whose_labels_neither_meet_nor_leave_the_page(
 
 
 def svg(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text[text.index("<svg") :])
+    end = "</svg>"
+    return ElementTree.fromstring(text[text.index("<svg") : text.index(end) + len(end)])
 
 
 def minutes(count: int) -> Axis:
