@@ -227,11 +227,9 @@ def _usage(used: DataFrame) -> Usage:
             "used_messages_out", "refusals",
         )
     ]  # fmt: skip
-    left = F.lit(0)
-    if "why" in usage.SCHEMA.names:
-        sums += [F.sum(F.abs(name)).alias(name) for name in ("left_in", "left_out")]
-        sums.append(F.concat_ws(",", F.collect_set("why")).alias("why"))
-        left = F.coalesce(F.col("left_in") + F.col("left_out"), left)
+    sums += [F.sum(F.abs(name)).alias(name) for name in ("left_in", "left_out")]
+    sums.append(F.concat_ws(",", F.collect_set("why")).alias("why"))
+    left = F.coalesce(F.col("left_in") + F.col("left_out"), F.lit(0))
     cube = used.cube("date", "tenant").agg(*sums, F.grouping_id().alias("_level"))
     whole = cube.withColumns({"left": left, "weight": F.col("messages_in") + F.col("messages_out")})
     order = [F.desc("left"), F.desc("weight"), F.desc("date"), F.col("tenant")]

@@ -1109,6 +1109,7 @@ def test_the_page_has_the_figures_of_the_log_in_utc_whatever_zone_this_machine_i
     slowest = [row["p99_us"] for row in figures.queues.rows]
     assert slowest == sorted(slowest, reverse=True)
     assert figures.usage.total["messages_in"] == run.answers.messages[CERTIFIED]
+    assert figures.usage.total["left_in"] == figures.usage.total["left_out"] == 0
 
 
 def test_of_many_queues_and_tenants_the_first_are_shown_and_all_are_counted(
