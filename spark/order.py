@@ -63,7 +63,8 @@ SETTLED_EARLY: Final = "settled_early"
 TWICE: Final = "certified_twice"
 DISORDER: Final = "disorder"
 WAITING: Final = "waiting"
-"""No finding: what a group has passed and may still give."""
+"""No finding: what a group has passed and may still give. Nothing waits in a segment that another
+one follows: an operator has moved the group."""
 
 UNOWNED: Final = "unowned"
 """Why a finding is not certain: no position says who owned the partition."""
@@ -135,12 +136,12 @@ def published(certified: DataFrame) -> DataFrame:
 def epochs(positions: DataFrame) -> DataFrame:
     """A row for each epoch: where, by whom, from when until when (`from_us` and `until_us` are of
     the gateway's clock without its steps, and `until_us` is when the gateway owned the place again,
-    FOREVER: never), `began_unix_us`, `ended_unix_us` (null: no line says so), `is_clean`, its
-    number in the order of epochs, its segment, and of the segment: `start` (below it nothing is
-    judged), `settled_below` (everything from `start` to there was settled by then; null: nothing
-    says so), `settled_unix_us` (when that was said), `undying_nth` and `undying_us` (the last
-    position at which nothing was dying); `previous_reach` (how far the epoch before had come, where
-    it had a clean end)."""
+    or a moment after it gave it up; FOREVER: neither), `began_unix_us`, `ended_unix_us` (null: no
+    line says so), `is_clean`, its number in the order of epochs, its segment, and of the segment:
+    `start` (below it nothing is judged), `settled_below` (everything from `start` to there was
+    settled by then; null: nothing says so), `settled_unix_us` (when that was said), `undying_nth`
+    and `undying_us` (the last position at which nothing was dying), `is_last` (of its place);
+    `previous_reach` (how far the epoch before had come, where it had a clean end)."""
     at = F.col("at_unix_us") - F.col("stepped_us")
     is_owned = F.col("event") == "owned"
     is_released = F.col("event") == "released"
@@ -152,6 +153,7 @@ def epochs(positions: DataFrame) -> DataFrame:
         F.min("steady_us").alias("seen_us"),
         F.min("at_unix_us").alias("began_unix_us"),
         F.max(F.when(is_released, F.col("at_unix_us"))).alias("ended_unix_us"),
+        F.max(F.when(is_released, F.col("steady_us"))).alias("released_us"),
         F.coalesce(F.max(F.when(is_released, F.col("is_clean"))), F.lit(False)).alias("is_clean"),
         F.max(F.when(is_owned, F.greatest("frontier", "ahead"))).alias("owned_from"),
         F.min("frontier").alias("seen_from"),
@@ -180,7 +182,8 @@ def _intervals(each: DataFrame) -> DataFrame:
     )
     with_begin = each.withColumn("from_us", F.coalesce(begins, F.lit(-FOREVER)))
     after = F.lead("from_us").over(mine)
-    return with_begin.withColumn("until_us", F.coalesce(after, F.lit(FOREVER)))
+    until = F.least(after, F.col("released_us") + TURN_US)
+    return with_begin.withColumn("until_us", F.coalesce(until, F.lit(FOREVER)))
 
 
 def _segments(each: DataFrame) -> DataFrame:
@@ -190,6 +193,7 @@ def _segments(each: DataFrame) -> DataFrame:
         "is_known": F.lit(True),
     })  # fmt: skip
     whole = Window.partitionBy("segment_id")
+    latest = F.max(F.struct("began_unix_us", "nth", F.col("segment_id").alias("id")))
     first = F.struct("nth", F.coalesce("owned_from", "seen_from").alias("start"))
     undying = F.when(
         F.col("undying_us").isNotNull(), F.struct("nth", "undying_us", "undying_unix_us")
@@ -199,6 +203,7 @@ def _segments(each: DataFrame) -> DataFrame:
         "told": F.col("settled"),
         "settled": F.max("settled").over(whole),
         "undying": F.max(undying).over(whole),
+        "is_last": latest.over(Window.partitionBy(*_PLACE))["id"] == F.col("segment_id"),
     }).select(
         *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us",
         "ended_unix_us", "is_clean", "owned_from", "start", "previous_reach", "reach",
@@ -206,7 +211,7 @@ def _segments(each: DataFrame) -> DataFrame:
         F.col("settled.frontier").alias("settled_below"),
         F.col("settled.at_unix_us").alias("settled_unix_us"),
         F.col("undying.nth").alias("undying_nth"), F.col("undying.undying_us").alias("undying_us"),
-        F.col("undying.undying_unix_us").alias("undying_unix_us"),
+        F.col("undying.undying_unix_us").alias("undying_unix_us"), "is_last",
     )  # fmt: skip
 
 
@@ -398,6 +403,7 @@ def _segments_of(owned: DataFrame) -> DataFrame:
     """A row for each segment."""
     same = (
         "start", "settled_below", "settled_unix_us", "undying_nth", "undying_us", "undying_unix_us",
+        "is_last",
     )  # fmt: skip
     return owned.groupBy("segment_id").agg(
         *[F.first(name).alias(name) for name in (*_PLACE, "queue", *same)]
@@ -545,7 +551,7 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
     what = (
         F.when(is_below & is_given, UNSETTLED)
         .when(is_below | (is_overdue & ~is_given), GAP)
-        .when(~is_given, WAITING)
+        .when(~is_given & F.col("is_last"), WAITING)
     )
     at = F.when(is_below, F.col("settled_unix_us")).otherwise(F.col("certified_unix_us"))
     judged_ = told.withColumns({

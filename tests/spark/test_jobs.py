@@ -861,6 +861,12 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         OWNED, *keyed(2), position("owned", 1, T0 + 90, epoch=3), dispatched([[0, 1, 1]]),
         acked(1, T0 + 100, T0 + 200), position("kept", 2, T0 + 900, epoch=3),
     ],
+    "lost beginning": [
+        OWNED, *keyed(2), dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000),
+        position("released", 1, T0 + 2_500, open=1),
+        dispatched([[0, 1, 1]], T0 + 200_000), acked(1, T0 + 200_000, T0 + 200_010),
+    ],
+    "sought behind": [*waits(), position("owned", 3, T0 + 9_000, epoch=3)],
     "moved": [
         OWNED, *keyed(2), position("owned", 1, T0 + 90, epoch=2), dispatched([[0, 1, 1]]),
         acked(1, T0 + 100, T0 + 200), position("kept", 2, T0 + 900, epoch=2),
