@@ -393,7 +393,7 @@ class Slot:
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
             self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
-        self.log.kept(self.delivery)
+        self.log.kept(self.delivery, abandoned=self._abandoned)
         confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:
             self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)

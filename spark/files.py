@@ -70,6 +70,8 @@ class File:
     """The lowest and the highest time of its lines, also of those of a file with a fault, as far as
     they can be read; None: it has none."""
     until_unix_us: int | None = None
+    is_last: bool = False
+    """Its process ended its log in order, and says that no file comes behind this one."""
 
     def entry(self) -> dict[str, Any]:
         """The JSON object that the manifest has of it."""
@@ -102,6 +104,7 @@ def identify(raw: Raw) -> File:
         crc32=raw.crc32 if is_whole else zlib.crc32(last, raw.crc32),
         fault="" if is_whole else NO_END if end is None else WRONG_SUM,
         recovered=bool(claimed.get("recovered")),
+        is_last=bool(claimed.get("is_last")),
     )  # fmt: skip
 
 

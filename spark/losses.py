@@ -2,8 +2,9 @@
 
 A gateway's files are numbered from 1, and each says in its last line how many lines it has. So a
 number without a whole file is a loss: of the time between the files around it. What comes after a
-gateway's last file may still come, unless that file was finished by another start (`recovered`):
-its process is over, and says in a line what it had not written.
+gateway's last file may still come, unless that file says that its process has ended its log
+(`is_last`), or was finished by another start (`recovered`), which says in a line what had not been
+written.
 """
 
 import itertools
@@ -96,7 +97,7 @@ def _by_gateway(manifests: Sequence[dict[str, Any]]) -> dict[str, list[_File]]:
                 not file["fault"],
                 file.get("since_unix_us"),
                 file.get("until_unix_us"),
-                bool(file.get("recovered")),
+                bool(file.get("recovered") or file.get("is_last")),
                 file["fault"] == CONTRADICTS,
             )
         )

@@ -64,9 +64,9 @@ class LogFile:
         self.lines += lines
         self._crc = zlib.crc32(data, self._crc)
 
-    def finish(self, gateway: str) -> Path:
+    def finish(self, gateway: str, *, is_last: bool = False) -> Path:
         """Its last line, and its name. Returns what it is called now."""
-        end = end_line(self.path, gateway, self.lines, self._crc)
+        end = end_line(self.path, gateway, self.lines, self._crc, is_last=is_last)
         written = os.write(self._file, end)
         if written < len(end):
             os.ftruncate(self._file, self.bytes)
@@ -85,12 +85,15 @@ class LogFile:
         self.path.unlink(missing_ok=True)
 
 
-def end_line(part: Path, gateway: str, lines: int, crc32: int, *, recovered: bool = False) -> bytes:
+def end_line(
+    part: Path, gateway: str, lines: int, crc32: int, *,
+    recovered: bool = False, is_last: bool = False,
+) -> bytes:  # fmt: skip
     """The last line of a file, which says also what its name says, since copies are renamed."""
     _, began_unix_ms, number = place_of(part) or (None, None, None)
     end = End(
         schema=SCHEMA, gateway=gateway, lines=lines, crc32=crc32, began_unix_ms=began_unix_ms,
-        number=number, recovered=recovered,
+        number=number, recovered=recovered, is_last=is_last,
     )  # fmt: skip
     return encode(end) + b"\n"
 
@@ -160,11 +163,15 @@ class Files:
             return 0.0
         return max(0.0, self._current.began + self._bounds.file_s - now)
 
-    def finish(self, *, wall: float) -> None:
-        """The file that is being written is finished; then the oldest go. There is none: nothing
-        happens."""
+    def finish(self, *, wall: float, is_last: bool = False) -> None:
+        """Finish the file that is being written, and remove the oldest ones. Where there is none,
+        nothing happens; but a log that ends says so in its last file (`is_last`), in an empty one
+        if need be."""
+        if self._current is None and is_last and self.number > 1:
+            name = name_of(self._gateway, self._began_unix_ms, self.number)
+            self._current = LogFile(self._folder / name, now=0.0)
         if self._current is not None:
-            self._current.finish(self._gateway)
+            self._current.finish(self._gateway, is_last=is_last)
             self._current = None
             self.number += 1
             drop_oldest(self._folder, self._bounds, wall=wall)

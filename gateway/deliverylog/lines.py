@@ -211,6 +211,8 @@ class End(_Line, tag="end", kw_only=True, gc=False):
     """Which of its files this is, from 1."""
     recovered: bool = False
     """Another start has finished it."""
+    is_last: bool = False
+    """The process ended its log in order: there is no file behind this one."""
 
 
 Line = Certified | Dispatched | Settled | Position | Unlogged | ClockStepped | End

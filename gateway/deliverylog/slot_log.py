@@ -100,11 +100,12 @@ class SlotLog:
             ahead=max(passed) + 1 if passed else None,
         )  # fmt: skip
 
-    def kept(self, delivery: Delivery) -> None:
-        """Log where its epoch stands, unless that was logged a moment ago."""
+    def kept(self, delivery: Delivery, *, abandoned: int) -> None:
+        """Log where its epoch stands, unless that was logged a moment ago. `abandoned`: messages
+        that its consumer left in flight."""
         if self._log.now_us() - self._stood_us >= KEPT_EVERY_US:
             self._stands(
-                "kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed,
+                "kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed + abandoned,
                 delivery.waiting.dead_count,
             )  # fmt: skip
 

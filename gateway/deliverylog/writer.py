@@ -200,7 +200,7 @@ class Writer:
 
     def _finish_file(self, *, at_end: bool = False) -> None:
         try:
-            self._files.finish(wall=self._wall())
+            self._files.finish(wall=self._wall(), is_last=at_end and not self._missing)
         except OSError as error:
             self._failed(error)
             return

@@ -93,6 +93,23 @@ def test_a_file_is_finished_by_its_last_line_and_its_name(tmp_path: Path) -> Non
     assert (parts(tmp_path), log.number) == ([], 2)
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["in the middle of a file", "behind one"])
+def test_a_log_that_ends_says_so_in_its_last_file(tmp_path: Path, is_open: bool) -> None:
+    """Whoever reads it need not wait for what comes behind it."""
+    log = files(tmp_path)
+    log.append(settled(1) + b"\n", 1, now=0)
+    if not is_open:
+        log.finish(wall=0)
+    log.finish(wall=0, is_last=True)
+    ends = [read(path)[1].get("is_last") for path in finished(tmp_path)]
+    assert ends == ([True] if is_open else [None, True])
+
+
+def test_a_log_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    files(tmp_path).finish(wall=0, is_last=True)
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("size", "now", "due_s"), [(99, 0, 60), (100, 0, 0), (1, 59, 1), (1, 60, 0)]
 )

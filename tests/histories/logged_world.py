@@ -42,14 +42,18 @@ from tests.waiting import becomes
 
 BASE_UNIX_S = 1_769_900_000.0
 """2026-01-31 22:53:20 UTC: when every history begins."""
-FILE_BYTES = 40_000
-"""Of a log file: each gateway has several."""
+FILE_BYTES = 200_000
+"""Of a log file: most gateways have one."""
 GATHER_S = 0.05
 """Acks wait so long for others."""
 Fate = Literal["ack", "nack", "reject", "forget", "extend", "start"]
 """What a handler does with a message. forget: nothing, its lease ends; start: the same, and it says
 that it has begun; extend: it prolongs its lease, and acks then."""
 Where = tuple[int, int]
+
+
+def _wall() -> float:
+    return time.time()  # as it is patched by then
 
 
 class OneClock:
@@ -106,6 +110,8 @@ class OneThread(VirtualLoop):
 class LoggedGateway(Gateway):
     """A gateway whose log is in files. `host`: the folder that it and those after it log to."""
 
+    town: "World"
+
     def __init__(self, world: "World", folder: Path, name: str, host: str) -> None:
         super().__init__(world, folder, name)
         self.host = host
@@ -117,7 +123,7 @@ class LoggedGateway(Gateway):
         self.metadata = SharedMetadata(town.catalog, town.listeners)
         self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
         config = Config(
-            data_dir=self.folder / self.host, delivery_log_file_bytes=FILE_BYTES,
+            data_dir=self.folder / self.host, delivery_log_file_bytes=self.town.file_bytes,
             delivery_log_file_s=3600, free_bytes_reserve=0,
         )  # fmt: skip
         config.data_dir.mkdir(mode=0o700, exist_ok=True)
@@ -152,6 +158,8 @@ class LoggedGateway(Gateway):
         self.cut_off()
         while sink.waiting_bytes:
             await asyncio.to_thread(time.sleep, 0.001)
+        for part in (self.broker.config.data_dir / FOLDER).glob("*.part"):
+            os.utime(part, (time.time(), time.time()))  # when it was written last, by this clock
 
 
 @dataclass(slots=True, eq=False)
@@ -350,11 +358,12 @@ class Client(Session):
 class World(Town):
     """One history: its gateways, its clients, its files."""
 
-    def __init__(self, folder: Path, name: str, seed: int) -> None:
+    def __init__(self, folder: Path, name: str, seed: int, file_bytes: int) -> None:
         super().__init__(folder)
         self.name = name
+        self.file_bytes = file_bytes
         self.random = Random(f"{name} {seed}")
-        self.memory = MemoryStorage(wall=time.time)  # as it is patched now
+        self.memory = MemoryStorage(wall=_wall)
         self.inbox = type(self.inbox)(self.memory.epoch_of)
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -485,12 +494,13 @@ class World(Town):
 
 
 def logs_of(
-    name: str, history: Callable[["World"], Awaitable[None]], seed: int, into: Path
-) -> list[Path]:
+    name: str, history: Callable[["World"], Awaitable[None]], seed: int, into: Path, *,
+    file_bytes: int = FILE_BYTES,
+) -> list[Path]:  # fmt: skip
     """Run a history of this name, and put its log files into folders of `into`, one for each host.
     Returns these folders."""
     with asyncio.Runner(loop_factory=OneThread) as runner, in_memory() as folder:
-        runner.run(_run(name, history, seed, folder))
+        runner.run(_run(World(folder, name, seed, file_bytes), history, f"{name} {seed}"))
         made = []
         for host in sorted(folder.glob("host*")):
             made.append(into / f"{name}-{host.name}" / FOLDER)
@@ -498,14 +508,11 @@ def logs_of(
         return made
 
 
-async def _run(
-    name: str, history: Callable[["World"], Awaitable[None]], seed: int, folder: Path
-) -> None:
+async def _run(world: "World", history: Callable[["World"], Awaitable[None]], seed: str) -> None:
     loop = asyncio.get_running_loop()
     unexpected: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unexpected.append(context))
-    with OneClock(loop, f"{name} {seed}").installed():
-        world = World(folder, name, seed)
+    with OneClock(loop, seed).installed():
         await world.open(1)
         try:
             await history(world)

@@ -106,11 +106,7 @@ class Planter:
         if found is None:
             return False
         segment, index = found
-        if self.log.lossy:  # what owners before had passed they may have settled, in lost lines
-            owned = segment[index].owned
-            if offset < max(owned.frontier, owned.ahead or 0):
-                return False
-        return any(
+        return self._is_fresh(place, offset, gateway, at_us) and any(
             position.frontier > offset and not position.open and position.at_unix_us > at_us
             for epoch in segment[index:]
             for position in epoch.positions
@@ -192,31 +188,28 @@ class Planter:
                     and self._is_closed(place, offset, line.gateway, line.settled_unix_us)
                     and self._given_in_epoch(place, offset, read)
                 ):
-                    self._drop(gave[0].read, number, offset)
-                    self._drop(read, number, offset)
+                    self._drop([gave[0].read, read], number, offset)
                     return self._planted("lost_message", "gap", line, [(number, offset)])
         return None
 
-    def _drop(self, read: Read, number: int, offset: int) -> None:
-        """Cut one message out of a line."""
-        one = raw(read)
-        if isinstance(read.line, Dispatched):
-            rest = [where for where in offsets_of(read.line.runs) if where != (number, offset)]
-            one["runs"] = [[*where, 1] for where in rest]
-            is_left = bool(rest)
-        else:
-            pushes: list[list[Any]] = []
-            for push in read.line.pushes:
-                for where in offsets_of(_alone(push)):
-                    if where != (number, offset):
-                        pushes.append([where[0], push[1], where[1], where[1]])
-            one["pushes"] = pushes
-            is_left = bool(pushes)
-        self._replace(read, [one] if is_left else [])
-
-    def _replace(self, read: Read, lines: list[dict[str, Any]]) -> None:
-        """Put these in its place. Other numbers of the file stay as long as it is one line."""
-        rewrite(read.path, {read.number: lines})
+    def _drop(self, reads: Iterable[Read], number: int, offset: int) -> None:
+        """Cut one message out of these lines."""
+        changes: dict[Path, dict[int, list[dict[str, Any]]]] = defaultdict(dict)
+        for read in reads:
+            one = raw(read)
+            if isinstance(read.line, Dispatched):
+                rest = [where for where in offsets_of(read.line.runs) if where != (number, offset)]
+                one["runs"] = left = [[*where, 1] for where in rest]
+            else:
+                one["pushes"] = left = [
+                    [where[0], push[1], where[1], where[1]]
+                    for push in read.line.pushes
+                    for where in offsets_of(runs_of([push]))
+                    if where != (number, offset)
+                ]
+            changes[read.path][read.number] = [one] if left else []
+        for path, lines in changes.items():
+            rewrite(path, lines)
 
     def lost_certified(self) -> Planted | None:
         """A line of what was stored, with more behind it."""
@@ -311,50 +304,58 @@ class Planter:
 
     def swapped_dispatched(self) -> Planted | None:
         """First deliveries of two messages of one key exchange their times."""
-        singles = self._singles()
-        for place, key in singles:
-            line = sorted(singles[place, key])
+        for (place, _), line in self._singles().items():
             for (first, one), (second, other) in pairwise(line):
+                if one is None or other is None:
+                    continue
                 times = one.line.dispatched_unix_us, other.line.dispatched_unix_us
-                if self._segment(place, one.line.gateway, times[0]) is None:
-                    continue
-                if one.line.gateway != other.line.gateway or times[1] - times[0] < 2_000:
-                    continue
-                if self._segment(place, one.line.gateway, times[0]) != self._segment(
-                    place, one.line.gateway, times[1]
+                gateway = one.line.gateway
+                if (
+                    other.line.gateway == gateway
+                    and times[1] - times[0] > 2_000
+                    and self._is_fresh(place, first, gateway, times[0])
+                    and self._segment(place, gateway, times[0])
+                    == self._segment(place, gateway, times[1])
                 ):
-                    continue
-                self._set(one, "dispatched_unix_us", times[1])
-                self._set(other, "dispatched_unix_us", times[0])
-                at = (place[2], first), (place[2], second)
-                return self._planted(
-                    "swapped_dispatched", "inversion", one.line, at[:1], touched=at
-                )
+                    self._set(one, "dispatched_unix_us", times[1])
+                    self._set(other, "dispatched_unix_us", times[0])
+                    at = (place[2], first), (place[2], second)
+                    return self._planted(
+                        "swapped_dispatched", "inversion", one.line, at[:1], touched=at
+                    )
         return None
 
-    def _singles(self) -> dict[tuple[Place, bytes], list[tuple[int, Read]]]:
-        """By place and key: messages that were given once, alone in their line, and acked; in
-        random order of places. None of their neighbours of the key came back."""
-        found: dict[tuple[Place, bytes], list[tuple[int, Read]]] = defaultdict(list)
-        bad: set[tuple[Place, bytes]] = set()
-        for (place, offset), gave in self.log.given.items():
-            key = self.log.keys.get(((place[0], place[2]), offset), b"")
-            if not key:
-                continue
-            ends = self._ends(place, offset)
-            if len(gave) != 1 or [outcome for _, outcome, _ in ends] != ["acked"]:
-                bad.add((place, key))
-                continue
-            read = gave[0].read
-            if (
-                sum(count for _, _, count in read.line.runs) == 1
-                and read.line.gateway not in (self.log.lossy)
-                and self._only in (None, read.line.gateway)
-            ):
+    def _is_fresh(self, place: Place, offset: int, gateway: str, at_us: int) -> bool:
+        """Whether no owner before can have given this, or settled it, in lines that are lost."""
+        found = self._segment(place, gateway, at_us)
+        if found is None:
+            return False
+        owned = found[0][found[1]].owned
+        return not self.log.lossy or offset >= max(owned.frontier, owned.ahead or 0)
+
+    def _singles(self) -> dict[tuple[Place, bytes], list[tuple[int, Read | None]]]:
+        """By place and key, in random order: the messages of a key. None instead of a line: it was
+        given more than once, not acked, or with others."""
+        found: dict[tuple[Place, bytes], list[tuple[int, Read | None]]] = defaultdict(list)
+        for (partition, offset), key in sorted(self.log.keys.items(), key=lambda one: one[0][1]):
+            for place in self.log.epochs if key else ():
+                if (place[0], place[2]) != partition:
+                    continue
+                gave = self.log.given.get((place, offset), [])
+                outcomes = [outcome for _, outcome, _ in self._ends(place, offset)]
+                is_single = len(gave) == 1 and outcomes == ["acked"]
+                read = gave[0].read if is_single and self._is_alone(gave[0].read) else None
                 found[place, key].append((offset, read))
-        names = [name for name in found if name not in bad]
-        self.random.shuffle(names)
-        return {name: found[name] for name in names}
+        return dict(self._shuffled(found))
+
+    def _is_alone(self, read: Read) -> bool:
+        """Whether this line is of one message, and of a gateway of which nothing is lost."""
+        line = read.line
+        return (
+            sum(count for _, _, count in line.runs) == 1
+            and line.gateway not in self.log.lossy
+            and self._only in (None, line.gateway)
+        )
 
     def _set(self, read: Read, name: str, value: int) -> None:
         rewrite(read.path, {read.number: [raw(read) | {name: value}]})
@@ -370,12 +371,14 @@ class Planter:
             other = by_first.get((queue_id, number, first + read.line.runs[0][2]))
             if other is None or other.line.gateway != read.line.gateway:
                 continue
-            times = read.line.certified_unix_us, other.line.certified_unix_us
-            if times[1] - times[0] > 2_000:
-                self._set(read, "certified_unix_us", times[1])
-                self._set(other, "certified_unix_us", times[0])
-                at = [*offsets_of(read.line.runs), *offsets_of(other.line.runs)]
-                return self._planted("swapped_certified", "disorder", read.line, [], touched=at)
+            if other.line.asked_unix_us - read.line.asked_unix_us > 2_000:
+                one, two = raw(read), raw(other)
+                for name in ("accepted_unix_us", "asked_unix_us", "certified_unix_us"):
+                    one[name], two[name] = two[name], one[name]
+                for at, changed in ((read, one), (other, two)):
+                    rewrite(at.path, {at.number: [changed]})
+                both = [*offsets_of(read.line.runs), *offsets_of(other.line.runs)]
+                return self._planted("swapped_certified", "disorder", read.line, [], touched=both)
         return None
 
     def settled_early(self) -> Planted | None:
@@ -512,11 +515,6 @@ class Planter:
         text[at] = ord("x") if text[at] != ord("x") else ord("y")
         path.write_bytes(bytes(text))
         return Planted("damaged_file", None, line.queue, None, frozenset(), frozenset(), path)
-
-
-def _alone(push: Any) -> Any:
-    """The runs of one push."""
-    return runs_of([push])
 
 
 FAULTS: Final[dict[str, Callable[[Planter], Planted | None]]] = {

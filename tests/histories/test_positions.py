@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.deliverylog import slot_log
 from gateway.deliverylog.lines import Position, Settled, runs_of
 from metadata.catalog import ANYBODY
 from tests.histories.house import House, delivery, eventually, message
@@ -42,6 +43,24 @@ async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> No
     await eventually(lambda: len(stood(logged)) == 3)
     again = logged.of(Position)[-1]
     assert (again.event, again.epoch, again.frontier) == ("owned", first.epoch + 1, 2)
+
+
+async def test_what_a_consumer_leaves_in_flight_is_open_until_its_epoch_has_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a position that is logged between its leaving and the end: nothing is settled that
+    was taken back."""
+    monkeypatch.setattr(slot_log, "KEPT_EVERY_US", 0)
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n) for n in range(4)])
+    places = [place for place, _, _ in await session.take(4)]
+    consumer.ack([*delivery(places[0])], [], None)
+    consumer.leave()
+    await eventually(lambda: stood(logged)[-1][0] == "released")
+    assert stood(logged)[1:] == [("kept", 4, 3), ("released", 4, 3)]
 
 
 async def test_what_was_passed_above_the_frontier_is_told_when_an_epoch_begins(

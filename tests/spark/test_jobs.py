@@ -33,6 +33,14 @@ from spark.rollup import Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
 from spark.usage import SCHEMA, TABLE, usage
+from tests.histories.accused import (
+    Case,
+    Finding,
+    findings_of,
+    healthy_cases,
+    planted_cases,
+    wrong,
+)
 from tests.memory import in_memory
 from tests.spark.judged import (
     BEGAN_MS,
@@ -1053,6 +1061,58 @@ def test_runs_meet_as_their_offsets_do(spark: SparkSession) -> None:
         for offset in range(max(first, other), min(first + count, other + length))
     )
     assert found == expected
+
+
+# --- Histories of real brokers -------------------------------------------------------------------
+
+
+@dataclass
+class Judged:
+    """Histories in one lake, and what one audit says of them all."""
+
+    cases: list[Case]
+    certain: list[Finding]
+    result: dict[str, Any]
+
+    def wrong(self, *, is_planted: bool) -> list[str]:
+        """What it says wrongly, or does not say, of those with a fault or of the healthy ones."""
+        cases = [case for case in self.cases if (case.planted is not None) == is_planted]
+        ids = {queue_id for case in cases for queue_id in case.queue_ids}
+        certain = [one for one in self.certain if one.queue_id in ids]
+        gateways = {gateway for case in cases for gateway in case.gateways}
+        missing = {
+            gateway: numbers
+            for gateway, numbers in self.result["missing_files"].items()
+            if gateway in gateways
+        }
+        return wrong(cases, certain, missing)
+
+
+@pytest.fixture(scope="session")
+def judged(spark: SparkSession) -> Iterator[Judged]:
+    """In the short form some of both, in the long one all of them."""
+    is_whole = bool(os.environ.get("TOCSIN_SOAK"))
+    with in_memory() as folder:
+        logs, lake = folder / "logs", Lake(folder / "lake")
+        cases = healthy_cases(logs, is_whole=is_whole) + planted_cases(logs, is_whole=is_whole)
+        ingest(spark, str(logs / "*" / "delivery"), lake)
+        result = audit(spark, lake)
+        rows = [row.asDict() for row in spark.read.parquet(str(lake.root / "audit")).collect()]
+        yield Judged(cases, findings_of(rows), result)
+
+
+def test_a_healthy_broker_is_accused_of_nothing(judged: Judged) -> None:
+    """Behind, nacked, parked, paused, stopped, killed, sought, expired, overflowed, redriven: what
+    waits is no fault, and what cannot be known is not certain."""
+    said = judged.wrong(is_planted=False)
+    assert not said, "\n".join(said)
+
+
+def test_each_fault_among_healthy_histories_is_found_in_its_place(judged: Judged) -> None:
+    """Lines lost, doubled and moved, files lost and damaged; also at one of two gateways while the
+    lines of the other one are lost. Nothing else is certain."""
+    said = judged.wrong(is_planted=True)
+    assert not said, "\n".join(said)
 
 
 # --- Report -------------------------------------------------------------------------------------

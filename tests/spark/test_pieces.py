@@ -166,6 +166,12 @@ def test_a_damaged_file_is_a_loss_until_a_whole_one_comes() -> None:
     assert told(*whole, other) == [("damaged_file", 2, 19, 30)]
 
 
+@pytest.mark.parametrize("over", ["recovered", "is_last"])
+def test_behind_the_last_file_of_a_process_that_has_ended_nothing_comes(over: str) -> None:
+    assert told(manifest_file(1)) == [("not_yet", None, 20, None)]
+    assert told(manifest_file(1, **{over: True})) == []
+
+
 def test_a_file_has_the_number_of_its_last_line_and_not_of_its_name() -> None:
     names = [entry(number, 1, crc32=7).entry() for number in (1, 3)]
     renamed = [one | {"name": f"{GATEWAY}-17-000009.jsonl"} for one in names]
