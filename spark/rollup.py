@@ -19,6 +19,8 @@ from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
 
 OPEN_HOURS_MAX: Final = 6
 """So many hours with deliveries of unknown publishes are looked at again, the latest ones."""
+PASS_BYTES: Final = 2 << 30
+"""Of spans are rolled up in one pass, but for an hour that alone has more."""
 Hour = tuple[str, int]
 """A date and an hour of it, in UTC."""
 
@@ -38,21 +40,24 @@ def rollup(
     lake: Lake,
     *,
     targets: Targets = NO_TARGETS,
+    pass_bytes: int = PASS_BYTES,
     said: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Roll up the hours that have changed. `said` hears each date before it is worked at.
+    """Roll up the hours that have changed. `said` gets the dates of each pass before it begins.
 
     Returns `hours`, how many they were, and `uncovered`, how many deliveries in them have a publish
     that is in no line.
     """
     state = lake.state()
     batches = lake.batches()
+    if not lake.rollup("count_hour").is_dir():
+        state["rolled"] = -1  # its tables were removed, or are of a version with others
     if not batches or batches[-1] <= state["rolled"]:
         return {"hours": 0, "uncovered": 0}
     dirty = _dirty(lake, state)
     uncovered: dict[Hour, int] = {}
-    for hours in [dirty] if dirty else []:
-        said(f"{min(hours)[0]} … {max(hours)[0]}")
+    for hours in _passes(lake, dirty, pass_bytes):
+        said(" to ".join(sorted({min(hours)[0], max(hours)[0]})))
         uncovered |= _roll(spark, lake, hours, targets)
     open_hours = {tuple(hour) for hour in state["open_hours"]} - dirty | set(uncovered)
     lake.keep(rolled=batches[-1], open_hours=sorted(open_hours)[-OPEN_HOURS_MAX:])
@@ -69,6 +74,23 @@ def _dirty(lake: Lake, state: dict[str, Any]) -> set[Hour]:
     if any(kind == CERTIFIED for kind, _, _ in touched):
         dirty |= {(date, hour) for date, hour in state["open_hours"]}
     return {hour for hour in dirty if hour[0] >= state["closed_before"]}
+
+
+def _passes(lake: Lake, hours: set[Hour], bytes_max: int) -> list[set[Hour]]:
+    """The hours in groups, in order: few, since each costs some seconds whatever it has, and none
+    of more bytes than memory and disk can take. A day that is in two of them is whole behind the
+    last one."""
+    passes: list[set[Hour]] = []
+    left = 0
+    for date, hour in sorted(hours):
+        folders = [lake.spans(kind) / f"date={date}" / f"hour={hour}" for kind in KINDS]
+        size = sum(path.stat().st_size for one in folders for path in one.rglob("*.parquet"))
+        if not passes or size > left:
+            passes.append(set())
+            left = bytes_max
+        passes[-1].add((date, hour))
+        left -= size
+    return passes
 
 
 def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -> dict[Hour, int]:

@@ -606,16 +606,23 @@ def test_a_delivery_whose_publish_comes_later_is_rolled_up_when_it_has_come(
     assert [(row["messages"], row["max_us"]) for row in rows] == [(3, 5_910)]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
 def test_a_day_has_what_was_rolled_up_of_its_other_hours_before(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, *, at_once: bool
 ) -> None:
+    """Also in two passes of one job."""
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
     hour = 3_600_000_000
     slow = certified([[0, 3, 2]], T0 + hour, asked_unix_us=T0 + hour - 5_000)
     for number, line in enumerate((certified([[0, 0, 3]]), slow), 1):
         write_log(logs, number, [line])
         ingest(spark, str(logs), lake)
-        assert rollup(spark, lake)["hours"] == 1
+        if not at_once:
+            assert rollup(spark, lake)["hours"] == 1
+    if at_once:
+        passes: list[str] = []
+        assert rollup(spark, lake, pass_bytes=1, said=passes.append)["hours"] == 2
+        assert passes == ["2026-01-31", "2026-01-31"]
     (day,) = table(spark, lake, "count_day").collect()
     assert (day["lines"], day["messages"], day["bytes"]) == (2, 5, 50)
     stored = table(spark, lake, "latency_day").where(F.col("stage") == latency.STORING)
