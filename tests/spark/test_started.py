@@ -221,11 +221,10 @@ def test_a_job_alone_ends_as_the_whole_does(data: Path) -> None:
 
 @soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root's rights")
-def test_another_user_makes_it_from_a_wheel_in_a_fresh_environment(
-    data: Path, tmp_path: Path
-) -> None:
+def test_another_user_makes_it_from_a_wheel_over_two_dated_folders(tmp_path: Path) -> None:
     """The user has no home and may write into the lake's folder alone; names of files are not in
     the encoding that the environment names; the environment's own path has a blank in it."""
+    tmp_path.chmod(0o755)
     user: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
     if subprocess.run(["test", "-r", str(PACKAGES / "pyspark")], check=False, **user).returncode:
         pytest.skip(f"nobody may not read {PACKAGES}")
@@ -233,13 +232,20 @@ def test_another_user_makes_it_from_a_wheel_in_a_fresh_environment(
     theirs = tmp_path / "See von nobody"
     theirs.mkdir()
     shutil.chown(theirs, "nobody", "nogroup")
-    arguments = command(data, "--lake", str(theirs / "lake"), "--json", tocsin=home / "bin/tocsin")
-    arguments[arguments.index("--out") + 1] = str(theirs / "Seite.html")
-    done = subprocess.run(
-        arguments, cwd="/", env={"LC_ALL": "C"}, capture_output=True, text=True, check=False,
-        timeout=RUN_S_MAX, **user,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert steps(done.stderr) == STEPS
-    assert json.loads(done.stdout)["ingest"]["messages"]["certified"] == 300
+    days = tmp_path / "Tage"
+    for day, seed in (("2026-02-01", 1), ("2026-02-02", 2)):
+        Synthetic(Plan(messages=300, seed=seed)).write(days / day)
+    answers = []
+    for folder in sorted(days.iterdir()):
+        done = subprocess.run(
+            [str(home / "bin/tocsin"), "report", "--logs", str(folder), "--lake",
+             str(theirs / "lake"), "--out", str(theirs / "Seite.html"), "--json"],
+            cwd="/", env={"LC_ALL": "C"}, capture_output=True, text=True, check=False,
+            timeout=RUN_S_MAX, **user,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert steps(done.stderr) == STEPS
+        answers.append(json.loads(done.stdout))
+    assert [answer["ingest"]["messages"]["certified"] for answer in answers] == [300, 300]
+    assert [answer["usage"]["messages_in"] for answer in answers] == [300, 600]
     assert (theirs / "Seite.html").stat().st_uid != 0
