@@ -264,8 +264,8 @@ def _sums(rows: Iterable[tuple[datetime.date, Any]]) -> dict[datetime.date, tupl
 def _recovered(lake: Lake) -> set[str]:
     """The gateways whose last file was finished by the start behind them."""
     taken = [one for manifest in lake.manifests() for one in manifest["files"]]
-    names = [files.parse_name(one["name"]) for one in taken if one["recovered"]]
-    return {name.gateway for name in names if name is not None}
+    numbers = [files.number_of(one) for one in taken if one["recovered"]]
+    return {number[0] for number in numbers if number is not None}
 
 
 def usage(spark: SparkSession, lake: Lake, folder: Path | None) -> dict[str, Any]:

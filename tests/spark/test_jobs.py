@@ -707,7 +707,7 @@ def test_the_last_minute_of_a_killed_gateway_is_explained_and_nothing_else(
     }
     write_log(logs, 1, [certified([[0, 0, 3]]), certified([[0, 3, 4]], T0 + minute), lost])
     other = [certified([[0, 9, 5]], T0 + step * minute, gateway=OTHER) for step in (1, 5)]
-    write_log(logs, 1, other, gateway=OTHER)
+    write_log(logs, 1, other, gateway=OTHER, recovered=None)
     ingest(spark, str(logs), lake)
     rollup(spark, lake)
     used.mkdir()
