@@ -171,37 +171,37 @@ def cells(ranks: Sequence[float], messages: int) -> list[float]:
 
 def _tops(days: DataFrame) -> dict[str, Top]:
     """The slowest queues, the stages of the busiest, and the causes, in one query."""
-    queues = periods.over(days.where(_live()), "tenant", "queue", "group")
-    causes = periods.over(days.where(F.col("stage") == latency.WAITING), "cause")
+    is_cause = F.col("stage") == latency.WAITING
+    names = {name: F.when(~is_cause, F.col(name)) for name in ("tenant", "queue", "group")}
+    told = days.where(_live() | is_cause).withColumns(
+        names
+        | {
+            "cause": F.when(is_cause, F.col("cause")),
+            "_of": F.when(is_cause, "causes").otherwise("queues"),
+        }
+    )
+    longest = periods.over(told, "_of", *names, "cause").drop("sketch")
+    weight = F.when(F.col("_of") == "causes", F.col("total_us")).otherwise(F.col("p99_us"))
     parts = days.where(F.col("stage").isin(*latency.STAGES))
     means = []
     for stage in latency.STAGES:
         is_it = F.col("stage") == stage
         total, messages = (F.sum(F.when(is_it, F.col(n))) for n in ("total_us", "messages"))
         means.append((total / messages).alias(stage))
-    stages = parts.groupBy("tenant", "queue").agg(F.sum("messages").alias("messages"), *means)
-    asked = {
-        "queues": queues.drop("sketch").withColumn("weight", F.col("p99_us")),
-        "stages": stages.withColumn("weight", F.col("messages")),
-        "causes": causes.drop("sketch").withColumn("weight", F.col("total_us")),
-    }
-    return _ranked(asked, ROWS_MAX, "tenant", "queue", "group", "cause")
-
-
-def _ranked(asked: dict[str, DataFrame], most: int, *then: str) -> dict[str, Top]:
-    """The `most` rows of each with the greatest `weight`, `then` by these columns; and how many
-    rows each has."""
-    first, *more = [rows.withColumn("_of", F.lit(name)) for name, rows in asked.items()]
-    for rows in more:
-        first = first.unionByName(rows, allowMissingColumns=True)
-    order = [F.desc("weight"), *[F.col(name) for name in then]]
+    stages = (
+        parts.groupBy("tenant", "queue")
+        .agg(F.sum("messages").alias("messages"), *means)
+        .withColumns({"weight": F.col("messages"), "_of": F.lit("stages")})
+    )
+    rows = longest.withColumn("weight", weight).unionByName(stages, allowMissingColumns=True)
     each = Window.partitionBy("_of")
-    ranked = first.withColumns(
+    order = [F.desc("weight"), *[F.col(name) for name in (*names, "cause")]]
+    ranked = rows.withColumns(
         {"_rank": F.row_number().over(each.orderBy(*order)), "_count": F.count("*").over(each)}
     )
-    found = _rows(ranked.where(F.col("_rank") <= most))
+    found = _rows(ranked.where(F.col("_rank") <= ROWS_MAX))
     tops = {}
-    for name in asked:
+    for name in ("queues", "stages", "causes"):
         few = sorted((r for r in found if r["_of"] == name), key=lambda row: row["_rank"])
         tops[name] = Top(few, few[0]["_count"] if few else 0)
     return tops
