@@ -25,7 +25,7 @@ from tests.spark.environments import PACKAGES, SCRIPTS, with_wheels
 soak = pytest.mark.skipif(
     not os.environ.get("TOCSIN_SOAK"), reason="each is seconds of a JVM: make soak has all of them"
 )
-RUN_S_MAX = 300.0
+RUN_S_MAX = 900.0
 STEPS = ("start", "ingest", "rollup", "usage", "order-audit", "report")
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Java says on its stderr that it has picked this up."""
