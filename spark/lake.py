@@ -19,13 +19,13 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StructType
 
 from spark.schema import DERIVED, KINDS, QUARANTINE, stored, table
 
@@ -60,6 +60,14 @@ def read_json(path: Path, otherwise: Any) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return otherwise
+
+
+def table_of(spark: SparkSession, rows: Sequence[dict[str, Any]], schema: StructType) -> DataFrame:
+    """A few rows that are at hand, as a table. Spark would make it in a Python worker; here it is
+    read from JSON, so that no machine of a cluster needs Python."""
+    text = F.lit(json.dumps(rows, default=str))
+    inside = F.from_json(text, ArrayType(schema))
+    return spark.range(1).select(F.inline(inside))
 
 
 class Lake:
@@ -162,7 +170,7 @@ class Lake:
         """All lines of a kind that count; none, where there are none yet."""
         batches = self.batches()
         if not batches or not any(self.spans(kind).glob("date=*")):
-            return spark.createDataFrame([], table(kind))
+            return table_of(spark, [], table(kind))
         rows = spark.read.schema(stored(kind)).parquet(str(self.spans(kind)))
         derived = {name: F.col(of) for name, of in DERIVED.get(kind, {}).items()}
         counting = rows.where(F.col("batch") <= batches[-1]).withColumns(derived)
@@ -171,7 +179,7 @@ class Lake:
     def read_rollup(self, spark: SparkSession, name: str, schema: StructType) -> DataFrame:
         """A table that another job made; none of its rows, where it was not made yet."""
         if not any(self.rollup(name).glob("date=*")):
-            return spark.createDataFrame([], schema)
+            return table_of(spark, [], schema)
         return spark.read.schema(schema).parquet(str(self.rollup(name)))
 
     def write_rollup(self, rows: DataFrame, name: str, *folders: str) -> None:

@@ -49,6 +49,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType
 
 from spark import matching
+from spark.losses import NOT_YET
 from spark.schema import FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
 
 HOLE: Final = "hole"
@@ -666,7 +667,7 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
     """Findings → rows of FINDING: each certain, or with the reason why it is not. `lost`: rows of
     LOST."""
     numbered = found.withColumn("id", F.monotonically_increasing_id())
-    slack = F.lit(CLOCKS_US)
+    slack = F.when(F.col("doubt") == NOT_YET, 0).otherwise(CLOCKS_US)
     during = (F.col("low") - slack <= F.col("lost_until_us")) & (
         F.col("high") + slack >= F.col("lost_since_us")
     )
@@ -723,7 +724,8 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     )
     is_last = F.col("of") == F.col("last_of")
     told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
-    high = F.coalesce(told, "ended_unix_us", "until_unix_us", "at_unix_us")
+    # Whoever was killed owned it until somebody else did, by a clock of theirs.
+    high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(FOREVER))
     return with_last.where(inside).select(
         "id", "by", F.greatest("began_unix_us", "since_unix_us").alias("low"), high.alias("high")
     )

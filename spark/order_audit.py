@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -13,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark import losses, order
-from spark.lake import Lake, write_json
+from spark.lake import Lake, table_of, write_json
 from spark.losses import Loss
 from spark.schema import CERTIFIED, DISPATCHED, POSITION, SETTLED, UNLOGGED
 
@@ -70,7 +69,7 @@ def audit(
         found = order.findings(lines, suspects, whats, keep)
         log = [order.holes(runs), order.certified_twice(runs), order.disorder(runs)]
         judged = order.judged(
-            keep(reduce(DataFrame.unionByName, log, found)), epochs, _table(spark, lake, lost)
+            keep(reduce(DataFrame.unionByName, log, found)), epochs, _table(spark, lost)
         )
         judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
     said("summing up")
@@ -167,17 +166,15 @@ def _examples(findings: DataFrame) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["certain"], row["what"], row["at_unix_us"] or 0))
 
 
-def _table(spark: SparkSession, lake: Lake, lost: list[Loss]) -> DataFrame:
-    """Losses as rows of order.LOST, by way of a file: Spark would make them in a Python worker."""
-    path = lake.root / WORK / "losses.jsonl"
+def _table(spark: SparkSession, lost: list[Loss]) -> DataFrame:
+    """Losses as rows of order.LOST."""
     rows = [
         {"lossy": one.gateway, "lost_since_us": one.since_unix_us,
          "lost_until_us": one.until_unix_us,
          "doubt": losses.NOT_YET if one.reason == losses.NOT_YET else order.LOST_LINES}
         for one in lost
     ]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return spark.read.schema(order.LOST).json(str(path))
+    return table_of(spark, rows, order.LOST)
 
 
 def _judged(lake: Lake) -> int:

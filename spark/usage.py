@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DateType, DoubleType, LongType, StringType
 
 from spark import files
-from spark.lake import Lake
+from spark.lake import Lake, table_of
 from spark.periods import COUNT_DAYS, COUNT_HOURS
 from spark.schema import CERTIFIED, DISPATCHED, INTERNAL, UNKNOWN, UNLOGGED, struct
 
@@ -63,7 +63,7 @@ REASONS: Final = {
 def read(spark: SparkSession, folder: Path) -> DataFrame:
     """The lines of a usage log, but for those that were torn."""
     if not any(folder.glob("*.jsonl")):
-        return spark.createDataFrame([], LINE)
+        return table_of(spark, [], LINE)
     text = spark.read.option("lineSep", "\n").text(str(folder / "*.jsonl"))
     lines = text.select(F.from_json("value", LINE).alias("line")).select("line.*")
     return lines.where(F.col("minute_unix_ms").isNotNull())
@@ -276,7 +276,7 @@ def usage(spark: SparkSession, lake: Lake, folder: Path | None) -> dict[str, Any
     the same of `out`.
     """
     counts = lake.read_rollup(spark, "count_day", COUNT_DAYS)
-    lines = spark.createDataFrame([], LINE) if folder is None else read(spark, folder)
+    lines = table_of(spark, [], LINE) if folder is None else read(spark, folder)
     joined = reconciled(of_deliveries(counts), of_usage(lines))
     rows: list[dict[str, Any]] = [row.asDict() for row in joined.collect()]
     differ = any(
@@ -286,8 +286,8 @@ def usage(spark: SparkSession, lake: Lake, folder: Path | None) -> dict[str, Any
         find_reasons(rows, _clues(spark, lake, lines) if differ else Clues())
         _as_before(spark, lake, rows)
     if rows:
-        table = [[row.get(name) for name in SCHEMA.names] for row in rows]
-        lake.write_rollup(spark.createDataFrame(table, SCHEMA).coalesce(1), TABLE, "date")
+        table = [{name: row.get(name) for name in SCHEMA.names} for row in rows]
+        lake.write_rollup(table_of(spark, table, SCHEMA), TABLE, "date")
     done: dict[str, Any] = {}
     for way in WAYS:
         for name in (f"messages_{way}", f"used_messages_{way}", f"explained_{way}", f"left_{way}"):
