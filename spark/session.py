@@ -155,7 +155,11 @@ def open_session(
     conf = SparkConf().setAll(list((settings | (more or {})).items()))
     if SparkContext._gateway is None:
         streams = {} if log is None or is_submitted else {"stdout": log, "stderr": log}
-        gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
+        try:
+            gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            _kill_half_started(error)
+            raise
         if is_submitted:
             _submitted(gateway, log)
         SparkContext(conf=conf, gateway=gateway)
@@ -164,6 +168,17 @@ def open_session(
     if package.is_dir():  # else it is a --py-files, which workers have
         spark.sparkContext.addPyFile(_archive(package))
     return spark
+
+
+def _kill_half_started(error: BaseException) -> None:
+    """Kill the Java that PySpark was starting when it was interrupted: it would wait for ever, and
+    only a frame of PySpark knows it."""
+    trace = error.__traceback__
+    while trace is not None:
+        process = trace.tb_frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen):
+            process.kill()
+        trace = trace.tb_next
 
 
 def java_process() -> "subprocess.Popen[bytes] | None":
