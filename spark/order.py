@@ -137,12 +137,13 @@ def published(certified: DataFrame) -> DataFrame:
 def epochs(positions: DataFrame) -> DataFrame:
     """A row for each epoch: where, by whom, from when until when (`from_us` and `until_us` are of
     the gateway's clock without its steps, and `until_us` is when the gateway owned the place again,
-    or a moment after it gave it up; FOREVER: neither), `began_unix_us`, `ended_unix_us` (null: no
-    line says so), `is_clean`, its number in the order of epochs, its segment, and of the segment:
-    `start` (below it nothing is judged), `settled_below` (everything from `start` to there was
-    settled by then; null: nothing says so), `settled_unix_us` (when that was said), `undying_nth`
-    and `undying_us` (the last position at which nothing was dying), `is_last` (of its place);
-    `previous_reach` (how far the epoch before had come, where it had a clean end)."""
+    or a moment after it gave it up; FOREVER: neither), `began_unix_us` (-FOREVER: its first line is
+    lost), `ended_unix_us` (null: no line says so), `is_clean`, its number in the order of epochs,
+    its segment, and of the segment: `start` (below it nothing is judged), `settled_below`
+    (everything from `start` to there was settled by then; null: nothing says so),
+    `settled_unix_us` (when that was said), `undying_nth` and `undying_us` (the last position at
+    which nothing was dying), `is_last` (of its place); `previous_reach` (how far the epoch before
+    had come, where it had a clean end)."""
     at = F.col("at_unix_us") - F.col("stepped_us")
     is_owned = F.col("event") == "owned"
     is_released = F.col("event") == "released"
@@ -152,7 +153,8 @@ def epochs(positions: DataFrame) -> DataFrame:
         F.first("queue").alias("queue"),
         F.min(F.when(is_owned, F.col("steady_us"))).alias("owned_us"),
         F.min("steady_us").alias("seen_us"),
-        F.min("at_unix_us").alias("began_unix_us"),
+        F.min("at_unix_us").alias("seen_unix_us"),
+        F.min(F.when(is_owned, F.col("at_unix_us"))).alias("owned_unix_us"),
         F.max(F.when(is_released, F.col("at_unix_us"))).alias("ended_unix_us"),
         F.max(F.when(is_released, F.col("steady_us"))).alias("released_us"),
         F.coalesce(F.max(F.when(is_released, F.col("is_clean"))), F.lit(False)).alias("is_clean"),
@@ -192,9 +194,10 @@ def _segments(each: DataFrame) -> DataFrame:
         "epoch_id": F.xxhash64("queue_id", "group_id", "partition", "epoch", "gateway"),
         "segment_id": F.xxhash64("queue_id", "group_id", "partition", "part", F.lit("segment")),
         "is_known": F.lit(True),
+        "began_unix_us": F.coalesce("owned_unix_us", F.lit(-FOREVER)),
     })  # fmt: skip
     whole = Window.partitionBy("segment_id")
-    latest = F.max(F.struct("began_unix_us", "nth", F.col("segment_id").alias("id")))
+    latest = F.max(F.struct("seen_unix_us", "nth", F.col("segment_id").alias("id")))
     first = F.struct("nth", F.coalesce("owned_from", "seen_from").alias("start"))
     undying = F.when(
         F.col("undying_us").isNotNull(), F.struct("nth", "undying_us", "undying_unix_us")
@@ -686,16 +689,21 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
 
 def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     """(id, by, low, high): on whose lines of which time each finding rests."""
-    at, began = F.col("at_unix_us"), F.col("began_unix_us")
+    at = F.col("at_unix_us")
     own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us")
     one = numbered.where(~F.col("what").isin(*_OF_SEGMENT)).join(own, on="epoch_id", how="inner")
-    of_epoch = one.select(
-        "id", "by", F.greatest(began, "since_unix_us").alias("low"), at.alias("high")
-    )
+    of_epoch = one.select("id", "by", _low().alias("low"), at.alias("high"))
     log = numbered.where(F.col("segment_id").isNull()).select(
         "id", F.col("gateway").alias("by"), at.alias("low"), at.alias("high")
     )
     return of_epoch.unionByName(_epochs_of(numbered, owned)).unionByName(log)
+
+
+def _low() -> Column:
+    """From when on a finding rests on the lines of an epoch. Where its first line is lost, what is
+    taken for this epoch may have been another one: then on everything before."""
+    began = F.col("began_unix_us")
+    return F.when(began == -FOREVER, began).otherwise(F.greatest(began, "since_unix_us"))
 
 
 def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
@@ -726,9 +734,7 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
     # Whoever was killed owned it until somebody else did, by a clock of theirs.
     high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(FOREVER))
-    return with_last.where(inside).select(
-        "id", "by", F.greatest("began_unix_us", "since_unix_us").alias("low"), high.alias("high")
-    )
+    return with_last.where(inside).select("id", "by", _low().alias("low"), high.alias("high"))
 
 
 def _hex(key: Column) -> Column:
