@@ -139,7 +139,8 @@ def epochs(positions: DataFrame) -> DataFrame:
     the gateway's clock without its steps, and `until_us` is when the gateway owned the place again,
     or a moment after it gave it up; FOREVER: neither), `began_unix_us` (-FOREVER: its first line is
     lost), `ended_unix_us` (null: no line says so), `is_clean`, its number in the order of epochs,
-    its segment, and of the segment: `start` (below it nothing is judged), `settled_below`
+    its segment, and of the segment: `start` (below it nothing is judged), `judged_unix_us`
+    (see _judged_from), `settled_below`
     (everything from `start` to there was settled by then; null: nothing says so),
     `settled_unix_us` (when that was said), `undying_nth` and `undying_us` (the last position at
     which nothing was dying), `is_last` (of its place); `previous_reach` (how far the epoch before
@@ -198,25 +199,37 @@ def _segments(each: DataFrame) -> DataFrame:
     })  # fmt: skip
     whole = Window.partitionBy("segment_id")
     latest = F.max(F.struct("seen_unix_us", "nth", F.col("segment_id").alias("id")))
-    first = F.struct("nth", F.coalesce("owned_from", "seen_from").alias("start"))
+    first = F.struct(
+        "nth", F.coalesce("owned_from", "seen_from").alias("start"), "epoch", "began_unix_us"
+    )
     undying = F.when(
         F.col("undying_us").isNotNull(), F.struct("nth", "undying_us", "undying_unix_us")
     )
     return named.withColumns({
-        "start": F.min(first).over(whole)["start"],
+        "head": F.min(first).over(whole),
         "told": F.col("settled"),
         "settled": F.max("settled").over(whole),
         "undying": F.max(undying).over(whole),
         "is_last": latest.over(Window.partitionBy(*_PLACE))["id"] == F.col("segment_id"),
     }).select(
         *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us",
-        "ended_unix_us", "is_clean", "owned_from", "start", "previous_reach", "reach",
+        "ended_unix_us", "is_clean", "owned_from", "previous_reach", "reach",
+        F.col("head.start").alias("start"), _judged_from(F.col("head")).alias("judged_unix_us"),
         F.col("told.frontier").alias("told_below"), F.col("told.at_unix_us").alias("told_unix_us"),
         F.col("settled.frontier").alias("settled_below"),
         F.col("settled.at_unix_us").alias("settled_unix_us"),
         F.col("undying.nth").alias("undying_nth"), F.col("undying.undying_us").alias("undying_us"),
         F.col("undying.undying_unix_us").alias("undying_unix_us"), "is_last",
     )  # fmt: skip
+
+
+def _judged_from(head: Column) -> Column:
+    """Messages that were certified then or later were given to the group in no epoch before the
+    segment's first one: all, where that is the group's first."""
+    began = head["began_unix_us"]
+    is_lost = began == -FOREVER
+    later = F.when(is_lost, F.lit(FOREVER)).otherwise(began + CLOCKS_US)
+    return F.when(head["epoch"] == 1, F.lit(-FOREVER)).otherwise(later)
 
 
 def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
@@ -407,7 +420,7 @@ def _segments_of(owned: DataFrame) -> DataFrame:
     """A row for each segment."""
     same = (
         "start", "settled_below", "settled_unix_us", "undying_nth", "undying_us", "undying_unix_us",
-        "is_last",
+        "is_last", "judged_unix_us",
     )  # fmt: skip
     return owned.groupBy("segment_id").agg(
         *[F.first(name).alias(name) for name in (*_PLACE, "queue", *same)]
@@ -458,7 +471,7 @@ def _of_keys(
     given = keep(_messages_given(lines, keyed.select("segment_id", "key").distinct()))
     return [
         _gaps(lines, messages.where(F.col("what") == GAP), given),
-        _inversions(given),
+        _inversions(given, lines.epochs),
         _overtaken(lines, keyed.where(F.col("what") == _BACK), given),
     ]
 
@@ -551,7 +564,9 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
         F.transform(later, lambda one: F.struct(one["nth"].alias("nth"), one["us"].alias("us")))
     )
     undying = F.struct(F.col("undying_nth").alias("nth"), F.col("undying_us").alias("us"))
-    is_overdue = F.coalesce((F.col("key") != F.lit(_NO_KEY)) & (soonest <= undying), F.lit(False))
+    is_new = F.col("certified_unix_us") >= F.col("judged_unix_us")
+    has_key = F.col("key") != F.lit(_NO_KEY)
+    is_overdue = F.coalesce(has_key & is_new & (soonest <= undying), F.lit(False))
     what = (
         F.when(is_below & is_given, UNSETTLED)
         .when(is_below | (is_overdue & ~is_given), GAP)
@@ -576,10 +591,13 @@ def _given_behind(given: DataFrame) -> DataFrame:
     return firsts.groupBy("segment_id", "key").agg(F.collect_list(each).alias("behind"))
 
 
-def _inversions(given: DataFrame) -> DataFrame:
+def _inversions(given: DataFrame, owned: DataFrame) -> DataFrame:
     """First deliveries of a key after one of a later message, in a segment. Two of one span are in
-    order: a span that goes on ends where another one begins."""
-    places = ("queue", *_PLACE, "is_known", "gateway", "at_unix_us", "epoch_id")
+    order: a span that goes on ends where another one begins. What may have been given in an epoch
+    before the segment is not known."""
+    places = (
+        "queue", *_PLACE, "is_known", "gateway", "at_unix_us", "epoch_id", "certified_unix_us",
+    )  # fmt: skip
     firsts = given.groupBy("segment_id", "key", "offset").agg(
         F.min(F.struct("nth", "steady_us", *places)).alias("one")
     )
@@ -588,7 +606,11 @@ def _inversions(given: DataFrame) -> DataFrame:
     seen = firsts.withColumn("highest", F.max("offset").over(before))
     found = seen.where(F.col("highest") > F.col("offset"))
     told = [F.col(f"one.{name}").alias(name) for name in places]
-    return _message(_single(found.select("segment_id", "key", "offset", *told)), INVERSION)
+    ends = _segments_of(owned).select("segment_id", "judged_unix_us")
+    rows = found.select("segment_id", "key", "offset", *told).join(ends, "segment_id", "left")
+    is_first = F.coalesce(F.col("certified_unix_us") >= F.col("judged_unix_us"), F.lit(False))
+    judged_ = rows.withColumn("is_known", F.col("is_known") & is_first)
+    return _message(_single(judged_), INVERSION)
 
 
 def _overtaken(lines: Lines, backs: DataFrame, given: DataFrame) -> DataFrame:
@@ -656,10 +678,12 @@ def _messages_given(lines: Lines, keys: DataFrame) -> DataFrame:
     """What was given of these keys (`segment_id`, `key`), a row for each message and delivery: the
     columns of `given`, `offset` and `key`."""
     gave = lines.gave.join(keys.select("segment_id").distinct(), on="segment_id", how="left_semi")
-    met = matching.met(gave, _keyed(lines.runs).drop("certified_unix_us"))
+    met = matching.met(gave, _keyed(lines.runs))
     place = F.col("offset") - F.col("r_first")
     each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
-    kept = each.drop("r_keys", "r_first", "l_first")
+    kept = each.drop("r_keys", "r_first", "l_first").withColumnRenamed(
+        "r_certified_unix_us", "certified_unix_us"
+    )
     return kept.join(keys, on=["segment_id", "key"], how="left_semi")
 
 

@@ -902,6 +902,15 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         dispatched([[0, 1, 1]], T0 + 1_000), acked(1, T0 + 1_000, T0 + 1_500),
         dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
     ],
+    "inverted, in the middle of a log": [
+        position("owned", 0, epoch=5), certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
+        dispatched([[0, 1, 1]], T0 + 1_000), acked(1, T0 + 1_000, T0 + 1_500),
+        dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
+    ],
+    "overdue, in the middle of a log": [
+        position("owned", 0, epoch=5), *keyed(2), dispatched([[0, 1, 1]]),
+        position("kept", 2, T0 + 900, open=2, epoch=5),
+    ],
     "two owners, one slow clock": [
         OWNED, certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
         dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
@@ -947,6 +956,8 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "clean end": {(order.REPETITION, 1, None)},
     "overtaken": {(order.OVERTAKEN, 1, None)},
     "inverted": {(order.INVERSION, 1, None)},
+    "inverted, in the middle of a log": {(order.INVERSION, 1, order.UNOWNED)},
+    "overdue, in the middle of a log": {(order.WAITING, 1, None)},
     "nobody owns": {(order.REPETITION, 1, order.UNOWNED)},
     "ungiven": {(order.UNGIVEN, 1, None)},
     "settled twice": {(order.SETTLED_TWICE, 1, None)},
