@@ -105,6 +105,14 @@ def test_a_log_that_ends_says_so_in_its_last_file(tmp_path: Path, is_open: bool)
     assert ends == ([True] if is_open else [None, True])
 
 
+def test_a_writer_that_stops_says_that_its_log_has_ended(tmp_path: Path) -> None:
+    writer = Writer(files(tmp_path), GATEWAY, None)
+    writer.start()
+    writer.put(Chunk(lines=[settled(1)], bytes=len(settled(1)) + 1))
+    writer.stop(60)
+    assert [read(path)[1].get("is_last") for path in finished(tmp_path)] == [True]
+
+
 def test_a_log_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     files(tmp_path).finish(wall=0, is_last=True)
     assert [*tmp_path.iterdir()] == []
