@@ -132,7 +132,7 @@ def report(  # noqa: PLR0917 - click passes them by name
 
     try:
         check_place(out)
-        done = run_job("report", lake, work, master=master, memory=memory)
+        done = run_job("report", lake, work, master=master, memory=memory, logs=logs)
     except JobFailed as failed:
         failed.tell()
         sys.exit(failed.exit_code)

@@ -14,6 +14,7 @@ written into the folder that a job is started in.
 
 import contextlib
 import datetime
+import itertools
 import logging
 import os
 import re
@@ -24,13 +25,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from spark.failures import explain
 from spark.progress import Progress
-from spark.session import Unreachable, java_process, open_session
+from spark.session import LITTLE_BYTES_MAX, Unreachable, java_process, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +79,7 @@ def run_job(
     *,
     master: str | None = None,
     memory: str | None = None,
+    logs: Sequence[str] = (),
 ) -> Result:
     """Do `work` in a session of its own; stderr shows how far it is. After a failure the threads of
     PySpark still write their traces: until the process ends, `sys.stderr` is the log then.
@@ -93,7 +96,7 @@ def run_job(
             with progress.step("start"):
                 spark = open_session(
                     f"tocsin {name}", master=master, memory=memory,
-                    scratch=run.scratch, log=run.log,
+                    scratch=run.scratch, log=run.log, is_little=_is_little([*logs, str(lake)]),
                 )  # fmt: skip
                 # The handler that PySpark has set calls Java in the midst of another call.
                 run.handle_signals()
@@ -106,6 +109,21 @@ def run_job(
         raise JobFailed(f"{problem}.") from None
     except OSError as problem:
         raise JobFailed(f"{explain(problem)}.") from None
+
+
+def _is_little(places: Sequence[str]) -> bool:
+    """Whether everything below these folders, or patterns of folders, is little to read. What is
+    not on this machine is not."""
+    size = 0
+    for place in places:
+        if "://" in place:
+            return False
+        for path in itertools.chain.from_iterable(Path(one).rglob("*") for one in glob(place)):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size if path.is_file() else 0
+            if size > LITTLE_BYTES_MAX:
+                return False
+    return True
 
 
 def check_place(out: Path) -> None:
@@ -186,8 +204,9 @@ class _Run:
         finally:
             if failed is None:
                 sys.stderr = self._stderr
-                logging.getLogger().handlers[:] = self._log_handlers
-                self.log.close()
+                # PySpark's threads may still tell of the Java that has ended, and some are writing
+                # it: the log stays open, and what they say from now on goes nowhere.
+                logging.getLogger().handlers[:] = self._log_handlers or [logging.NullHandler()]
             shutil.rmtree(self.scratch, ignore_errors=True)
             for number, before in self._former.items():
                 signal.signal(number, before)

@@ -45,6 +45,14 @@ LOCAL: Final = {
     "spark.sql.shuffle.partitions": "8",
 }
 """Besides, where driver and workers are one process."""
+LITTLE_BYTES_MAX: Final = 64 * 1_048_576
+LITTLE_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+LITTLE: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Besides, for so many bytes at most: compiling takes longer there than the work itself.
+measured: docs/benchmarks/report.md"""
 MASTER_ANSWERS_S_MAX: Final = 5.0
 
 
@@ -115,6 +123,7 @@ def open_session(
     memory: str | None = None,
     scratch: Path | None = None,
     log: TextIO | None = None,
+    is_little: bool = False,
     more: dict[str, str] | None = None,
 ) -> "SparkSession":
     """Open a session for jobs.
@@ -124,6 +133,7 @@ def open_session(
         memory: Java's heap on this machine, such as 4g.
         scratch: a folder for what does not fit in memory; it is there.
         log: a file for what Java, Spark and its workers write; None: this process's stderr.
+        is_little: the data has LITTLE_BYTES_MAX at most.
         more: settings that go before those here.
 
     Raises:
@@ -146,7 +156,11 @@ def open_session(
             settings["spark.local.dir"] = str(scratch)
         if is_local:
             settings |= LOCAL
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_logging(log)}"
+        java = f"-Dlog4j2.configurationFile={_logging(log)}"
+        if is_little and is_local:
+            settings |= LITTLE
+            java += f" {LITTLE_JAVA}"
+        settings["spark.driver.extraJavaOptions"] = java
         if memory is not None:
             settings["spark.driver.memory"] = memory
         check_master(where)

@@ -23,12 +23,13 @@ from gateway.deliverylog.lines import SCHEMA, runs_of
 from spark import files, losses, synthetic
 from spark.failures import SENTENCE_MAX, explain
 from spark.ingest import batches
-from spark.job import LOGS_MAX, open_log
+from spark.job import LOGS_MAX, _is_little, open_log
 from spark.progress import Progress
 from spark.report import Wanted
 from spark.rollup import Targets
 from spark.schema import SCHEMAS
 from spark.session import (
+    LITTLE_BYTES_MAX,
     NotInstalled,
     Unreachable,
     check_installed,
@@ -498,3 +499,19 @@ def test_a_clue_explains_its_day_and_its_direction_alone() -> None:
     killed = Clues(killed={FIRST: (5, 0)}, before={SECOND: (-5, 0)})
     assert differences(killed, (10, 13), (13, 10)) == [(0, -3, ""), (0, 3, "")]
     assert differences(killed, (13, 10), (10, 13)) == [(3, 0, "killed"), (-3, 0, "before")]
+
+
+def test_little_is_what_logs_and_lake_have_together(tmp_path: Path) -> None:
+    """On both sides of the bound; what is on another machine is not little."""
+    half = LITTLE_BYTES_MAX // 2
+    for name, size in (("a/one.jsonl", half), ("b/deep/two.jsonl", half)):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        with path.open("wb") as file:
+            file.truncate(size)
+    places = [str(tmp_path / "*")]
+    assert _is_little(places)
+    with (tmp_path / "b/deep/two.jsonl").open("r+b") as file:
+        file.truncate(half + 1)
+    assert not _is_little(places)
+    assert not _is_little(["s3a://bucket/logs"])
