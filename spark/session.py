@@ -151,16 +151,7 @@ def open_session(
     if scratch is not None:
         settings["spark.sql.warehouse.dir"] = (scratch / "warehouse").as_uri()
     if not is_submitted:
-        settings |= {"spark.master": where} | QUIET
-        if scratch is not None:
-            settings["spark.local.dir"] = str(scratch)
-        if is_local:
-            settings |= LOCAL
-        java = f"-Dlog4j2.configurationFile={_logging(log)}"
-        if is_little and is_local:
-            settings |= LITTLE
-            java += f" {LITTLE_JAVA}"
-        settings["spark.driver.extraJavaOptions"] = java
+        settings |= _own(where, scratch, log, is_little=is_little)
         if memory is not None:
             settings["spark.driver.memory"] = memory
         check_master(where)
@@ -182,6 +173,22 @@ def open_session(
     if package.is_dir():  # else it is a --py-files, which workers have
         spark.sparkContext.addPyFile(_archive(package))
     return spark
+
+
+def _own(
+    master: str, scratch: Path | None, log: TextIO | None, *, is_little: bool
+) -> dict[str, str]:
+    """The settings of a session that spark-submit did not start."""
+    settings = {"spark.master": master} | QUIET
+    if scratch is not None:
+        settings["spark.local.dir"] = str(scratch)
+    java = [f"-Dlog4j2.configurationFile={_logging(log)}"]
+    if master.startswith("local"):
+        settings |= LOCAL
+        if is_little:
+            settings |= LITTLE
+            java.append(LITTLE_JAVA)
+    return settings | {"spark.driver.extraJavaOptions": " ".join(java)}
 
 
 def _kill_half_started(error: BaseException) -> None:
