@@ -45,7 +45,7 @@ LOCAL: Final = {
     "spark.sql.shuffle.partitions": "8",
 }
 """Besides, where driver and workers are one process."""
-LITTLE_BYTES_MAX: Final = 64 * 1_048_576
+LITTLE_BYTES_MAX: Final = 16 * 1_048_576
 LITTLE_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LITTLE: Final = {
     "spark.sql.codegen.wholeStage": "false",
