@@ -33,7 +33,7 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class Slot:
-    """See the module. `cursor`: the one that the epoch started from. `gone` is called once, when
+    """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called once, when
     the epoch has ended here: written, or fenced."""
 
     def __init__(

@@ -228,12 +228,12 @@ class SlotLog:
         self._forget(push for push, _ in taken)
 
     def returned(self, taken: Sequence[Taken]) -> None:
-        """These were taken back."""
+        """Log that deliveries were taken back."""
         self._returned(taken, "lease")
         self._forget(push for push, _ in taken)
 
     def _returned(self, taken: Iterable[Taken], cause: Cause, outcome: Ended = "returned") -> None:
-        """These return; given again, they will have waited for this."""
+        """Log that deliveries return for `cause`, which they will have waited for when given again."""
         by_push: dict[int, list[int]] = {}
         for push, offset in taken:
             by_push.setdefault(push, []).append(offset)
@@ -256,7 +256,7 @@ class SlotLog:
             self._place.settled("dead_lettered", run, last - first + 1, reason=reason)
 
     def gone(self, ranges: Iterable[Range]) -> None:
-        """Nothing is retained of these, and they are passed."""
+        """Log that the group passes offsets of which nothing is retained."""
         for first, last in ranges if self._log.is_on else ():
             run: Named = [self._number, None, first, last]
             self._place.settled("gone", run, last - first + 1)
@@ -288,8 +288,8 @@ class SlotLog:
                 self._took(at_us, now_us, count)
 
     def _forget(self, pushes: Iterable[int]) -> None:
-        """Nobody asks any more when those of these were given that have nothing in flight. Called
-        once everything is told that ends them at the same time."""
+        """Forget when pushes were given that have nothing left in flight. Called once everything
+        that ends them at the same time is logged: each line names when its delivery was given."""
         for push in pushes:
             if push not in self._pushes:
                 self._given_us.pop(push, None)
