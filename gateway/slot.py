@@ -33,8 +33,8 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class Slot:
-    """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called once, when
-    the epoch has ended here: written, or fenced."""
+    """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called
+    once, when the epoch has ended here: written, or fenced."""
 
     def __init__(
         self, context: Context, queue: Queue, group: Group, partition: Partition, *,

@@ -233,7 +233,7 @@ class SlotLog:
         self._forget(push for push, _ in taken)
 
     def _returned(self, taken: Iterable[Taken], cause: Cause, outcome: Ended = "returned") -> None:
-        """Log that deliveries return for `cause`, which they will have waited for when given again."""
+        """Log that deliveries return; given again, they will have waited for `cause`."""
         by_push: dict[int, list[int]] = {}
         for push, offset in taken:
             by_push.setdefault(push, []).append(offset)
