@@ -36,15 +36,16 @@ Times of lines may be earlier than what they tell of: a span has the time of its
 `dispatched` span goes on for a turn of the gateway's loop, unless another one begins; a `settled`
 one for SETTLED_US. Each check says how it allows for that.
 
-The checks have two steps. The first finds suspects among runs, in one sorted pass each; in a log
-without redeliveries there are none. The second looks at the suspects message by message.
+The checks have two steps. The first finds suspects among runs, in one pass; in a log without
+redeliveries there are none. The second looks at the suspects message by message.
 """
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from operator import or_
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType
 
@@ -282,36 +283,30 @@ def _in_epochs(runs: DataFrame, owned: DataFrame) -> DataFrame:
 # --- What is certified --------------------------------------------------------------------------
 
 
-def holes(runs: DataFrame) -> DataFrame:
-    """Offsets that no line certifies, as findings."""
-    absent = {name: F.lit(None).cast("string") for name in ("queue", "gateway")}
-    at = F.lit(None).cast("bigint")
-    return _of_log(matching.gaps(runs).withColumns(absent | {"at_unix_us": at}), HOLE)
-
-
-def certified_twice(runs: DataFrame) -> DataFrame:
-    """Offsets that were new twice, as findings."""
-    return _of_log(matching.repeated(runs.where("is_new")), TWICE)
-
-
-def disorder(runs: DataFrame) -> DataFrame:
-    """Runs that one gateway asked for before runs with lower offsets of their partition."""
-    order = Window.partitionBy("queue_id", "partition", "gateway").orderBy("first")
-    before = F.max("asked_us").over(order.rowsBetween(Window.unboundedPreceding, -1))
-    asked = runs.where("is_new AND asked_us IS NOT NULL").withColumn("before_us", before)
-    return _of_log(asked.where(F.col("asked_us") < F.col("before_us")), DISORDER)
-
-
-def _of_log(runs: DataFrame, what: str) -> DataFrame:
-    """Findings about the log of a partition, whichever group reads it."""
-    return runs.select(
-        F.lit(what).alias("what"), "queue", "queue_id", F.lit(None).cast("string").alias("group"),
-        "partition", "first", "count", F.lit(None).cast("binary").alias("key"), "gateway",
-        "at_unix_us", F.lit(None).cast("bigint").alias("epoch_id"),
-        F.lit(None).cast("bigint").alias("segment_id"), F.lit(True).alias("is_known"),
-        F.lit(None).cast("bigint").alias("since_unix_us"),
-        F.lit(None).cast("bigint").alias("until_unix_us"),
-    )  # fmt: skip
+def of_log(runs: DataFrame) -> DataFrame:
+    """What is wrong with the log of each partition, whichever group reads it, as rows of _MESSAGE:
+    HOLE, offsets that no line certifies; TWICE, what was new twice; DISORDER, what a gateway asked
+    for before something with lower offsets."""
+    place = Window.partitionBy("queue_id", "partition")
+    told = runs.withColumns({
+        "reached": _highest(F.lit(True), place.orderBy("first", "count")),
+        "reached_new": _highest(F.col("is_new"), place.orderBy("first", "count")),
+        "before_us": F.max(F.when(F.col("is_new"), F.col("asked_us"))).over(
+            Window.partitionBy("queue_id", "partition", "gateway").orderBy("first", "count")
+            .rowsBetween(*_BEHIND)
+        ),
+    })  # fmt: skip
+    found = _told(told, [
+        _Case(HOLE, *_gap("reached")),
+        _Case(TWICE, *_again("reached_new", F.col("is_new"))),
+        _Case(DISORDER, F.col("is_new") & (F.col("asked_us") < F.col("before_us"))),
+    ])  # fmt: skip
+    is_hole = F.col("what") == HOLE
+    names = {name: F.when(~is_hole, F.col(name)) for name in ("queue", "gateway", "at_unix_us")}
+    return _message(found.withColumns(
+        names | {"is_known": F.lit(True), "group": F.lit(None).cast("string"),
+                 "segment_id": F.lit(None).cast("bigint")}
+    ))  # fmt: skip
 
 
 # --- Suspects: what may be a fault, by the run --------------------------------------------------
@@ -322,98 +317,151 @@ _SUSPECT: Final = (
 )  # fmt: skip
 _BACK: Final = "back"
 """No fault: what returned, which something may have overtaken."""
+_BEHIND: Final = (Window.unboundedPreceding, -1)
+"""The rows before this one."""
+_GIVEN, _SETTLED, _START, _END = range(4)
+
+
+class _Case(NamedTuple):
+    """A suspicion: which rows have it, and which offsets are meant; None: those of the row."""
+
+    what: str
+    is_so: Column
+    first: Column | None = None
+    count: Column | None = None
+
+    def told(self, number: int) -> Column:
+        """A struct; null for a row that does not have it."""
+        first = F.col("first") if self.first is None else self.first
+        count = F.col("count") if self.count is None else self.count
+        return F.when(self.is_so, F.struct(
+            F.lit(self.what).alias("what"), first.cast("bigint").alias("first"),
+            count.cast("bigint").alias("count"), F.lit(number).alias("case"),
+        ))  # fmt: skip
+
+
+def _told(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
+    """A row for each case of each row, with its `what`, `first`, `count` and `case`, its number."""
+    found = [one.told(number) for number, one in enumerate(cases)]
+    kept = [name for name in rows.columns if name not in ("what", "first", "count")]
+    some = rows.where(reduce(or_, [F.coalesce(one.is_so, F.lit(False)) for one in cases]))
+    return some.select(*kept, F.inline(F.array_compact(F.array(*found))))
+
+
+def _last() -> Column:
+    return F.col("first") + F.col("count") - 1
+
+
+def _highest(which: Column, order: WindowSpec) -> Column:
+    """The highest offset of such rows before this one; null, where there is none."""
+    return F.max(F.when(which, _last())).over(order.rowsBetween(*_BEHIND))
+
+
+def _gap(reached: str, which: Column | None = None) -> tuple[Column, Column, Column]:
+    """Of a case: the offsets between what was reached and this row."""
+    begin = F.col(reached) + 1
+    is_so = F.col("first") > begin
+    return is_so if which is None else which & is_so, begin, F.col("first") - begin
+
+
+def _again(reached: str, which: Column) -> tuple[Column, Column, Column]:
+    """Of a case: the offsets of this row that were reached before."""
+    end = F.least(_last(), F.col(reached))
+    is_so = which & (F.col("first") <= F.col(reached))
+    return is_so, F.col("first"), end - F.col("first") + 1
 
 
 def suspects(lines: Lines) -> DataFrame:
-    """Runs with `what` they may be, in one pass: those of REPETITION, INVERSION, UNGIVEN,
-    SETTLED_TWICE, SETTLED_EARLY and GAP (passed by its group; also what turns out to be UNSETTLED,
-    or to wait), and what came back."""
-    gave, settles = lines.gave, lines.settles
-    returned = settles.where(F.col("outcome").isin(*RETURNED))
-    final = settles.where(F.col("outcome").isin(*FINAL) & (F.col("outcome") != GONE))
-    found = {
-        REPETITION: matching.repeated(gave, by=("epoch_id",)).unionByName(
-            gave.where(F.col("first") < F.col("previous_reach"))
+    """Runs with `what` they may be: REPETITION, INVERSION, UNGIVEN, SETTLED_TWICE, SETTLED_EARLY
+    and GAP (passed by its group; also what turns out to be UNSETTLED, or to wait), and what came
+    back. All in one pass over what was given and settled, sorted in four ways, each within a
+    segment."""
+    is_given, is_settled = F.col("row") == _GIVEN, F.col("row") == _SETTLED
+    is_start, is_end = F.col("row") == _START, F.col("row") == _END
+    outcome = F.col("outcome")
+    ends = is_settled & outcome.isin(*FINAL)
+    is_final = ends & (outcome != GONE)
+    is_back = is_settled & outcome.isin(*RETURNED)
+    settles = F.col("is_known") & (ends | is_start | is_end)
+    touches = F.col("is_known") & (ends | is_start | is_given)
+    segment, epoch = Window.partitionBy("segment_id"), Window.partitionBy("segment_id", "epoch_id")
+    moment = Window.partitionBy("segment_id", "epoch_id", "moment_us").orderBy("first", "row")
+    sorted_ = {
+        "higher": _highest(is_given, segment.orderBy("nth", "steady_us", "first")),
+        "given": _highest(is_given, epoch.orderBy("first", "count")),
+        "final": _highest(is_final, epoch.orderBy("first", "count")),
+        "settled": _highest(settles, segment.orderBy("first", "count")),
+        "touched": _highest(touches, segment.orderBy("first", "count")),
+        # What was given at the same time and begins no later; it may be in the order of this row.
+        "given_then": F.max(F.when(is_given, _last())).over(
+            moment.rowsBetween(Window.unboundedPreceding, Window.currentRow)
         ),
-        INVERSION: _late(gave),
-        _BACK: returned,
-        UNGIVEN: _ungiven(gave, settles),
-        SETTLED_TWICE: matching.repeated(final, by=("epoch_id",)).unionByName(
-            matching.repeated(
-                returned.where(F.col("given_us").isNotNull()),
-                by=("epoch_id", "outcome", "given_us"),
-            )
+        "back": F.coalesce(*[
+            F.when(outcome == one, _highest(outcome == one, moment)) for one in RETURNED
+        ]),
+    }  # fmt: skip
+    is_timed = is_settled & F.col("given_us").isNotNull()
+    cases = [
+        _Case(REPETITION, *_again("given", is_given)),
+        _Case(REPETITION, is_given & (F.col("first") < F.col("previous_reach"))),
+        _Case(INVERSION, is_given & (F.col("first") < F.col("higher"))),
+        _Case(_BACK, is_back),
+        _Case(
+            UNGIVEN,
+            is_timed & F.col("is_known") & ~F.coalesce(F.col("given_then") >= _last(), F.lit(False)),
         ),
-        SETTLED_EARLY: settles.where(F.col("steady_us") + SETTLED_US < F.col("given_us")),
-        GAP: _passed(lines),
-    }
-    return reduce(DataFrame.unionByName, [_suspect(rows, what) for what, rows in found.items()])
+        _Case(SETTLED_TWICE, *_again("final", is_final)),
+        _Case(SETTLED_TWICE, *_again("back", is_timed & is_back)),
+        _Case(
+            SETTLED_EARLY, is_settled & (F.col("steady_us") + SETTLED_US < F.col("given_us"))
+        ),
+        _Case(GAP, *_gap("touched", touches)),
+        _Case(GAP, *_gap("settled", settles)),
+    ]  # fmt: skip
+    found = _told(_rows(lines).withColumns(sorted_), cases)
+    return _cut(found, lines.epochs, is_below=F.col("case") == len(cases) - 1)
 
 
-def _suspect(rows: DataFrame, what: str) -> DataFrame:
-    absent = [name for name in ("given_us", "steady_us", "at_unix_us", "gateway", "queue", "nth")
-              if name not in rows.columns]  # fmt: skip
-    full = rows.withColumns({name: F.lit(None) for name in absent} | {"what": F.lit(what)})
-    texts = ("gateway", "queue")
-    return full.select(*[
-        F.col(name).cast("string" if name in texts else "bigint").alias(name)
-        if name in absent else F.col(name)
-        for name in _SUSPECT
-    ])  # fmt: skip
-
-
-def _late(gave: DataFrame) -> DataFrame:
-    """The runs that were given after something with a higher offset, in their segment: only among
-    their messages can there be an inversion."""
-    order = Window.partitionBy("segment_id").orderBy("nth", "steady_us", "first")
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    reached = F.max(F.col("first") + F.col("count") - 1).over(before)
-    return gave.withColumn("reached", reached).where(F.col("first") < F.col("reached"))
-
-
-def _ungiven(gave: DataFrame, settles: DataFrame) -> DataFrame:
-    """What no run covers that was given in the same epoch at the time that is named."""
-    told = settles.where(F.col("given_us").isNotNull() & F.col("is_known")).alias("s")
-    given = gave.select("epoch_id", "steady_us", "first", "count").alias("g")
-    end = F.col("s.first") + F.col("s.count") <= F.col("g.first") + F.col("g.count")
-    same = (
-        (F.col("s.epoch_id") == F.col("g.epoch_id"))
-        & (F.col("s.given_us") == F.col("g.steady_us"))
-        & (F.col("s.first") >= F.col("g.first"))
-        & end
+def _rows(lines: Lines) -> DataFrame:
+    """What was given (`row` is _GIVEN) and settled, and of each segment that is known the offset
+    before its start and the one behind what is settled without a gap."""
+    kept = ("queue", *_PLACE, "gateway", *_EPOCH, "previous_reach", "steady_us", "at_unix_us",
+            "first", "count")  # fmt: skip
+    gave = lines.gave.select(
+        *kept, F.lit(_GIVEN).alias("row"), F.col("steady_us").alias("moment_us")
     )
-    return told.join(given, on=same, how="left_anti")
+    settles = lines.settles.select(
+        *kept, "outcome", "given_us", F.lit(_SETTLED).alias("row"),
+        F.col("given_us").alias("moment_us"),
+    )  # fmt: skip
+    ends = _segments_of(lines.epochs).select(
+        "queue", *_PLACE, "segment_id", F.lit(True).alias("is_known"), F.lit(1).alias("count"),
+        F.inline(F.array(
+            F.struct(F.lit(_START).alias("row"), (F.col("start") - 1).alias("first")),
+            F.struct(F.lit(_END).alias("row"), F.col("settled_below").alias("first")),
+        )),
+    ).where("first IS NOT NULL")  # fmt: skip
+    return settles.unionByName(gave, allowMissingColumns=True).unionByName(
+        ends, allowMissingColumns=True
+    )
 
 
-def _passed(lines: Lines) -> DataFrame:
-    """What a segment has passed and not settled: below the last position without open messages, and
-    of what was never given also below whatever it has given. Only of segments that are known."""
-    ends = _segments_of(lines.epochs)
-    final = lines.settles.where(F.col("outcome").isin(*FINAL) & F.col("is_known"))
-    gave = lines.gave.where("is_known")
-    runs = ("segment_id", "first", "count")
-    low = ends.select("segment_id", (F.col("start") - 1).alias("first"), F.lit(1).alias("count"))
-    high = ends.where("settled_below IS NOT NULL").select(
-        "segment_id", F.col("settled_below").alias("first"), F.lit(1).alias("count")
+def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
+    """Gaps are of a segment, and only from its start on; those that are not settled (`is_below`)
+    only to where it says that everything is."""
+    is_gap = F.col("what") == GAP
+    ends = _segments_of(owned).select(
+        "segment_id", F.col("start"), F.col("settled_below").alias("below")
     )
-    unsettled = matching.gaps(
-        final.select(*runs).unionByName(low).unionByName(high), by=("segment_id",)
+    first = F.when(is_gap, F.greatest("first", "start")).otherwise(F.col("first"))
+    end = F.col("first") + F.col("count")
+    limit = F.when(is_gap & is_below, F.least(end, F.col("below"))).otherwise(end)
+    of_row = ("gateway", "epoch_id", "nth", "steady_us", "at_unix_us", "given_us")
+    cut = found.join(F.broadcast(ends), on="segment_id", how="left").withColumns(
+        {name: F.when(~is_gap, F.col(name)) for name in of_row}
+        | {"first": first, "count": (limit - first).cast("bigint")}
     )
-    untouched = matching.gaps(
-        final.select(*runs).unionByName(gave.select(*runs)).unionByName(low), by=("segment_id",)
-    )
-    cut = unsettled.withColumn("is_cut", F.lit(True)).unionByName(
-        untouched.withColumn("is_cut", F.lit(False))
-    )
-    placed = cut.join(ends, on="segment_id", how="inner")
-    first = F.greatest("first", "start")
-    limit = F.when(F.col("is_cut"), F.col("settled_below")).otherwise(F.lit(FOREVER))
-    end = F.least(F.col("first") + F.col("count"), limit)
-    return placed.select(
-        *[name for name in placed.columns if name not in ("first", "count")],
-        first.alias("first"), (end - first).alias("count"),
-        F.lit(None).cast("bigint").alias("epoch_id"), F.lit(True).alias("is_known"),
-    ).where("count > 0")  # fmt: skip
+    return cut.where("count > 0").select(*_SUSPECT)
 
 
 def _segments_of(owned: DataFrame) -> DataFrame:
@@ -453,30 +501,31 @@ def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -
         looked.append(_message(_never_given(lines.gave, of(UNGIVEN)), UNGIVEN))
     if REPETITION in whats:
         looked += _repetitions(lines, of(REPETITION), keep)
-    if {GAP, INVERSION, _BACK} & set(whats):
-        looked += _of_keys(lines, of(GAP), of(INVERSION), of(_BACK), keep)
+    of_keys = [what for what in (GAP, INVERSION, _BACK) if what in whats]
+    if of_keys:
+        looked += _of_keys(lines, {what: of(what) for what in of_keys}, keep)
     nothing = _message(found.withColumn("key", F.lit(None).cast("binary")).limit(0), None)
     return reduce(DataFrame.unionByName, looked, nothing)
 
 
-def _of_keys(
-    lines: Lines, passed: DataFrame, late: DataFrame, back: DataFrame, keep: Keep
-) -> list[DataFrame]:
+def _of_keys(lines: Lines, found: dict[str, DataFrame], keep: Keep) -> list[DataFrame]:
     """What has to do with keys; what was given of all keys in question is worked out once."""
     names = ("queue", *_PLACE, "segment_id", "epoch_id", "steady_us", "first", "count")
-    each = {GAP: passed, INVERSION: late, _BACK: back}
-    runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in each.values()])
+    runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in found.values()])
     messages = keep(_keys_of(runs, lines.runs))
     keyed = messages.where(F.col("key") != F.lit(_NO_KEY))
     given = keep(_messages_given(lines, keyed.select("segment_id", "key").distinct()))
-    return [
-        _gaps(lines, messages.where(F.col("what") == GAP), given),
-        _inversions(given, lines.epochs),
-        _overtaken(lines, keyed.where(F.col("what") == _BACK), given),
-    ]
+    looked = []
+    if GAP in found:
+        looked.append(_gaps(lines, messages.where(F.col("what") == GAP), given))
+    if INVERSION in found:
+        looked.append(_inversions(given, lines.epochs))
+    if _BACK in found:
+        looked.append(_overtaken(lines, keyed.where(F.col("what") == _BACK), given))
+    return looked
 
 
-def _message(rows: DataFrame, what: str | None) -> DataFrame:
+def _message(rows: DataFrame, what: str | None = None) -> DataFrame:
     types = {"key": "binary", "gateway": "string"} | dict.fromkeys(
         ("epoch_id", "since_unix_us", "until_unix_us"), "bigint"
     )

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,10 +66,8 @@ def audit(
         whats = [row["what"] for row in suspects.select("what").distinct().collect()]
         said(f"looking at {', '.join(sorted(whats))}" if whats else "the log of certified")
         found = order.findings(lines, suspects, whats, keep)
-        log = [order.holes(runs), order.certified_twice(runs), order.disorder(runs)]
-        judged = order.judged(
-            keep(reduce(DataFrame.unionByName, log, found)), epochs, _table(spark, lost)
-        )
+        everything = keep(found.unionByName(order.of_log(runs)))
+        judged = order.judged(everything, epochs, _table(spark, lost))
         judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
     said("summing up")
     findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))

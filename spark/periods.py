@@ -250,11 +250,12 @@ def figures(parts: Sequence[DataFrame], older: DataFrame | None) -> DataFrame:
     """The rows of all tables, with `table`, `date` and `hour`, which is 0 of a day. `older` is of
     the other hours of the same days."""
     minutes = _added(reduce(DataFrame.unionByName, parts), "part", "start_us", *_APART, "bucket")
+    minutes = minutes.repartition("part", *_APART)
     rows = minutes.withColumn("unit", _units(UNITS))
     if older is not None:
         rows = rows.unionByName(older.withColumn("unit", _units(dict.fromkeys(UNITS, (DAY,)))))
     units = rows.drop("start_us").withColumn("unit", F.explode("unit")).select("*", "unit.*")
-    by = ("part", "table", "start_us", *_APART)
+    by = ("part", *_APART, "table", "start_us")
     return _dated(_sketched(_added(units, *by, "bucket"), *by))
 
 
