@@ -80,6 +80,8 @@ TURN_US: Final = 100_000
 CLOCKS_US: Final = 10_000_000
 """Between what is lost and what may rest on it lies more: clocks differ, and some lines tell of
 what was a while ago."""
+SLICE_US: Final = 10_000_000
+"""What was given is looked at in slices of so much time."""
 FOREVER: Final = 2**62
 
 FINDING: Final = struct(
@@ -99,6 +101,7 @@ Keep = Callable[[DataFrame], DataFrame]
 """Works these rows out, and gives them back as something that is there."""
 
 _PLACE: Final = ("queue_id", "group", "partition")
+_NAMES: Final = ("queue", *_PLACE, "gateway")
 _EPOCH: Final = ("epoch_id", "segment_id", "nth", "is_known")
 """`epoch_id` and `segment_id` are hashes of what names them; `nth` orders epochs."""
 _NO_KEY: Final = bytes(KEY_BYTES)
@@ -425,8 +428,9 @@ def suspects(lines: Lines) -> DataFrame:
 def _rows(lines: Lines) -> DataFrame:
     """What was given (`row` is _GIVEN) and settled, and of each segment that is known the offset
     before its start and the one behind what is settled without a gap."""
-    kept = ("queue", *_PLACE, "gateway", *_EPOCH, "previous_reach", "steady_us", "at_unix_us",
-            "first", "count")  # fmt: skip
+    # Of epochs that are known the names are with them: these rows are sorted four times.
+    place = F.when(~F.col("is_known"), F.struct(*_NAMES)).alias("place")
+    kept = (place, *_EPOCH, "previous_reach", "steady_us", "at_unix_us", "first", "count")
     gave = lines.gave.select(
         *kept, F.lit(_GIVEN).alias("row"), F.col("steady_us").alias("moment_us")
     )
@@ -435,7 +439,7 @@ def _rows(lines: Lines) -> DataFrame:
         F.col("given_us").alias("moment_us"),
     )  # fmt: skip
     ends = _segments_of(lines.epochs).select(
-        "queue", *_PLACE, "segment_id", F.lit(True).alias("is_known"), F.lit(1).alias("count"),
+        "segment_id", F.lit(True).alias("is_known"), F.lit(1).alias("count"),
         F.inline(F.array(
             F.struct(F.lit(_START).alias("row"), (F.col("start") - 1).alias("first")),
             F.struct(F.lit(_END).alias("row"), F.col("settled_below").alias("first")),
@@ -447,20 +451,26 @@ def _rows(lines: Lines) -> DataFrame:
 
 
 def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
-    """Gaps are of a segment, and only from its start on; those that are not settled (`is_below`)
+    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those that are not settled (`is_below`)
     only to where it says that everything is."""
     is_gap = F.col("what") == GAP
     ends = _segments_of(owned).select(
-        "segment_id", F.col("start"), F.col("settled_below").alias("below")
-    )
+        "segment_id", "start", F.col("settled_below").alias("below"),
+        *[F.col(name).alias(f"s_{name}") for name in ("queue", *_PLACE)],
+    )  # fmt: skip
+    gateways = owned.select("epoch_id", F.col("gateway").alias("s_gateway"))
     first = F.when(is_gap, F.greatest("first", "start")).otherwise(F.col("first"))
     end = F.col("first") + F.col("count")
     limit = F.when(is_gap & is_below, F.least(end, F.col("below"))).otherwise(end)
-    of_row = ("gateway", "epoch_id", "nth", "steady_us", "at_unix_us", "given_us")
-    cut = found.join(F.broadcast(ends), on="segment_id", how="left").withColumns(
-        {name: F.when(~is_gap, F.col(name)) for name in of_row}
-        | {"first": first, "count": (limit - first).cast("bigint")}
+    of_row = ("epoch_id", "nth", "steady_us", "at_unix_us", "given_us")
+    placed = found.join(F.broadcast(ends), on="segment_id", how="left").join(
+        F.broadcast(gateways), on="epoch_id", how="left"
     )
+    cut = placed.withColumns(
+        {name: F.coalesce(f"place.{name}", f"s_{name}") for name in _NAMES}
+        | {name: F.when(~is_gap, F.col(name)) for name in of_row}
+        | {"first": first, "count": (limit - first).cast("bigint")}
+    ).withColumn("gateway", F.when(~is_gap, F.col("gateway")))
     return cut.where("count > 0").select(*_SUSPECT)
 
 
@@ -509,19 +519,21 @@ def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -
 
 
 def _of_keys(lines: Lines, found: dict[str, DataFrame], keep: Keep) -> list[DataFrame]:
-    """What has to do with keys; what was given of all keys in question is worked out once."""
+    """What has to do with keys."""
     names = ("queue", *_PLACE, "segment_id", "epoch_id", "steady_us", "first", "count")
     runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in found.values()])
     messages = keep(_keys_of(runs, lines.runs))
-    keyed = messages.where(F.col("key") != F.lit(_NO_KEY))
-    given = keep(_messages_given(lines, keyed.select("segment_id", "key").distinct()))
+    has_key = F.col("key") != F.lit(_NO_KEY)
     looked = []
-    if GAP in found:
-        looked.append(_gaps(lines, messages.where(F.col("what") == GAP), given))
-    if INVERSION in found:
-        looked.append(_inversions(given, lines.epochs))
+    if GAP in found or INVERSION in found:
+        keys = messages.where(has_key & F.col("what").isin(GAP, INVERSION))
+        given = keep(_of_keys_in(lines.gave, lines.runs, keys, "segment_id"))
+        if GAP in found:
+            looked.append(_gaps(lines, messages.where(F.col("what") == GAP), given))
+        if INVERSION in found:
+            looked.append(_inversions(given, lines.epochs))
     if _BACK in found:
-        looked.append(_overtaken(lines, keyed.where(F.col("what") == _BACK), given))
+        looked.append(_overtaken(lines, messages.where(has_key & (F.col("what") == _BACK)), keep))
     return looked
 
 
@@ -662,37 +674,70 @@ def _inversions(given: DataFrame, owned: DataFrame) -> DataFrame:
     return _message(_single(judged_), INVERSION)
 
 
-def _overtaken(lines: Lines, backs: DataFrame, given: DataFrame) -> DataFrame:
+def _overtaken(lines: Lines, backs: DataFrame, keep: Keep) -> DataFrame:
     """Given while an earlier message of the key was back and waited, in one epoch: behind the
     return by more than a settled span lasts, and before it was given again, or by more than a turn
     before it came to its end."""
-    of = ("epoch_id", "offset")
-    ended = lines.settles.where(F.col("outcome").isin(*FINAL))
-    spans = _single(backs.select(*of).distinct())
-    met = matching.met(
-        ended.select("epoch_id", "steady_us", "first", "count"), spans, on=("epoch_id",)
+    waits = keep(_waits(lines, backs))
+    # Only what was given while something waited is looked at by the message.
+    meanwhile = lines.gave.withColumn("slice", _slice(F.col("steady_us"))).join(
+        _slices(lines.gave, waits), on=["epoch_id", "slice"], how="left_semi"
     )
-    ends = matching.offsets(met.drop("l_first", "r_first"))
-    us = F.col("steady_us")
-    until = ends.select(*of, us.alias("end_us"), (us - TURN_US).alias("until_us")).unionByName(
-        given.select(*of, us.alias("end_us"), us.alias("until_us"))
-    )
-    b, n = backs.alias("b"), until.alias("n")
-    same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
-    waits = (
-        b.join(n, on=[*same, F.col("n.end_us") >= F.col("b.steady_us")], how="left")
-        .groupBy("b.epoch_id", "b.key", "b.offset", "b.steady_us")
-        .agg(F.min(F.struct("n.end_us", "n.until_us")).alias("first"))
-        .withColumn("until_us", F.col("first.until_us"))
-        .alias("w")
-    )
-    o = given.alias("o")
+    given = _of_keys_in(meanwhile.drop("slice"), lines.runs, waits, "epoch_id")
+    o, w = given.alias("o"), waits.alias("w")
     meet = [F.col(f"w.{name}") == F.col(f"o.{name}") for name in ("epoch_id", "key")]
     behind = F.col("o.offset") > F.col("w.offset")
     since = F.col("o.steady_us") > F.col("w.steady_us") + SETTLED_US
-    meanwhile = F.col("w.until_us").isNull() | (F.col("o.steady_us") < F.col("w.until_us"))
-    found = o.join(waits, on=[*meet, behind, since, meanwhile], how="left_semi")
+    before = F.col("w.until_us").isNull() | (F.col("o.steady_us") < F.col("w.until_us"))
+    found = o.join(w, on=[*meet, behind, since, before], how="left_semi")
     return _message(_single(found), OVERTAKEN)
+
+
+def _slice(us: Column) -> Column:
+    return F.floor(us / SLICE_US)
+
+
+def _slices(gave: DataFrame, waits: DataFrame) -> DataFrame:
+    """(epoch_id, slice): the slices of time in which something waited."""
+    last = gave.groupBy("epoch_id").agg(F.max("steady_us").alias("last_us"))
+    until = F.least(F.coalesce("until_us", "last_us"), "last_us")
+    bounded = waits.join(last, on="epoch_id", how="inner").withColumn("until_us", until)
+    order = Window.partitionBy("epoch_id").orderBy("steady_us")
+    reached = F.max("until_us").over(order.rowsBetween(*_BEHIND))
+    begins = F.coalesce(F.col("steady_us") > reached, F.lit(True)).cast("int")
+    # Waits that overlap are one, so that there are as many slices as time at most.
+    whole = (
+        bounded.where("steady_us <= until_us")
+        .withColumn("begins", begins)
+        .withColumn("number", F.sum("begins").over(order))
+        .groupBy("epoch_id", "number")
+        .agg(F.min("steady_us").alias("since_us"), F.max("until_us").alias("until_us"))
+    )
+    slices = F.sequence(_slice(F.col("since_us")), _slice(F.col("until_us")))
+    return whole.select("epoch_id", F.explode(slices).alias("slice"))
+
+
+def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
+    """What came back (`epoch_id`, `key`, `offset`, `steady_us`), and until when it waited:
+    `until_us`; null: nothing says that it waits no more."""
+    of = ("epoch_id", "offset")
+    spans = _single(backs.select(*of).distinct())
+    us = F.col("steady_us")
+    ends = lines.settles.where(F.col("outcome").isin(*FINAL)).select(
+        "epoch_id", "first", "count", us.alias("end_us"), (us - TURN_US).alias("until_us")
+    )
+    again = lines.gave.select(
+        "epoch_id", "first", "count", us.alias("end_us"), us.alias("until_us")
+    )
+    met = matching.met(ends.unionByName(again), spans, on=("epoch_id",))
+    b, n = backs.alias("b"), matching.offsets(met.drop("l_first", "r_first")).alias("n")
+    same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
+    return (
+        b.join(n, on=[*same, F.col("n.end_us") >= F.col("b.steady_us")], how="left")
+        .groupBy("b.epoch_id", "b.key", "b.offset", "b.steady_us")
+        .agg(F.min(F.struct("n.end_us", "n.until_us")).alias("first"))
+        .select("epoch_id", "key", "offset", "steady_us", F.col("first.until_us").alias("until_us"))
+    )
 
 
 # --- Messages and their keys --------------------------------------------------------------------
@@ -723,17 +768,17 @@ def _keys_of(rows: DataFrame, runs: DataFrame) -> DataFrame:
     )
 
 
-def _messages_given(lines: Lines, keys: DataFrame) -> DataFrame:
-    """What was given of these keys (`segment_id`, `key`), a row for each message and delivery: the
-    columns of `given`, `offset` and `key`."""
-    gave = lines.gave.join(keys.select("segment_id").distinct(), on="segment_id", how="left_semi")
-    met = matching.met(gave, _keyed(lines.runs))
+def _of_keys_in(gave: DataFrame, runs: DataFrame, keys: DataFrame, of: str) -> DataFrame:
+    """What was given of these keys (`of`, segment_id or epoch_id, and `key`), a row for each
+    message and delivery: the columns of `given`, `offset`, `key` and `certified_unix_us`."""
+    some = gave.join(keys.select(of).distinct(), on=of, how="left_semi")
+    met = matching.met(some, _keyed(runs))
     place = F.col("offset") - F.col("r_first")
     each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
     kept = each.drop("r_keys", "r_first", "l_first").withColumnRenamed(
         "r_certified_unix_us", "certified_unix_us"
     )
-    return kept.join(keys, on=["segment_id", "key"], how="left_semi")
+    return kept.join(keys.select(of, "key").distinct(), on=[of, "key"], how="left_semi")
 
 
 # --- Judging ------------------------------------------------------------------------------------

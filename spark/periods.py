@@ -176,11 +176,11 @@ def slowest_keys(deliveries: DataFrame) -> DataFrame:
             F.sum(F.greatest("waiting_us", F.lit(0).cast("bigint"))).alias("total_us"),
             F.max("waiting_us").alias("max_us"),
         )
-        .withColumn("key", key_at(F.lit(0)))
     )
-    order = Window.partitionBy("start_us", "tenant", "queue").orderBy(F.desc("total_us"), "key")
+    order = Window.partitionBy("start_us", "tenant", "queue").orderBy(F.desc("total_us"), "keys")
     ranked = sums.withColumn("rank", F.row_number().over(order))
-    return _rows(ranked.where(F.col("rank") <= KEYS_MAX), KEY, F.col("start_us"))
+    slowest = ranked.where(F.col("rank") <= KEYS_MAX).withColumn("key", key_at(F.lit(0)))
+    return _rows(slowest, KEY, F.col("start_us"))
 
 
 def uncovered(dispatched: DataFrame, deliveries: DataFrame) -> DataFrame:

@@ -100,7 +100,8 @@ def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -
         kind: lake.read(spark, kind).where(_within(hours))
         for kind in (CERTIFIED, DISPATCHED, SETTLED)
     }
-    deliveries = latency.deliveries(spans[DISPATCHED], _publishes(lake, spark, spans[DISPATCHED]))
+    publishes = _publishes(lake, spark, spans[DISPATCHED], hours)
+    deliveries = latency.deliveries(spans[DISPATCHED], publishes)
     deliveries = deliveries.persist()
     target = periods.targets(targets.default_us, targets.of_queue)
     stages = (
@@ -133,14 +134,25 @@ def _within(hours: set[Hour]) -> Column:
     return found
 
 
-def _publishes(lake: Lake, spark: SparkSession, dispatched: DataFrame) -> DataFrame:
-    """The lines of `certified` that may be about what was dispatched: of the days when its records
-    were published, and one around them for the difference of two machines' clocks."""
+def _publishes(
+    lake: Lake, spark: SparkSession, dispatched: DataFrame, hours: set[Hour]
+) -> DataFrame:
+    """The lines of `certified` that may be about what was dispatched in these hours: of the days
+    when its records were published, and one around them for the difference of two machines' clocks.
+    """
+    certified = lake.read(spark, CERTIFIED)
+    there = {folder.name.removeprefix("date=") for folder in lake.spans(CERTIFIED).glob("date=*")}
+    near = _around({datetime.date.fromisoformat(date) for date, _ in hours})
+    if there <= {day.isoformat() for day in near}:
+        return certified  # a pass over the deliveries would say no more
     moment = F.timestamp_millis("published_unix_ms")
     days = dispatched.select(F.to_date(moment).alias("day")).distinct().collect()
+    return certified.where(F.col("date").isin(sorted(_around({row["day"] for row in days}))))
+
+
+def _around(days: set[datetime.date]) -> set[datetime.date]:
     one = datetime.timedelta(days=1)
-    near = {row["day"] + step * one for row in days for step in (-1, 0, 1)}
-    return lake.read(spark, CERTIFIED).where(F.col("date").isin(sorted(near)))
+    return {day + step * one for day in days for step in (-1, 0, 1)}
 
 
 def _older(spark: SparkSession, lake: Lake, hours: set[Hour]) -> DataFrame | None:
