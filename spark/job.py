@@ -93,14 +93,14 @@ def run_job(
     progress = Progress(sys.stderr)
     try:
         with place.alone(), _Run(name, place.root, progress) as run:
-            with progress.step("start"):
+            with progress.step("start") as step:
                 spark = open_session(
                     f"tocsin {name}", master=master, memory=memory,
                     scratch=run.scratch, log=run.log, is_little=_is_little([*logs, str(lake)]),
                 )  # fmt: skip
                 # The handler that PySpark has set calls Java in the midst of another call.
                 run.handle_signals()
-                progress.say(f"Spark {spark.version}, {spark.sparkContext.master}")
+                step.say(f"Spark {spark.version}, {spark.sparkContext.master}")
             progress.watch(spark.sparkContext)
             result = work(spark, place, progress)
             spark.stop()
@@ -215,7 +215,7 @@ class _Run:
 
     def _sentence(self, error: Exception, java_ended: int | None) -> str:
         said = _tail(Path(self.log.name))
-        step = self._progress.step_name or self._name
+        step = self._progress.failed or self._name
         place = _keep_trace(error, self.log)
         return (
             f"{step} failed: {explain(error, log=said, java_ended=java_ended)}; "

@@ -331,12 +331,12 @@ class _Case(NamedTuple):
     what: str
     is_so: Column
     first: Column | None = None
-    count: Column | None = None
+    messages: Column | None = None
 
     def told(self, number: int) -> Column:
         """A struct; null for a row that does not have it."""
         first = F.col("first") if self.first is None else self.first
-        count = F.col("count") if self.count is None else self.count
+        count = F.col("count") if self.messages is None else self.messages
         return F.when(self.is_so, F.struct(
             F.lit(self.what).alias("what"), first.cast("bigint").alias("first"),
             count.cast("bigint").alias("count"), F.lit(number).alias("case"),
@@ -404,15 +404,13 @@ def suspects(lines: Lines) -> DataFrame:
         ]),
     }  # fmt: skip
     is_timed = is_settled & F.col("given_us").isNotNull()
+    was_given = F.coalesce(F.col("given_then") >= _last(), F.lit(False))
     cases = [
         _Case(REPETITION, *_again("given", is_given)),
         _Case(REPETITION, is_given & (F.col("first") < F.col("previous_reach"))),
         _Case(INVERSION, is_given & (F.col("first") < F.col("higher"))),
         _Case(_BACK, is_back),
-        _Case(
-            UNGIVEN,
-            is_timed & F.col("is_known") & ~F.coalesce(F.col("given_then") >= _last(), F.lit(False)),
-        ),
+        _Case(UNGIVEN, is_timed & F.col("is_known") & ~was_given),
         _Case(SETTLED_TWICE, *_again("final", is_final)),
         _Case(SETTLED_TWICE, *_again("back", is_timed & is_back)),
         _Case(
@@ -451,8 +449,8 @@ def _rows(lines: Lines) -> DataFrame:
 
 
 def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
-    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those that are not settled (`is_below`)
-    only to where it says that everything is."""
+    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those that are not
+    settled (`is_below`) only to where it says that everything is."""
     is_gap = F.col("what") == GAP
     ends = _segments_of(owned).select(
         "segment_id", "start", F.col("settled_below").alias("below"),

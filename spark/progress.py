@@ -5,21 +5,41 @@ every ten seconds, which ends with `…`. In the end every step is a line.
 """
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkContext, StatusTracker
 
 LIVE_EVERY_S: Final = 0.25
 LINE_EVERY_S: Final = 10.0
 """Without a terminal."""
 
 
+class Step:
+    """One step that is under way. `text`: what it works at, in the end what it has done."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = ""
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Set the text."""
+        self.text = text
+
+    def line(self, *more: str) -> str:
+        """What is known of it, in one line."""
+        text = "  ".join(filter(None, (self.text, *more)))
+        return f"{self.name:<12} {text:<48} {time.monotonic() - self._began:6.1f} s"
+
+
 class Progress:
-    """Steps one after the other. `context` None: how far Spark is within one is not known."""
+    """Steps, one after the other or some at once, each in a thread of its own. `context` None: how
+    far Spark is within them is not known."""
 
     def __init__(
         self,
@@ -32,60 +52,69 @@ class Progress:
         self._context = context
         self._is_live = stream.isatty()
         self._every_s = LIVE_EVERY_S if self._is_live else line_every_s
-        self._text = ""
+        self._steps: list[Step] = []
         self._width = 0
-        self.step_name = ""
-        """The step that is under way or has failed; empty before the first."""
+        self._writing = threading.Lock()
+        self.failed = ""
+        """The first step that has failed; empty: none has."""
 
     def watch(self, context: "SparkContext") -> None:
         """Show from now on how far the tasks of this Spark are."""
         self._context = context
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator["Progress"]:
-        """Do one step. In the end its name, the last text of `say`, and the seconds are a line; a
-        step that fails leaves none."""
-        self._text = ""
-        self.step_name = name
-        began = time.monotonic()
+    def step(self, name: str) -> Iterator[Step]:
+        """Do one step. In the end it is a line; a step that fails leaves none."""
+        one = Step(name)
+        if self._context is not None:
+            self._context.setJobGroup(name, name)  # of this thread's jobs
+        self._steps.append(one)
         done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(name, began, done), daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(one, done), daemon=True)
         watcher.start()
         try:
-            yield self
+            yield one
+        except BaseException:
+            self.failed = self.failed or name
+            raise
         finally:
+            self._steps.remove(one)
             done.set()
             watcher.join()
             if self._is_live:
-                self._write("\r" + " " * self._width + "\r")
-        self._write(f"{line(name, self._text, time.monotonic() - began)}\n")
+                self._show("")
+        self._write(f"{one.line()}\n")
 
-    def say(self, text: str) -> None:
-        """Set the text of the step: what it works at, in the end what it has done."""
-        self._text = text
-
-    def _watch(self, name: str, began: float, done: threading.Event) -> None:
+    def _watch(self, one: Step, done: threading.Event) -> None:
         while not done.wait(self._every_s):
-            tasks = self._tasks()
-            text = "  ".join(filter(None, (self._text, tasks)))
-            shown = line(name, text, time.monotonic() - began)
             if self._is_live:
-                self._write("\r" + shown.ljust(self._width))
-                self._width = max(self._width, len(shown))
+                self._show(self._line())
             else:
-                self._write(f"{shown} …\n")
+                self._write(f"{one.line(self._tasks(one))} …\n")
+
+    def _line(self) -> str:
+        """All steps that are under way, several of them without the blanks between columns."""
+        lines = [step.line(self._tasks(step)) for step in self._steps[:]]
+        return "   ".join(" ".join(line.split()) for line in lines) if lines[1:] else "".join(lines)
+
+    def _show(self, line: str) -> None:
+        """Put this in the place of the line that changes."""
+        line = line[: shutil.get_terminal_size().columns - 1]
+        self._write(f"\r{line:<{self._width}}" if line else f"\r{'':<{self._width}}\r")
+        self._width = max(self._width, len(line))
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        with self._writing:
+            self._stream.write(text)
+            self._stream.flush()
 
-    def _tasks(self) -> str:
-        """Return how many tasks of the stages that Spark works at are done."""
+    def _tasks(self, step: Step) -> str:
+        """Return how many tasks of the stages that Spark works at for a step are done."""
         if self._context is None:
             return ""
         try:
             tracker = self._context.statusTracker()
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            stages = [tracker.getStageInfo(one) for one in self._stages(tracker, step)]
         except Exception:  # Spark has ended; the job itself says why
             return ""
         known = [stage for stage in stages if stage is not None]
@@ -98,7 +127,11 @@ class Progress:
         waits = ", none has a worker yet" if is_idle and is_elsewhere else ""
         return f"{completed:,}/{total:,} tasks{waits}"
 
-
-def line(name: str, text: str, seconds: float) -> str:
-    """`rollup       3 hours                                    4.2 s`"""
-    return f"{name:<12} {text:<48} {seconds:6.1f} s"
+    def _stages(self, tracker: "StatusTracker", step: Step) -> list[int]:
+        active: list[int] = list(tracker.getActiveStageIds())
+        if self._steps == [step]:  # also those of its own threads
+            return active
+        jobs = set(tracker.getJobIdsForGroup(step.name)) & set(tracker.getActiveJobsIds())
+        infos = [tracker.getJobInfo(job) for job in jobs]
+        mine = {stage for info in infos if info is not None for stage in info.stageIds}
+        return [stage for stage in active if stage in mine]

@@ -2,9 +2,10 @@
 
 import datetime
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -16,6 +17,8 @@ from spark.page import page
 from spark.progress import Progress
 from spark.rollup import NO_TARGETS, Targets, close, rollup
 from spark.usage import usage
+
+CANCEL_EVERY_S: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,19 @@ def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str,
         LakeError: the lake cannot be used; the sentence says why.
     """
     lake = Lake(wanted.lake)
-    done = {
-        "ingest": ingest_step(spark, lake, wanted, progress),
-        "rollup": rollup_step(spark, lake, wanted, progress),
-        "usage": usage_step(spark, lake, wanted, progress),
-        "order_audit": audit_step(spark, lake, wanted, progress),
-    }
+
+    def figures() -> dict[str, Any]:
+        return {
+            "rollup": rollup_step(spark, lake, wanted, progress),
+            "usage": usage_step(spark, lake, wanted, progress),
+        }
+
+    def promises() -> dict[str, Any]:
+        return {"order_audit": audit_step(spark, lake, wanted, progress)}
+
+    done = {"ingest": ingest_step(spark, lake, wanted, progress)}
+    for part in at_once(spark, figures, promises):
+        done |= part
     write_page(spark, lake, wanted, progress)
     if wanted.keep_days is not None:
         today = datetime.datetime.now(datetime.UTC).date()
@@ -59,21 +69,35 @@ def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str,
     return done
 
 
+def at_once(spark: SparkSession, *works: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Do several works that have nothing to do with each other: while the queries of one are
+    planned, by one thread, the others' run. When one fails the others are cancelled, and its error
+    is raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(work) for work in works]
+        ended, left = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = next((one for one in ended if one.exception() is not None), None)
+        while left:
+            spark.sparkContext.cancelAllJobs()  # also those that it begins meanwhile
+            left = wait(left, timeout=CANCEL_EVERY_S).not_done
+        return [one.result() for one in ([failed] if failed else futures)]
+
+
 def ingest_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
     """Bring what is new into the lake."""
     files = 0
+    with progress.step("ingest") as step:
 
-    def heard(manifest: dict[str, Any]) -> None:
-        nonlocal files
-        files += len(manifest["files"])
-        progress.say(f"{files:,} files")
+        def heard(manifest: dict[str, Any]) -> None:
+            nonlocal files
+            files += len(manifest["files"])
+            step.say(f"{files:,} files")
 
-    with progress.step("ingest"):
         came = ingest(spark, wanted.logs, lake, batch_bytes=wanted.batch_bytes, said=heard)
         bad = sum(came["quarantined"].values())
-        progress.say(
+        step.say(
             f"{came['files']:,} files, {sum(came['lines'].values()):,} lines"
             + (f", {bad:,} quarantined" if bad else "")
         )
@@ -84,9 +108,9 @@ def rollup_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
     """Roll up what has changed."""
-    with progress.step("rollup"):
-        done = rollup(spark, lake, targets=wanted.targets, said=progress.say)
-        progress.say(f"{done['hours']:,} hours")
+    with progress.step("rollup") as step:
+        done = rollup(spark, lake, targets=wanted.targets, said=step.say)
+        step.say(f"{done['hours']:,} hours")
     return done
 
 
@@ -94,9 +118,9 @@ def usage_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
     """Put the usage log beside the delivery log."""
-    with progress.step("usage"):
+    with progress.step("usage") as step:
         done = usage(spark, lake, wanted.usage)
-        progress.say(f"{done['messages_in']:,} in, {done['messages_out']:,} out")
+        step.say(f"{done['messages_in']:,} in, {done['messages_out']:,} out")
     return done
 
 
@@ -104,22 +128,22 @@ def audit_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
     """Check every promise."""
-    with progress.step("order-audit"):
-        done = audit(spark, lake, said=progress.say)
-        progress.say(f"{sum(done['faults'].values()):,} messages at fault")
+    with progress.step("order-audit") as step:
+        done = audit(spark, lake, said=step.say)
+        step.say(f"{sum(done['faults'].values()):,} messages at fault")
     return done
 
 
 def write_page(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> None:
     """Write the page of what is in the lake; it appears as a whole."""
-    with progress.step("report"):
+    with progress.step("report") as step:
         figures = collect(spark, lake, since=wanted.since, until=wanted.until)
         made = datetime.datetime.now(datetime.UTC)
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         fresh = wanted.out.with_name(f".{wanted.out.name}.new")
         fresh.write_text(page(figures, title=wanted.title, made=made), encoding="utf-8")
         fresh.replace(wanted.out)
-        progress.say(str(wanted.out))
+        step.say(str(wanted.out))
 
 
 def parse_targets(texts: list[str], seconds: Callable[[str], float]) -> Targets:

@@ -31,6 +31,8 @@ SETTINGS: Final = {
     # Beyond so many groups histograms are made of sorted rows.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # Else each Column asks Java four times where in Python it was made: seconds of a small report.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Hive's catalog would be a database in the folder that a job is started in.
     "spark.sql.catalogImplementation": "in-memory",
 }

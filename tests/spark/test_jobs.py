@@ -28,7 +28,7 @@ from spark.ingest import ingest
 from spark.lake import Lake, LakeError, write_json
 from spark.order_audit import audit
 from spark.progress import Progress
-from spark.report import Wanted, parse_targets, report
+from spark.report import Wanted, at_once, parse_targets, report
 from spark.rollup import Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
@@ -1223,6 +1223,26 @@ def test_of_many_queues_and_tenants_the_first_are_shown_and_all_are_counted(
 
 
 @soak
+def test_when_one_of_two_works_fails_the_other_is_cancelled(spark: SparkSession) -> None:
+    ended: list[BaseException] = []
+
+    def fails() -> dict[str, int]:
+        raise ZeroDivisionError
+
+    def lasts() -> dict[str, int]:
+        try:
+            while True:  # also what is begun after the first is cancelled is
+                spark.range(10**13).selectExpr("sum(id % 7)").collect()
+        except Exception as error:
+            ended.append(error)
+            raise
+
+    with pytest.raises(ZeroDivisionError):
+        at_once(spark, fails, lasts)
+    assert len(ended) == 1
+    assert at_once(spark, lambda: {"one": 1}, lambda: {"two": 2}) == [{"one": 1}, {"two": 2}]
+
+
 def test_an_empty_log_makes_a_report_too(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "delivery").mkdir()
     wanted = Wanted(

@@ -2,6 +2,7 @@
 there, and the synthetic log itself."""
 
 import datetime
+import io
 import json
 import os
 import re
@@ -250,8 +251,8 @@ def test_steps_are_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     path = tmp_path / "said"
     with path.open("w") as stream:
         progress = Progress(stream)
-        with progress.step("ingest"):
-            progress.say("3 files")
+        with progress.step("ingest") as step:
+            step.say("3 files")
     assert path.read_text().split() == ["ingest", "3", "files", "0.0", "s"]
 
 
@@ -259,8 +260,8 @@ def test_a_long_step_says_what_it_is_at_where_there_is_no_terminal(tmp_path: Pat
     path = tmp_path / "said"
     with path.open("w") as stream:
         progress = Progress(stream, line_every_s=0.001)
-        with progress.step("ingest"):
-            progress.say("3 files")
+        with progress.step("ingest") as step:
+            step.say("3 files")
             deadline = time.monotonic() + 10
             while not re.search(r"^ingest +3 files .*…$", path.read_text(), re.M):
                 assert time.monotonic() < deadline
@@ -276,7 +277,43 @@ def test_a_step_that_fails_has_no_line_and_its_name_is_known(tmp_path: Path) -> 
         with pytest.raises(ValueError), progress.step("ingest"):
             raise ValueError
     assert path.read_text() == ""
-    assert progress.step_name == "ingest"
+    assert progress.failed == "ingest"
+
+
+def test_steps_at_once_are_each_told_of() -> None:
+    said = io.StringIO()
+    progress = Progress(said, line_every_s=0.001)
+    with progress.step("rollup") as rollup, progress.step("order-audit") as audit:
+        rollup.say("3 hours")
+        audit.say("suspects")
+        deadline = time.monotonic() + 10
+        while not all(re.search(rf"^{one} .*…$", said.getvalue(), re.M)
+                      for one in ("rollup +3 hours", "order-audit +suspects")):  # fmt: skip
+            assert time.monotonic() < deadline
+    ends = [line.split()[0] for line in said.getvalue().splitlines() if not line.endswith("…")]
+    assert ends == ["order-audit", "rollup"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_steps_at_once_in_one_line_that_is_no_wider(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = _Terminal()
+    progress = Progress(said)
+    with progress.step("rollup") as rollup, progress.step("order-audit") as audit:
+        rollup.say("2026-01-31 to 2026-02-01")
+        audit.say("looking at back, repetition")
+        deadline = time.monotonic() + 10
+        while "rollup 2026-01-31" not in said.getvalue():
+            assert time.monotonic() < deadline
+    lines = re.split(r"[\r\n]", said.getvalue())
+    assert any("2026-02-01" in line and "order-audit" in line for line in lines)
+    assert all(len(line) < 60 for line in lines if "order-audit" in line and "rollup" in line)
 
 
 _IN_A_WORKER = """\
