@@ -37,6 +37,8 @@ class Plan:
     groups: tuple[str, ...] = ("billing", "audit")
     partitions: int = 4
     keys: int = 500
+    hot: float = 0.0
+    """The part of all messages that have one key, besides its share."""
     gateways: int = 2
     start: datetime.datetime = datetime.datetime(2026, 1, 31, 22, tzinfo=datetime.UTC)
     lasts_s: float = 4 * 3600.0
@@ -108,6 +110,8 @@ class Synthetic:
             for number in range(plan.gateways)
         ]
         self._hashes = [self._rng.randbytes(8) for _ in range(plan.keys)]
+        share = (1.0 - plan.hot) / plan.keys
+        self._weights = [plan.hot + share * (key + 1) for key in range(plan.keys)]
         self._next: Counter[tuple[str, int]] = Counter()
         self._given_us: Counter[tuple[str, str]] = Counter()
         self._owed: dict[tuple[str, str], int] = {}
@@ -146,7 +150,7 @@ class Synthetic:
         plan, rng = self.plan, self._rng
         queue = plan.queues[rng.randrange(len(plan.queues))]
         gateway = self._owner(queue)
-        keys = rng.choices(range(plan.keys), k=plan.frame)
+        keys = rng.choices(range(plan.keys), cum_weights=self._weights, k=plan.frame)
         keys.sort(key=lambda key: key % plan.partitions)
         hashes = [self._hashes[key] for key in keys]
         runs = self._placed(queue, keys)

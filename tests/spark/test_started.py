@@ -26,7 +26,15 @@ soak = pytest.mark.skipif(
     not os.environ.get("TOCSIN_SOAK"), reason="each is seconds of a JVM: make soak has all of them"
 )
 RUN_S_MAX = 900.0
-STEPS = ("start", "ingest", "rollup", "usage", "order-audit", "report")
+STEPS = [
+    ("start", "ingest", *meanwhile, "report")
+    for meanwhile in (
+        ("rollup", "usage", "order-audit"),
+        ("rollup", "order-audit", "usage"),
+        ("order-audit", "rollup", "usage"),
+    )
+]
+"""The audit goes on at the same time as the roll-up, and either may be first."""
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Java says on its stderr that it has picked this up."""
 
@@ -74,7 +82,7 @@ def test_a_report_needs_no_folder_no_environment_and_no_python_on_the_path(
         capture_output=True, text=True, check=False, timeout=RUN_S_MAX,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert steps(done.stderr) == STEPS
+    assert steps(done.stderr) in STEPS
     answer = json.loads(done.stdout)
     assert answer["ingest"]["messages"]["certified"] == 300
     assert (data / "die Seite.html").stat().st_size > 1000
@@ -248,7 +256,7 @@ def test_another_user_makes_it_from_a_wheel_over_two_dated_folders(tmp_path: Pat
             timeout=RUN_S_MAX, **user,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert steps(done.stderr) == STEPS
+        assert steps(done.stderr) in STEPS
         answers.append(json.loads(done.stdout))
     assert sum(answer["ingest"]["messages"]["certified"] for answer in answers) == 600
     assert answers[1]["usage"]["messages_in"] == 600
