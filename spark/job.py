@@ -77,12 +77,16 @@ def run_job(
     lake: Path,
     work: Callable[["SparkSession", "Lake", Progress], Result],
     *,
+    logs: Sequence[str],
     master: str | None = None,
     memory: str | None = None,
-    logs: Sequence[str] = (),
 ) -> Result:
     """Do `work` in a session of its own; stderr shows how far it is. After a failure the threads of
     PySpark still write their traces: until the process ends, `sys.stderr` is the log then.
+
+    Args:
+        logs: the folders, and patterns of folders, that it reads besides the lake: how much there
+            is decides how Java runs.
 
     Raises:
         JobFailed: the run did not come to its end, for whatever reason.

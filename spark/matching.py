@@ -7,7 +7,7 @@ blocks of offsets, so that a comparison costs what there are runs; of masks that
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.schema import KEY_BYTES
@@ -73,33 +73,6 @@ def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> Da
         *kept, *named, first.alias("first"), (end - first).cast("bigint").alias("count"),
         F.col("first").alias("l_first"),
     )  # fmt: skip
-
-
-def swept(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
-    """Each run with `reached`, the highest offset of those that begin before it in its place, null
-    for the first; in a log without holes and repetitions that is `first - 1`."""
-    order = Window.partitionBy(*by).orderBy("first", "count")
-    behind = order.rowsBetween(Window.unboundedPreceding, -1)
-    return runs.withColumn("reached", F.max(F.col("first") + F.col("count") - 1).over(behind))
-
-
-def gaps(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
-    """The offsets that no run covers, between the lowest and the highest of each place, as runs."""
-    holes = swept(runs.select(*by, "first", "count"), by=by)
-    holes = holes.where(F.col("first") > F.col("reached") + 1)
-    return holes.select(
-        *by,
-        (F.col("reached") + 1).alias("first"),
-        (F.col("first") - F.col("reached") - 1).alias("count"),
-    )
-
-
-def repeated(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
-    """The parts of runs that an earlier one covers as well, as runs; where three cover the same
-    offset it is in two of them."""
-    again = swept(runs, by=by).where(F.col("first") <= F.col("reached"))
-    end = F.least(F.col("first") + F.col("count") - 1, F.col("reached"))
-    return again.withColumn("count", end - F.col("first") + 1).drop("reached")
 
 
 def offsets(runs: DataFrame) -> DataFrame:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PYSPARK_FIRST: Final = (4, 1, 2)
-"""`kll_merge_agg_bigint`, which makes days of hours, came with it; the other kll_sketch_*
-functions with 4.1.0."""
+"""As pyproject.toml has it."""
 JAVA_FIRST: Final = 17
 
 SETTINGS: Final = {

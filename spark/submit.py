@@ -152,6 +152,7 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         given.job,
         given.lake,
         lambda spark, lake, progress: run(spark, lake, given, progress),
+        logs=getattr(given, "logs", []),
         memory=given.memory,
     )
     sys.stdout.write(json.dumps(done) + "\n")
