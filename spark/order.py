@@ -320,6 +320,8 @@ _SUSPECT: Final = (
 )  # fmt: skip
 _BACK: Final = "back"
 """No fault: what returned, which something may have overtaken."""
+_BELOW: Final = "below"
+"""A gap of what is not settled, though what is behind it is."""
 _BEHIND: Final = (Window.unboundedPreceding, -1)
 """The rows before this one."""
 _GIVEN, _SETTLED, _START, _END = range(4)
@@ -333,19 +335,19 @@ class _Case(NamedTuple):
     first: Column | None = None
     messages: Column | None = None
 
-    def told(self, number: int) -> Column:
+    def told(self) -> Column:
         """A struct; null for a row that does not have it."""
         first = F.col("first") if self.first is None else self.first
         count = F.col("count") if self.messages is None else self.messages
         return F.when(self.is_so, F.struct(
             F.lit(self.what).alias("what"), first.cast("bigint").alias("first"),
-            count.cast("bigint").alias("count"), F.lit(number).alias("case"),
+            count.cast("bigint").alias("count"),
         ))  # fmt: skip
 
 
 def _told(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
-    """A row for each case of each row, with its `what`, `first`, `count` and `case`, its number."""
-    found = [one.told(number) for number, one in enumerate(cases)]
+    """A row for each case of each row, with its `what`, `first` and `count`."""
+    found = [one.told() for one in cases]
     kept = [name for name in rows.columns if name not in ("what", "first", "count")]
     some = rows.where(reduce(or_, [F.coalesce(one.is_so, F.lit(False)) for one in cases]))
     return some.select(*kept, F.inline(F.array_compact(F.array(*found))))
@@ -417,10 +419,9 @@ def suspects(lines: Lines) -> DataFrame:
             SETTLED_EARLY, is_settled & (F.col("steady_us") + SETTLED_US < F.col("given_us"))
         ),
         _Case(GAP, *_gap("touched", touches)),
-        _Case(GAP, *_gap("settled", settles)),
+        _Case(_BELOW, *_gap("settled", settles)),
     ]  # fmt: skip
-    found = _told(_rows(lines).withColumns(sorted_), cases)
-    return _cut(found, lines.epochs, is_below=F.col("case") == len(cases) - 1)
+    return _cut(_told(_rows(lines).withColumns(sorted_), cases), lines.epochs)
 
 
 def _rows(lines: Lines) -> DataFrame:
@@ -448,10 +449,11 @@ def _rows(lines: Lines) -> DataFrame:
     )
 
 
-def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
-    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those that are not
-    settled (`is_below`) only to where it says that everything is."""
-    is_gap = F.col("what") == GAP
+def _cut(found: DataFrame, owned: DataFrame) -> DataFrame:
+    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those of what is not
+    settled only to where it says that everything is."""
+    is_below = F.col("what") == _BELOW
+    is_gap = is_below | (F.col("what") == GAP)
     ends = _segments_of(owned).select(
         "segment_id", "start", F.col("settled_below").alias("below"),
         *[F.col(name).alias(f"s_{name}") for name in ("queue", *_PLACE)],
@@ -459,7 +461,7 @@ def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
     gateways = owned.select("epoch_id", F.col("gateway").alias("s_gateway"))
     first = F.when(is_gap, F.greatest("first", "start")).otherwise(F.col("first"))
     end = F.col("first") + F.col("count")
-    limit = F.when(is_gap & is_below, F.least(end, F.col("below"))).otherwise(end)
+    limit = F.when(is_below, F.least(end, F.col("below"))).otherwise(end)
     of_row = ("epoch_id", "nth", "steady_us", "at_unix_us", "given_us")
     placed = found.join(F.broadcast(ends), on="segment_id", how="left").join(
         F.broadcast(gateways), on="epoch_id", how="left"
@@ -468,6 +470,7 @@ def _cut(found: DataFrame, owned: DataFrame, is_below: Column) -> DataFrame:
         {name: F.coalesce(f"place.{name}", f"s_{name}") for name in _NAMES}
         | {name: F.when(~is_gap, F.col(name)) for name in of_row}
         | {"first": first, "count": (limit - first).cast("bigint")}
+        | {"what": F.when(is_gap, GAP).otherwise(F.col("what"))}
     ).withColumn("gateway", F.when(~is_gap, F.col("gateway")))
     return cut.where("count > 0").select(*_SUSPECT)
 

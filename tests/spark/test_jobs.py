@@ -840,6 +840,20 @@ def overtakes(out: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def overtakes_after_long(*, again: bool) -> list[dict[str, Any]]:
+    """The head of a key is back for 40 s, or for ever; the second one goes out after 25 s. What is
+    back meanwhile without a key is not in its way."""
+    late, last = T0 + 25_000_000, T0 + 40_000_000
+    log = [OWNED, *keyed(2), certified([[0, 2, 1]], T0 + 2)]
+    log += [dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000)]
+    log += [dispatched([[0, 2, 1]], T0 + 20), returned(2, T0 + 20, T0 + 3_000)]
+    log += [dispatched([[0, 2, 1]], T0 + 4_000, attempt=2), acked(2, T0 + 4_000, T0 + 5_000)]
+    log += [dispatched([[0, 1, 1]], late), acked(1, late, late + 1_000)]
+    if again:
+        log += [dispatched([[0, 0, 1]], last, attempt=2), acked(0, last, last + 1_000)]
+    return log
+
+
 def two_owners(**released: Any) -> list[dict[str, Any]]:
     """One gateway gave and settled a message; the next owner gives it again."""
     other = {"gateway": OTHER}
@@ -895,6 +909,8 @@ LOGS: dict[str, list[dict[str, Any]]] = {
     "clean end": two_owners(is_clean=True),
     "sudden end": two_owners(),
     "overtaken": overtakes(3_000),
+    "overtaken late": overtakes_after_long(again=True),
+    "overtaken for ever": overtakes_after_long(again=False),
     "in one turn": overtakes(2_400),
     "behind it": overtakes(5_000),
     "inverted": [
@@ -955,6 +971,8 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "repeated": {(order.REPETITION, 1, None)},
     "clean end": {(order.REPETITION, 1, None)},
     "overtaken": {(order.OVERTAKEN, 1, None)},
+    "overtaken late": {(order.OVERTAKEN, 1, None)},
+    "overtaken for ever": {(order.OVERTAKEN, 1, None)},
     "inverted": {(order.INVERSION, 1, None)},
     "inverted, in the middle of a log": {(order.INVERSION, 1, order.UNOWNED)},
     "overdue, in the middle of a log": {(order.WAITING, 1, None)},
