@@ -17,6 +17,8 @@ MISSING: Final = "missing_file"
 DAMAGED: Final = "damaged_file"
 NOT_YET: Final = "not_yet"
 KILLED: Final = "killed"
+CLOSED: Final = "closed"
+"""The days before were closed: their lines have been removed."""
 EVER: Final = 2**62
 """Stands for a time that nothing bounds."""
 
@@ -27,7 +29,7 @@ class Loss(NamedTuple):
 
     gateway: str
     reason: str
-    """MISSING, DAMAGED or NOT_YET; or what the log itself says: full, failed, killed."""
+    """MISSING, DAMAGED, NOT_YET or CLOSED; or what the log itself says: full, failed, killed."""
     since_unix_us: int = -EVER
     until_unix_us: int = EVER
     certified: int | None = None
@@ -56,9 +58,14 @@ class _File(NamedTuple):
     """A whole file of its number, with other lines."""
 
 
-def losses(manifests: Sequence[dict[str, Any]], unlogged: Iterable[dict[str, Any]]) -> list[Loss]:
+def losses(
+    manifests: Sequence[dict[str, Any]],
+    unlogged: Iterable[dict[str, Any]],
+    *,
+    closed_unix_us: int | None = None,
+) -> list[Loss]:
     """All of them, by gateway. `unlogged`: rows with `gateway`, `reason`, the two times and counts
-    of messages."""
+    of messages. `closed_unix_us`: lines from before then have been removed; None: none have."""
     by_gateway = _by_gateway(manifests)
     found = []
     for row in unlogged:
@@ -70,6 +77,8 @@ def losses(manifests: Sequence[dict[str, Any]], unlogged: Iterable[dict[str, Any
         found.append(Loss(row["gateway"], row["reason"] or "unlogged", since, until, *counts))
     for gateway, files in sorted(by_gateway.items()):
         found += _of_files(gateway, files)
+        if closed_unix_us is not None:
+            found.append(Loss(gateway, CLOSED, until_unix_us=closed_unix_us))
     return found
 
 

@@ -71,7 +71,8 @@ one follows: an operator has moved the group."""
 UNOWNED: Final = "unowned"
 """Why a finding is not certain: no position says who owned the partition."""
 LOST_LINES: Final = "lost_lines"
-"""Lines of its gateway at that time are lost; or NOT_YET, they are not there yet."""
+"""Lines of its gateway at that time are lost; or NOT_YET, they are not there yet; or CLOSED, their
+day is closed."""
 
 SETTLED_US: Final = 500
 """What is settled within so many microseconds may share its time."""
@@ -94,8 +95,8 @@ FINDING: Final = struct(
 LOST: Final = struct(
     lossy=StringType(), doubt=StringType(), lost_since_us=LongType(), lost_until_us=LongType()
 )
-"""Lines of a gateway that are not there, in unix microseconds of its clock; `doubt`: LOST_LINES or
-NOT_YET."""
+"""Lines of a gateway that are not there, in unix microseconds of its clock; `doubt`: LOST_LINES,
+NOT_YET or CLOSED."""
 
 Keep = Callable[[DataFrame], DataFrame]
 """Works these rows out, and gives them back as something that is there."""
@@ -305,7 +306,7 @@ def of_log(runs: DataFrame) -> DataFrame:
         _Case(DISORDER, F.col("is_new") & (F.col("asked_us") < F.col("before_us"))),
     ])  # fmt: skip
     is_hole = F.col("what") == HOLE
-    names = {name: F.when(~is_hole, F.col(name)) for name in ("queue", "gateway", "at_unix_us")}
+    names = {name: F.when(~is_hole, F.col(name)) for name in ("queue", "gateway")}
     return _message(found.withColumns(
         names | {"is_known": F.lit(True), "group": F.lit(None).cast("string"),
                  "segment_id": F.lit(None).cast("bigint")}

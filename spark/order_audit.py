@@ -1,9 +1,12 @@
 """Job: does the log keep the promises? All of it, not a sample."""
 
 import contextlib
+import datetime
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark import losses, order
-from spark.lake import Lake, table_of, write_json
+from spark.lake import Lake, read_json, table_of, write_json
 from spark.losses import Loss
 from spark.schema import CERTIFIED, DISPATCHED, POSITION, SETTLED, UNLOGGED
 
@@ -23,6 +26,8 @@ GROUPS_MAX: Final = 20
 LOST: Final = ("spans", "certified", "dispatched", "settled")
 """Counts of an `unlogged` line."""
 LOSSES_MAX: Final = 1_000
+_DOUBTS: Final = (losses.NOT_YET, losses.CLOSED)
+"""No fault of the log: reasons of their own."""
 FAULTS: Final = (
     order.GAP, order.UNSETTLED, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.UNGIVEN,
     order.SETTLED_TWICE, order.SETTLED_EARLY, order.TWICE, order.DISORDER,
@@ -53,7 +58,8 @@ def audit(
     All findings are in the lake's folder `audit`.
     """
     unlogged = _unlogged(spark, lake)
-    lost = losses.losses(lake.manifests(), unlogged)
+    closed_us = _closed_us(lake)
+    lost = losses.losses(lake.manifests(), unlogged, closed_unix_us=closed_us)
     with _keeping(spark, lake.root / WORK) as keep:
         said("reading")
         runs = keep(order.published(lake.read(spark, CERTIFIED)))
@@ -66,8 +72,12 @@ def audit(
         whats = [row["what"] for row in suspects.select("what").distinct().collect()]
         said(f"looking at {', '.join(sorted(whats))}" if whats else "the log of certified")
         found = order.findings(lines, suspects, whats, keep)
-        everything = keep(found.unionByName(order.of_log(runs)))
+        # A duplicate may name an offset of a closed day: between them is no hole.
+        log = order.of_log(runs if closed_us is None else runs.where("is_new"))
+        everything = keep(found.unionByName(log))
         judged = order.judged(everything, epochs, _table(spark, lost))
+        if closed_us is not None:
+            judged = _beside_closed(judged, keep(_earlier(spark, lake)), closed_us)
         judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
     said("summing up")
     findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
@@ -81,6 +91,41 @@ def audit(
     )
     write_json(lake.root / RESULT, result)
     return result
+
+
+def _closed_us(lake: Lake) -> int | None:
+    """From when on there are lines, in unix microseconds; None: none have been removed."""
+    date = lake.state()["closed_before"]
+    if not date:
+        return None
+    midnight = datetime.datetime.combine(
+        datetime.date.fromisoformat(date), datetime.time(), datetime.UTC
+    )
+    return int(midnight.timestamp()) * 1_000_000
+
+
+def _earlier(spark: SparkSession, lake: Lake) -> DataFrame:
+    """What the last audit found; nothing, where there was none that told losses by gateway."""
+    if "losses" not in read_json(lake.root / RESULT, {}):
+        return table_of(spark, [], order.FINDING)
+    return spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
+
+
+def _beside_closed(found: DataFrame, earlier: DataFrame, closed_us: int) -> DataFrame:
+    """Findings beside those of closed days, whose lines have been removed: what was found of these
+    days stays as it was; and what was certain, and is found again, still is."""
+    is_closed = F.coalesce(F.col("at_unix_us") < closed_us, F.lit(False))
+    kept = earlier.where(is_closed & (F.col("what") != order.WAITING))
+    of = ("what", "queue_id", "group", "partition", "first", "count", "key")
+    certain = earlier.where("certain").select(*[F.col(n).alias(f"was_{n}") for n in of]).distinct()
+    same = [F.col(name).eqNullSafe(F.col(f"was_{name}")) for name in of]
+    told = found.where(~is_closed).join(certain, on=reduce(and_, same), how="left")
+    was_certain = F.col("was_what").isNotNull()
+    again = told.withColumns({
+        "certain": F.col("certain") | was_certain,
+        "unsure": F.when(~was_certain, F.col("unsure")),
+    })  # fmt: skip
+    return kept.unionByName(again.select(*order.FINDING.names))
 
 
 @contextlib.contextmanager
@@ -168,7 +213,7 @@ def _table(spark: SparkSession, lost: list[Loss]) -> DataFrame:
     rows = [
         {"lossy": one.gateway, "lost_since_us": one.since_unix_us,
          "lost_until_us": one.until_unix_us,
-         "doubt": losses.NOT_YET if one.reason == losses.NOT_YET else order.LOST_LINES}
+         "doubt": one.reason if one.reason in _DOUBTS else order.LOST_LINES}
         for one in lost
     ]  # fmt: skip
     return table_of(spark, rows, order.LOST)
@@ -191,7 +236,7 @@ def _unlogged(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
 
 
 def _lost(found: list[Loss]) -> dict[str, Any]:
-    known = [loss for loss in found if loss.reason != losses.NOT_YET]
+    known = [loss for loss in found if loss.reason not in _DOUBTS]
     return {
         "losses": [loss.shown() for loss in known[:LOSSES_MAX]],
         "missing_files": losses.missing(known),

@@ -368,12 +368,14 @@ _MEANING: Final = {
 _REASONS: Final = {
     "lost_lines": "lines of this gateway's log are lost, and one of them may explain it",
     "not_yet": "the log ends there; a later report tells",
+    "closed": "lines of days that are closed are gone, and one of them may explain it",
     "unowned": "no line says which gateway owned the partition (a log of an older version)",
     "": "two clocks, a seek or lost lines may explain it",
 }
 _UNSURE: Final = {
     "lost_lines": "not judged: lines lost",
     "not_yet": "not judged yet",
+    "closed": "not judged: day closed",
     "unowned": "not judged: no position",
 }
 _LOSSES: Final = {

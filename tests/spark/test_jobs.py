@@ -1060,6 +1060,43 @@ def test_lost_lines_explain_what_their_gateway_did_at_that_time_and_nothing_else
     assert [loss["reason"] for loss in done["losses"]] == ["full"]
 
 
+def test_a_closed_day_neither_accuses_a_broker_nor_excuses_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One message is overtaken on the first day, and one on the second, in an epoch of the first;
+    another one is given before midnight and acked behind it."""
+    lake, logs, other = Lake(tmp_path / "lake"), tmp_path / "delivery", "AAAAAAAAAAg="
+    midnight = datetime.datetime(2026, 2, 1, tzinfo=datetime.UTC)
+    night = int(midnight.timestamp()) * 1_000_000
+    log = [OWNED, *[certified([[0, offset, 1]], T0 + offset, keys=KEY) for offset in range(2)]]
+    log += [dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000)]
+    log += [dispatched([[0, 1, 1]], T0 + 3_000), acked(1, T0 + 3_000, T0 + 4_000)]
+    log += [dispatched([[0, 0, 1]], T0 + 5_000, attempt=2), acked(0, T0 + 5_000, T0 + 6_000)]
+    log += [
+        certified([[0, 2, 1]], night - 3_000, keys=other),
+        dispatched([[0, 2, 1]], night - 2_000),
+    ]
+    log += [acked(2, night - 2_000, night + 2_000)]
+    day = night + 3_600_000_000
+    log += [certified([[0, 3 + n, 1]], day + n, keys=other) for n in range(2)]
+    log += [dispatched([[0, 3, 1]], day + 10), returned(3, day + 10, day + 2_000)]
+    log += [dispatched([[0, 4, 1]], day + 3_000), acked(4, day + 3_000, day + 4_000)]
+    log += [dispatched([[0, 3, 1]], day + 5_000, attempt=2), acked(3, day + 5_000, day + 6_000)]
+    log += [position("released", 5, day + 9_000)]
+    write_log(logs, 1, log)
+    ingest(spark, str(logs), lake)
+    rollup(spark, lake)
+    before = audit(spark, lake)
+    assert {what: n for what, n in before["faults"].items() if n} == {order.OVERTAKEN: 2}
+    assert close(lake, before=datetime.date(2026, 2, 1))["folders"] > 0
+    for _ in range(2):
+        after = audit(spark, lake)
+        assert after["faults"] == before["faults"]
+        assert set(after["uncertain"]) <= {order.UNGIVEN}
+        assert {row["reason"] for row in after["unjudged"]} <= {losses.CLOSED}
+        assert (after["holes"], after["losses"]) == (0, before["losses"])
+
+
 @soak
 def test_a_file_that_is_missing_is_told_by_the_names_of_the_others(
     spark: SparkSession, tmp_path: Path
