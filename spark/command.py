@@ -108,6 +108,8 @@ def report(  # noqa: PLR0917 - click passes them by name
     It says on stderr how far it is. Exit codes: 1, the audit found a promise that was not kept; 3,
     the report was not made, and the sentence that says why names a log with all the rest.
     """  # fmt: skip
+    if since is not None and until is not None and until < since:
+        raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
     try:
         check_installed()
     except NotInstalled as missing:

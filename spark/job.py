@@ -52,6 +52,8 @@ _JAVA_DIES_S_MAX: Final = 2.0
 """How long Java may take to end after a call to it has failed because it is ending."""
 _LOG_NAME: Final = re.compile(r"[a-z-]+-\d{8}T\d{6}Z-\d+\.log")
 _TAIL_BYTES: Final = 64 * 1024
+_PY4J: Final = "py4j"
+"""The logger of what connects Python and Java."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -137,8 +139,14 @@ def check_place(out: Path) -> None:
         JobFailed: it cannot.
     """
     folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise JobFailed(f"the page {out.absolute()} cannot be written; --out names another place.")
+    try:
+        if out.is_dir():
+            raise IsADirectoryError
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        raise JobFailed(
+            f"the page {out.absolute()} cannot be written; --out names another place."
+        ) from None
 
 
 class _Run:
@@ -159,6 +167,7 @@ class _Run:
     def __enter__(self) -> "_Run":
         sys.stderr = self.log
         logging.getLogger().handlers[:] = [logging.StreamHandler(self.log)]
+        logging.getLogger(_PY4J).propagate = True
         self.handle_signals()
         return self
 
@@ -210,7 +219,9 @@ class _Run:
                 sys.stderr = self._stderr
                 # PySpark's threads may still tell of the Java that has ended, and some are writing
                 # it: the log stays open, and what they say from now on goes nowhere.
-                logging.getLogger().handlers[:] = self._log_handlers or [logging.NullHandler()]
+                logging.getLogger().handlers[:] = self._log_handlers
+                logging.getLogger(_PY4J).addHandler(logging.NullHandler())
+                logging.getLogger(_PY4J).propagate = False
             shutil.rmtree(self.scratch, ignore_errors=True)
             for number, before in self._former.items():
                 signal.signal(number, before)

@@ -72,18 +72,18 @@ class Progress:
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(one, done), daemon=True)
         watcher.start()
+        is_done = False
         try:
             yield one
-        except BaseException:
-            self.failed = self.failed or name
-            raise
+            is_done = True
         finally:
+            if not is_done:
+                self.failed = self.failed or name
             self._steps.remove(one)
             done.set()
             watcher.join()
-            if self._is_live:
-                self._show("")
-        self._write(f"{one.line()}\n")
+            blank = f"\r{'':<{self._width}}\r" if self._is_live else ""
+            self._write(blank + (f"{one.line()}\n" if is_done else ""))
 
     def _watch(self, one: Step, done: threading.Event) -> None:
         while not done.wait(self._every_s):
@@ -100,7 +100,7 @@ class Progress:
     def _show(self, line: str) -> None:
         """Put this in the place of the line that changes."""
         line = line[: shutil.get_terminal_size().columns - 1]
-        self._write(f"\r{line:<{self._width}}" if line else f"\r{'':<{self._width}}\r")
+        self._write(f"\r{line:<{self._width}}")
         self._width = max(self._width, len(line))
 
     def _write(self, text: str) -> None:

@@ -146,6 +146,8 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         wanted_of(given)
     except ValueError as wrong:
         top.error(f"{wrong} is no target; write 0.2 or orders=0.05")
+    if getattr(given, "since", None) and given.until and given.until < given.since:
+        top.error(f"--until {given.until} is before --since {given.since}")
     if "out" in given:
         check_place(given.out)
     done = run_job(

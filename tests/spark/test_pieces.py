@@ -37,6 +37,7 @@ from spark.session import (
     check_master,
     prepare_environment,
 )
+from spark.submit import main as submit
 from spark.submit import parser, wanted_of
 from spark.synthetic import Plan, Synthetic, without
 from spark.usage import Clues, find_reasons
@@ -457,6 +458,18 @@ def test_a_page_that_cannot_be_written_is_a_sentence_before_the_work(tmp_path: P
     said = refused("--data-dir", str(tmp_path), "--out", str(out))
     assert f"the page {out} cannot be written" in said
     assert not (tmp_path / "delivery-lake").exists()
+
+
+def test_an_until_before_the_since_is_not_understood(tmp_path: Path) -> None:
+    days = ["--since", "2026-03-02", "--until", "2026-03-01"]
+    done = CliRunner().invoke(cli, ["report", *days])
+    assert done.exit_code == 2
+    assert "--until 2026-03-01 is before --since 2026-03-02" in done.output
+    with pytest.raises(SystemExit) as ended:
+        submit(["report", "--lake", str(tmp_path), "--out", str(tmp_path / "page.html"), *days])
+    assert ended.value.code == 2
+    one_day = ["--since", "2026-03-01", "--until", "2026-03-01"]
+    refused("--data-dir", str(tmp_path), *one_day)
 
 
 def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
