@@ -295,9 +295,10 @@ def of_log(runs: DataFrame) -> DataFrame:
     told = runs.withColumns({
         "reached": _highest(F.lit(True), place.orderBy("first", "count")),
         "reached_new": _highest(F.col("is_new"), place.orderBy("first", "count")),
+        # Of lower offsets: not of what begins at the same one.
         "before_us": F.max(F.when(F.col("is_new"), F.col("asked_us"))).over(
-            Window.partitionBy("queue_id", "partition", "gateway").orderBy("first", "count")
-            .rowsBetween(*_BEHIND)
+            Window.partitionBy("queue_id", "partition", "gateway").orderBy("first")
+            .rangeBetween(*_BEFORE)
         ),
     })  # fmt: skip
     found = _told(told, [
@@ -323,8 +324,8 @@ _BACK: Final = "back"
 """No fault: what returned, which something may have overtaken."""
 _BELOW: Final = "below"
 """A gap of what is not settled, though what is behind it is."""
-_BEHIND: Final = (Window.unboundedPreceding, -1)
-"""The rows before this one."""
+_BEFORE: Final = (Window.unboundedPreceding, -1)
+"""The rows before this one; of a range, those that are less than it."""
 _GIVEN, _SETTLED, _START, _END = range(4)
 
 
@@ -360,7 +361,7 @@ def _last() -> Column:
 
 def _highest(which: Column, order: WindowSpec) -> Column:
     """The highest offset of such rows before this one; null, where there is none."""
-    return F.max(F.when(which, _last())).over(order.rowsBetween(*_BEHIND))
+    return F.max(F.when(which, _last())).over(order.rowsBetween(*_BEFORE))
 
 
 def _gap(reached: str, which: Column | None = None) -> tuple[Column, Column, Column]:
@@ -705,7 +706,7 @@ def _slices(gave: DataFrame, waits: DataFrame) -> DataFrame:
     until = F.least(F.coalesce("until_us", "last_us"), "last_us")
     bounded = waits.join(last, on="epoch_id", how="inner").withColumn("until_us", until)
     order = Window.partitionBy("epoch_id").orderBy("steady_us")
-    reached = F.max("until_us").over(order.rowsBetween(*_BEHIND))
+    reached = F.max("until_us").over(order.rowsBetween(*_BEFORE))
     begins = F.coalesce(F.col("steady_us") > reached, F.lit(True)).cast("int")
     # Waits that overlap are one, so that there are as many slices as time at most.
     whole = (

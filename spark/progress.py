@@ -82,26 +82,37 @@ class Progress:
             self._steps.remove(one)
             done.set()
             watcher.join()
-            blank = f"\r{'':<{self._width}}\r" if self._is_live else ""
-            self._write(blank + (f"{one.line()}\n" if is_done else ""))
+            self._write(self._blank() + (f"{one.line()}\n" if is_done else ""))
+
+    def _blank(self) -> str:
+        """What removes the line that changes."""
+        if not self._is_live:
+            return ""
+        width = min(self._width, shutil.get_terminal_size().columns - 1)
+        return f"\r{'':<{width}}\r"
 
     def _watch(self, one: Step, done: threading.Event) -> None:
         while not done.wait(self._every_s):
             if self._is_live:
-                self._show(self._line())
+                self._show()
             else:
                 self._write(f"{one.line(self._tasks(one))} …\n")
 
-    def _line(self) -> str:
-        """All steps that are under way, several of them without the blanks between columns."""
+    def _shown(self, columns: int) -> str:
+        """All steps that are under way in so many columns: one as it is in the end; of several each
+        has its share, without the blanks between its parts."""
         lines = [step.line(self._tasks(step)) for step in self._steps[:]]
-        return "   ".join(" ".join(line.split()) for line in lines) if lines[1:] else "".join(lines)
+        if len(lines) == 1:
+            return lines[0][:columns]
+        share = (columns - 3 * (len(lines) - 1)) // max(1, len(lines))
+        return "   ".join(" ".join(line.split())[: max(0, share)] for line in lines)[:columns]
 
-    def _show(self, line: str) -> None:
-        """Put this in the place of the line that changes."""
-        line = line[: shutil.get_terminal_size().columns - 1]
-        self._write(f"\r{line:<{self._width}}")
-        self._width = max(self._width, len(line))
+    def _show(self) -> None:
+        """Put what is under way in the place of the line that changes."""
+        columns = shutil.get_terminal_size().columns - 1
+        line = self._shown(columns)
+        self._write(f"\r{line:<{min(self._width, columns)}}")
+        self._width = len(line)
 
     def _write(self, text: str) -> None:
         with self._writing:

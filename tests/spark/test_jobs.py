@@ -957,6 +957,10 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         OWNED, *keyed(1), dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 1_500),
     ],
     "certified twice": [OWNED, *keyed(1), *keyed(1)],
+    "certified twice, in order": [
+        OWNED, certified([[0, 0, 2]], T0 + 9), certified([[0, 0, 1]], T0 + 8),
+        position("owned", 2, T0 + 12),
+    ],
     "out of order": [OWNED, certified([[0, 0, 1]], T0 + 9), certified([[0, 1, 1]], T0 + 8)],
 }  # fmt: skip
 """What happened in a queue each: all are judged in one go, which takes as long as one of them."""
@@ -982,6 +986,7 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "returned twice": {(order.SETTLED_TWICE, 1, None)},
     "settled early": {(order.SETTLED_EARLY, 1, None)},
     "certified twice": {(order.TWICE, 1, None)},
+    "certified twice, in order": {(order.TWICE, 1, None)},
     "out of order": {(order.DISORDER, 1, None)},
 }
 """(what, messages, why it is not certain); the others are as they should be."""

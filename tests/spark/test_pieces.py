@@ -313,8 +313,27 @@ def test_a_terminal_shows_steps_at_once_in_one_line_that_is_no_wider(
         while "rollup 2026-01-31" not in said.getvalue():
             assert time.monotonic() < deadline
     lines = re.split(r"[\r\n]", said.getvalue())
-    assert any("2026-02-01" in line and "order-audit" in line for line in lines)
+    assert any("2026-01-31" in line and "order-audit looking" in line for line in lines)
     assert all(len(line) < 60 for line in lines if "order-audit" in line and "rollup" in line)
+
+
+def test_a_terminal_that_becomes_narrow_has_no_line_that_is_wider(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    said = _Terminal()
+    progress = Progress(said)
+    with progress.step("ingest") as step:
+        step.say("x" * 60)
+        deadline = time.monotonic() + 10
+        while "x" * 60 not in said.getvalue():
+            assert time.monotonic() < deadline
+        monkeypatch.setenv("COLUMNS", "30")
+        begin = len(said.getvalue())
+        while len(said.getvalue()) < begin + 60:
+            assert time.monotonic() < deadline
+    live = said.getvalue()[begin:].rpartition("\r")[0]
+    assert all(len(line) < 30 for line in live.split("\r")[2:])
 
 
 _IN_A_WORKER = """\
