@@ -59,6 +59,8 @@ def audit(
     """
     unlogged = _unlogged(spark, lake)
     closed_us = _closed_us(lake)
+    place = lake.root / FINDINGS
+    _restore(place)
     lost = losses.losses(lake.manifests(), unlogged, closed_unix_us=closed_us)
     with _keeping(spark, lake.root / WORK) as keep:
         said("reading")
@@ -78,9 +80,11 @@ def audit(
         judged = order.judged(everything, epochs, _table(spark, lost))
         if closed_us is not None:
             judged = _beside_closed(judged, keep(_earlier(spark, lake)), closed_us)
-        judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
+        fresh = lake.root / WORK / FINDINGS
+        judged.coalesce(1).write.parquet(str(fresh))
+        _replace(place, fresh)
     said("summing up")
-    findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
+    findings = spark.read.schema(order.FINDING).parquet(str(place))
     result = (
         _summed(findings)
         | _lost(lost)
@@ -91,6 +95,23 @@ def audit(
     )
     write_json(lake.root / RESULT, result)
     return result
+
+
+def _replace(place: Path, fresh: Path) -> None:
+    """Put a folder in the place of the one that is there. At no moment is there none, under its own
+    name or the one that `_restore` knows: of closed days there is no other copy."""
+    if place.exists():
+        place.rename(place.with_name(f"{place.name}.old"))
+    fresh.rename(place)
+    shutil.rmtree(place.with_name(f"{place.name}.old"), ignore_errors=True)
+
+
+def _restore(place: Path) -> None:
+    """Undo a `_replace` that was killed before its end, or remove what it left."""
+    old = place.with_name(f"{place.name}.old")
+    if old.exists() and not place.exists():
+        old.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _closed_us(lake: Lake) -> int | None:
@@ -106,7 +127,8 @@ def _closed_us(lake: Lake) -> int | None:
 
 def _earlier(spark: SparkSession, lake: Lake) -> DataFrame:
     """What the last audit found; nothing, where there was none that told losses by gateway."""
-    if "losses" not in read_json(lake.root / RESULT, {}):
+    is_there = (lake.root / FINDINGS).exists()
+    if not is_there or "losses" not in read_json(lake.root / RESULT, {}):
         return table_of(spark, [], order.FINDING)
     return spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
 

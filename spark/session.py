@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PYSPARK_FIRST: Final = (4, 1, 2)
-"""As pyproject.toml has it."""
+"""The oldest PySpark that is accepted; pyproject.toml names the same one."""
 JAVA_FIRST: Final = 17
 
 SETTINGS: Final = {
