@@ -209,6 +209,7 @@ class Slot:
         self._move_dead_letters()
         self._context.deadlines.set(self, delivery.next_deadline())
         unparking = delivery.waiting.unparking
+        self.log.dying(delivery.waiting.take_decided())
         self.log.parked(unparking.take_parked())
         self.decisions.tell(opened := unparking.take_opened(), made=True)
         self.decisions.tell(unparking.take_dropped(), made=False)

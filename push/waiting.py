@@ -33,9 +33,9 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "__weakref__", "_begun", "_inherited", "_rescanned", "_untaken", "attempts", "attempts_max",
-        "dead", "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines", "not_before",
-        "park", "pending", "pull", "rejected", "returned", "tally", "unparking",
+        "__weakref__", "_begun", "_decided", "_inherited", "_rescanned", "_untaken", "attempts",
+        "attempts_max", "dead", "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines",
+        "not_before", "park", "pending", "pull", "rejected", "returned", "tally", "unparking",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Waiting:
         """The pull that is being served (R24)."""
         self._untaken = DeadRanges(owned.cursor.dead)
         """Of what is dead: what nobody was told to move."""
+        self._decided: list[Dead] = []
         self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
         self.unparking = Unparking(self)
         self._inherit(owned.cursor)
@@ -256,6 +257,7 @@ class Waiting:
                 dead = Dead(*part, one.reason)
                 self.dead.add(dead)
                 self._untaken.add(dead)
+                self._decided.append(dead)
         decided = RangeSet((one.first, one.last) for one in write.dead)
         for offset in [offset for offset in self.dying if offset in decided]:
             line = self.lines.line(self.dying.pop(offset))
@@ -293,6 +295,11 @@ class Waiting:
             for one in self._untaken.take(count_max)
             for offset in range(one.first, one.last + 1)
         ]
+
+    def take_decided(self) -> list[Dead]:
+        """What has become dead, durably, since the last call: its keys wait for it no more."""
+        decided, self._decided = self._decided, []
+        return decided
 
     def dead_lettered(self, first: int, last: int) -> None:
         """first..last stand in the dead letters, or are gone: settled here."""

@@ -18,7 +18,8 @@ repetition       What was given is given again only when it came back: an epoch 
                  more than it returned it at most, and gives nothing that an epoch with a clean end
                  has settled (P5).
 inversion        First deliveries of a key are in the order of its offsets (P3).
-overtaken        While a message is back and waits, nothing behind it of its key is given (P3).
+overtaken        While a message is back and waits, nothing behind it of its key is given (P3). What
+                 goes to the dead letters waits no more, though it is not there yet.
 ungiven          What is settled as given at a time was given at that time.
 settled_twice    A delivery comes to one end, and a message to one in an epoch.
 settled_early    Nothing is settled before it is given.
@@ -51,7 +52,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType
 
 from spark import matching
 from spark.losses import NOT_YET
-from spark.schema import FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
+from spark.schema import DYING, FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
 
 HOLE: Final = "hole"
 GAP: Final = "gap"
@@ -69,7 +70,7 @@ WAITING: Final = "waiting"
 one follows: an operator has moved the group."""
 
 UNOWNED: Final = "unowned"
-"""Why a finding is not certain: no position says who owned the partition."""
+"""Why a finding is not certain: no position says who owned the partition, or since when."""
 LOST_LINES: Final = "lost_lines"
 """Lines of its gateway at that time are lost; or NOT_YET, they are not there yet; or CLOSED, their
 day is closed."""
@@ -140,16 +141,31 @@ def published(certified: DataFrame) -> DataFrame:
 
 
 def epochs(positions: DataFrame) -> DataFrame:
-    """A row for each epoch: where, by whom, from when until when (`from_us` and `until_us` are of
-    the gateway's clock without its steps, and `until_us` is when the gateway owned the place again,
-    or a moment after it gave it up; FOREVER: neither), `began_unix_us` (-FOREVER: its first line is
-    lost), `ended_unix_us` (null: no line says so), `is_clean`, its number in the order of epochs,
-    its segment, and of the segment: `start` (below it nothing is judged), `judged_unix_us`
-    (see _judged_from), `settled_below`
-    (everything from `start` to there was settled by then; null: nothing says so),
-    `settled_unix_us` (when that was said), `undying_nth` and `undying_us` (the last position at
-    which nothing was dying), `is_last` (of its place); `previous_reach` (how far the epoch before
-    had come, where it had a clean end)."""
+    """A row for each epoch, which has where and by whom it is, and `epoch_id`, `segment_id`,
+    `is_known` (it is) and:
+
+        nth              its number in the order of epochs
+        from_us, until_us  by the gateway's clock without its steps; until it owned the place again,
+                         or a moment after it gave it up; FOREVER: neither
+        began_unix_us    -FOREVER: its first line is lost
+        ended_unix_us    null: no line says so
+        is_told          its first line is there, and that of the epoch that the gateway has had
+                         there next: both are where they seem to be
+        is_clean         everything that was settled in it is durable
+        owned_from       where it began; null: its first line is lost
+        reach            how far it came
+        previous_reach   how far the epoch before had come, where it had a clean end
+        told_below, told_unix_us  everything below was settled by then, as a line of it says
+
+    and of its segment, the same in each of its epochs:
+
+        start            below it nothing is judged
+        judged_unix_us   see _judged_from
+        settled_below, settled_unix_us  everything from `start` to there was settled by then; null:
+                         nothing says so
+        undying_nth, undying_us, undying_unix_us  its last position at which nothing was dying
+        is_last          it is the last one of its place
+    """
     at = F.col("at_unix_us") - F.col("stepped_us")
     is_owned = F.col("event") == "owned"
     is_released = F.col("event") == "released"
@@ -192,7 +208,11 @@ def _intervals(each: DataFrame) -> DataFrame:
     with_begin = each.withColumn("from_us", F.coalesce(begins, F.lit(-FOREVER)))
     after = F.lead("from_us").over(mine)
     until = F.least(after, F.col("released_us") + TURN_US)
-    return with_begin.withColumn("until_us", F.coalesce(until, F.lit(FOREVER)))
+    is_told = F.col("owned_us").isNotNull()
+    return with_begin.withColumns({
+        "until_us": F.coalesce(until, F.lit(FOREVER)),
+        "is_told": is_told & F.coalesce(F.lead(is_told).over(mine), F.lit(True)),
+    })  # fmt: skip
 
 
 def _segments(each: DataFrame) -> DataFrame:
@@ -217,7 +237,7 @@ def _segments(each: DataFrame) -> DataFrame:
         "undying": F.max(undying).over(whole),
         "is_last": latest.over(Window.partitionBy(*_PLACE))["id"] == F.col("segment_id"),
     }).select(
-        *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us",
+        *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us", "is_told",
         "ended_unix_us", "is_clean", "owned_from", "previous_reach", "reach",
         F.col("head.start").alias("start"), _judged_from(F.col("head")).alias("judged_unix_us"),
         F.col("told.frontier").alias("told_below"), F.col("told.at_unix_us").alias("told_unix_us"),
@@ -726,7 +746,7 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
     of = ("epoch_id", "offset")
     spans = _single(backs.select(*of).distinct())
     us = F.col("steady_us")
-    ends = lines.settles.where(F.col("outcome").isin(*FINAL)).select(
+    ends = lines.settles.where(F.col("outcome").isin(DYING, *FINAL)).select(
         "epoch_id", "first", "count", us.alias("end_us"), (us - TURN_US).alias("until_us")
     )
     again = lines.gave.select(
@@ -795,11 +815,12 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
     during = (F.col("low") - slack <= F.col("lost_until_us")) & (
         F.col("high") + slack >= F.col("lost_since_us")
     )
-    met = _rests_on(numbered, owned).join(
-        F.broadcast(lost), on=[F.col("by") == F.col("lossy"), during], how="inner"
-    )
-    doubts = met.groupBy("id").agg(F.min(F.struct("doubt", "by")).alias("worst"))
-    told = numbered.join(doubts, on="id", how="left").withColumns({
+    rests = _rests_on(numbered, owned)
+    met = rests.join(F.broadcast(lost), on=[F.col("by") == F.col("lossy"), during], how="inner")
+    untold = rests.where(~F.col("is_told")).select("id", F.lit(UNOWNED).alias("doubt"), "by")
+    doubts = met.select("id", "doubt", "by").unionByName(untold)
+    worst = doubts.groupBy("id").agg(F.min(F.struct("doubt", "by")).alias("worst"))
+    told = numbered.join(worst, on="id", how="left").withColumns({
         "unsure": F.when(~F.col("is_known"), UNOWNED).otherwise(F.col("worst.doubt")),
         "gateway": F.coalesce("gateway", "worst.by"),
         "key": F.when(F.col("key") != F.lit(_NO_KEY), _hex(F.col("key"))),
@@ -809,14 +830,16 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
 
 
 def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """(id, by, low, high): on whose lines of which time each finding rests."""
+    """(id, by, low, high, is_told): on whose lines of which time each finding rests, and whether
+    it is known where the epoch begins and ends that they are of."""
     at = F.col("at_unix_us")
-    own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us")
+    own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us", "is_told")
     one = numbered.where(~F.col("what").isin(*_OF_SEGMENT)).join(own, on="epoch_id", how="inner")
-    of_epoch = one.select("id", "by", _low().alias("low"), at.alias("high"))
+    of_epoch = one.select("id", "by", _low().alias("low"), at.alias("high"), "is_told")
     log = numbered.where(F.col("segment_id").isNull()).select(
-        "id", F.col("gateway").alias("by"), at.alias("low"), at.alias("high")
-    )
+        "id", F.col("gateway").alias("by"), at.alias("low"), at.alias("high"),
+        F.lit(True).alias("is_told"),
+    )  # fmt: skip
     return of_epoch.unionByName(_epochs_of(numbered, owned)).unionByName(log)
 
 
@@ -833,7 +856,7 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     that says that everything below some place behind it is settled."""
     epochs_ = owned.select(
         "segment_id", F.col("gateway").alias("by"), F.col("nth").alias("of"), "owned_from",
-        "told_below", "told_unix_us", "began_unix_us", "ended_unix_us",
+        "told_below", "told_unix_us", "began_unix_us", "ended_unix_us", "is_told",
     )  # fmt: skip
     nth = owned.select("epoch_id", "nth")
     several = (
@@ -855,7 +878,9 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
     # Whoever was killed owned it until somebody else did, by a clock of theirs.
     high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(FOREVER))
-    return with_last.where(inside).select("id", "by", _low().alias("low"), high.alias("high"))
+    return with_last.where(inside).select(
+        "id", "by", _low().alias("low"), high.alias("high"), "is_told"
+    )
 
 
 def _hex(key: Column) -> Column:

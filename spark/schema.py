@@ -40,6 +40,8 @@ PASSED: Final = "passed"
 ACKED: Final = "acked"
 GONE: Final = "gone"
 """Nothing was retained in its place."""
+DYING: Final = "dying"
+"""It goes to the dead letters, durably, and what is behind it of its key goes on."""
 FINAL: Final = (ACKED, "dead_lettered", GONE)
 """Outcomes with which a message comes to its end in a group."""
 PARKED: Final = "parked"

@@ -44,7 +44,9 @@ key_parked   their key was parked, and was released
 lease        their earlier delivery ended: by its lease, or because its consumer was gone
 replay       a reader started in the past, or had fallen behind
 """
-Ended = Literal["acked", "nacked", "expired", "returned", "dead_lettered", "parked", "gone"]
+Ended = Literal[
+    "acked", "nacked", "expired", "returned", "dying", "dead_lettered", "parked", "gone"
+]
 """What became of deliveries:
 
 acked          an ack took effect
@@ -52,6 +54,8 @@ nacked         returned by their consumer
 expired        their lease ended
 returned       taken back without having counted: with an earlier message of their key, or because
                the consumer went, or came back without them
+dying          they go to the dead letters, durably, which are told when they are there; what is
+               behind them of their keys goes on
 dead_lettered  they are in the dead-letter queue, and settled here
 parked         their key was parked; the head of it
 gone           nothing is retained in their place any more: passed, and given to nobody

@@ -16,7 +16,7 @@ from push import limits
 from push.delivery import Delivery
 from push.giving import GiveOut, Judged, Taken, append_offset
 from push.leases import Push, ranges_of
-from push.ports import Cursor
+from push.ports import Cursor, Dead
 from push.ranges import Range
 from push.tally import Tally
 
@@ -246,6 +246,12 @@ class SlotLog:
         """Everything that is in flight returns to the group."""
         for push in self._pushes.values() if self._log.is_on else ():
             self._settled("returned", push.number, ranges_of(push.open, push.first))
+
+    def dying(self, decided: Iterable[Dead]) -> None:
+        """These go to the dead letters, durably: what is behind them of their keys goes on."""
+        for first, last, reason in decided if self._log.is_on else ():
+            run: Named = [self._number, None, first, last]
+            self._place.settled("dying", run, last - first + 1, reason=reason)
 
     def dead_lettered(self, first: int, last: int, reason: str) -> None:
         """first..last stand in the dead letters, and are settled here."""

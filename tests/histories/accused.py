@@ -1,6 +1,7 @@
 """Healthy histories, and such with one fault planted in the log of each, side by side in one folder
 of logs: what an audit of all of them must find, and what it must not."""
 
+import itertools
 import json
 import shutil
 from collections import defaultdict
@@ -22,7 +23,8 @@ WAITING: Final = "waiting"
 FILES: Final = ("missing_file", "damaged_file")
 SHORT: Final = (
     "behind_at_its_stop", "exhausted", "left_parked", "sought_back", "at_most_once",
-    "pulled_and_subscribed", "expired", "overflowing", "one_of_two_is_killed", "one_of_two_stops",
+    "pulled_and_subscribed", "dead_letters_full", "expired", "overflowing",
+    "one_of_two_is_killed", "one_of_two_stops",
 )  # fmt: skip
 """Healthy histories of the short form; the long one has all of them."""
 MIXED: Final = 12
@@ -35,6 +37,7 @@ PLANTED_SHORT: Final = (
     ("swapped_certified", "left_parked"), ("settled_early", "rejected"),
     ("overtaking", "exhausted"), ("given_at_the_next_owner", "partitions_that_move"),
     ("lost_message", "one_of_two_is_killed"), ("missing_file", "expired"),
+    ("lost_beginning", "at_most_once"), ("lost_beginning", "sought_back"),
 )  # fmt: skip
 """(fault, history) of the short form."""
 PLANTED: Final = (
@@ -85,6 +88,8 @@ class Case:
     queue_ids: frozenset[str]
     gateways: frozenset[str]
     planted: Planted | None
+    is_exact: bool = True
+    """Its fault is to be found as what it is, all of it; else as anything that is wrong there."""
 
     def faults_of(self, certain: Sequence[Finding]) -> list[str]:
         """What an audit says wrongly of it, by its certain findings in its queues."""
@@ -99,22 +104,24 @@ class Case:
         ]
         meant = [
             one.where() for one in certain
-            if one.what == planted.what and one.group == planted.group
+            if not self.is_exact or (one.what, one.group) == (planted.what, planted.group)
         ]  # fmt: skip
         found = set().union(*meant) & planted.touched
-        if not found or not planted.offsets <= found:
+        if not found or (self.is_exact and not planted.offsets <= found):
             wrong.append(f"{self.name}: {planted} is not found, but {list(certain)}")
         return wrong
 
 
-def _case(name: str, folders: Iterable[Path], planted: Planted | None) -> Case:
+def _case(
+    name: str, folders: Iterable[Path], planted: Planted | None, *, is_exact: bool = True
+) -> Case:
     queue_ids, gateways = set(), set()
     for folder in folders:
         for path in folder.iterdir():
             gateways.add(path.name.partition("-")[0])
             for raw in path.read_bytes().splitlines():
                 queue_ids.add(json.loads(raw).get("queue_id"))
-    return Case(name, frozenset(queue_ids - {None}), frozenset(gateways), planted)
+    return Case(name, frozenset(queue_ids - {None}), frozenset(gateways), planted, is_exact)
 
 
 def healthy_cases(into: Path, *, is_whole: bool, seed: int = 1) -> list[Case]:
@@ -151,6 +158,23 @@ def planted_case(into: Path, fault: str, history: str, *, seed: int) -> Case:
         for folder in folders:
             shutil.rmtree(folder.parent)
     raise AssertionError(f"{name}: there is no place for it")
+
+
+def cases_of_any(into: Path, *, seed: int) -> list[Case]:
+    """Each fault in the log of each history in which there is a place for it; and each history
+    without one."""
+    made = []
+    for history, fault in itertools.product(HEALTHY, (None, *FAULTS)):
+        name = f"any-{fault}-{history}"
+        file_bytes = SMALL_BYTES if fault in FILES else FILE_BYTES
+        folders = logs_of(name, HEALTHY[history], seed, into, file_bytes=file_bytes)
+        planted = FAULTS[fault](Planter(folders, Random(seed))) if fault is not None else None
+        if fault is None or planted is not None:
+            made.append(_case(name, folders, planted, is_exact=False))
+        else:
+            for folder in folders:
+                shutil.rmtree(folder.parent)
+    return made
 
 
 def wrong(

@@ -451,6 +451,27 @@ async def full(world: World) -> None:
 
 
 @healthy
+async def dead_letters_full(world: World) -> None:
+    """Their queue takes no more for a while, also over a stop, and what is behind them of their
+    keys goes on."""
+    full = await world.queue(".full", partitions=1, messages_max=1, overflow="reject")
+    await world.group_of(full)
+    await world.publish_now(full, 1)
+    queue = await world.queue(attempts_max=1, dead_letter_queue=full.name)
+    group = await world.group_of(queue)
+    client = await world.comes(queue, group, fate=one_in(6, "nack"))
+    await world.publish(queue, 100)
+    stopped = world.up[0]
+    client.leave()
+    await stopped.stop()
+    gateway = await world.another(stopped.host)
+    await client.come(gateway)
+    await world.publish(queue, 60)
+    await gateway.set_queue(full.name, messages_max=10_000)
+    await world.settled(queue, group)
+
+
+@healthy
 async def redriven(world: World) -> None:
     """Dead letters go back, some of them twice, beside what comes."""
     queue = await world.queue(attempts_max=1)

@@ -212,15 +212,18 @@ class Planter:
             rewrite(path, lines)
 
     def lost_certified(self) -> Planted | None:
-        """A line of what was stored, with more behind it."""
-        ends: dict[tuple[str, int], int] = defaultdict(int)
+        """A line of what was stored, with more before it and behind it."""
+        stored: dict[tuple[str, int], set[int]] = defaultdict(set)
         for partition, offset in self.log.certified:
-            ends[partition] = max(ends[partition], offset)
+            stored[partition].add(offset)
         for read in self._reads(Certified):
             line, at = read.line, list(offsets_of(read.line.runs))
             if (
                 at
-                and all(offset < ends[line.queue_id, number] for number, offset in at)
+                and all(
+                    min(stored[line.queue_id, number]) < offset < max(stored[line.queue_id, number])
+                    for number, offset in at
+                )
                 and all(len(self.log.certified[(line.queue_id, n), o]) == 1 for n, o in at)
                 and not any((line.queue_id, where) in self._duplicates() for where in at)
             ):
@@ -242,6 +245,18 @@ class Planter:
         for read in self._reads(Position):
             rewrite(read.path, {read.number: []})
             return self._planted("lost_position", None, read.line, [])
+        return None
+
+    def lost_beginning(self) -> Planted | None:
+        """The first line of an epoch that has others: what its gateway did in it seems to be of
+        another one, or of none."""
+        for read in self._reads(Position):
+            line = read.line
+            epochs = self.log.epochs[line.queue_id, line.group, line.partition]
+            mine = [epoch for epoch in epochs if epoch.owned is line]
+            if line.event == "owned" and len(mine[0].positions) > 1:
+                rewrite(read.path, {read.number: []})
+                return self._planted("lost_beginning", None, line, [])
         return None
 
     # --- Doubled ---------------------------------------------------------------------------------
@@ -521,10 +536,10 @@ FAULTS: Final[dict[str, Callable[[Planter], Planted | None]]] = {
     one.__name__: one
     for one in (
         Planter.lost_dispatched, Planter.lost_settled, Planter.lost_message,
-        Planter.lost_certified, Planter.lost_position, Planter.doubled_certified,
-        Planter.doubled_dispatched, Planter.given_again, Planter.doubled_settled,
-        Planter.swapped_dispatched, Planter.swapped_certified, Planter.settled_early,
-        Planter.overtaking, Planter.given_at_the_next_owner, Planter.missing_file,
-        Planter.damaged_file,
+        Planter.lost_certified, Planter.lost_position, Planter.lost_beginning,
+        Planter.doubled_certified, Planter.doubled_dispatched, Planter.given_again,
+        Planter.doubled_settled, Planter.swapped_dispatched, Planter.swapped_certified,
+        Planter.settled_early, Planter.overtaking, Planter.given_at_the_next_owner,
+        Planter.missing_file, Planter.damaged_file,
     )
 }  # fmt: skip

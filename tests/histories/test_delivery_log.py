@@ -203,12 +203,33 @@ async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: Hous
     ((place, _, _),) = await session.take(1)
     consumer.nack(delivery(place), None, None)
     await eventually(lambda: house.broker.counting.group(group.group_id).dead_lettered)
-    nacked, dead = logged.of(Settled)
-    assert (nacked.outcome, dead.outcome, dead.reason) == ("nacked", "dead_lettered", "exhausted")
+    told = [(line.outcome, line.reason) for line in logged.of(Settled)]
+    assert told == [("nacked", None), ("dying", "exhausted"), ("dead_lettered", "exhausted")]
     original, letter = logged.of(Certified)
     assert (original.queue, letter.queue, letter.transport) == (
         "orders", "orders.dead-letters", "internal",
     )  # fmt: skip
+
+
+async def test_who_goes_to_full_dead_letters_is_told_before_what_is_behind_of_its_key(
+    house: House,
+) -> None:
+    """That the message waits no more is logged when its key goes on, however long it is until the
+    dead letters take it."""
+    await house.queue("full", messages_max=1)
+    await house.group(house.find("full"))
+    await house.publish(house.find("full"), [message("first")])
+    queue = await house.queue(attempts_max=1, dead_letter_queue="full")
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2, "a"))
+    consumer.nack(delivery((await session.take(2))[0][0]), None, None)
+    await session.take(3)
+    (dying,) = [line for line in logged.of(Settled) if line.outcome == "dying"]
+    assert (dying.reason, offsets([dying])) == ("exhausted", [(0, 0)])
+    assert dying.settled_unix_us <= logged.of(Dispatched)[-1].dispatched_unix_us
+    assert "dead_lettered" not in {line.outcome for line in logged.of(Settled)}
 
 
 async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: House) -> None:

@@ -12,7 +12,7 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from spark.usage import SCHEMA, TABLE, usage
 from tests.histories.accused import (
     Case,
     Finding,
+    cases_of_any,
     findings_of,
     healthy_cases,
     planted_cases,
@@ -854,6 +855,31 @@ def overtakes_after_long(*, again: bool) -> list[dict[str, Any]]:
     return log
 
 
+def goes_to_the_dead(*, decided: int) -> list[dict[str, Any]]:
+    """The head of a key is exhausted; the second one goes out 0.2 s later, and the dead letters
+    take the head after a minute. That it goes there was `decided` then."""
+    out, end = T0 + 200_000, T0 + 60_000_000
+    return [
+        OWNED, *keyed(2), dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000),
+        settled([[0, 0, 1]], T0 + decided, outcome="dying", reason="exhausted"),
+        dispatched([[0, 1, 1]], out), acked(1, out, out + 1_000),
+        settled([[0, 0, 1]], end, outcome="dead_lettered", reason="exhausted"),
+    ]  # fmt: skip
+
+
+def without_its_beginning(*lost: int) -> list[dict[str, Any]]:
+    """One gateway has two epochs, and gives and settles a message in each, the second one of which
+    goes back to the first. The first line of the second is not there."""
+    log = [
+        OWNED, *keyed(2), dispatched([[0, 0, 2]], T0 + 10), acked(0, T0 + 10, T0 + 20),
+        acked(1, T0 + 10, T0 + 20), position("released", 2, T0 + 30),
+        position("owned", 0, T0 + 40, epoch=2),
+        dispatched([[0, 0, 2]], T0 + 50), acked(0, T0 + 50, T0 + 60), acked(1, T0 + 50, T0 + 60),
+        position("released", 2, T0 + 200_000, epoch=2),
+    ]  # fmt: skip
+    return [line for place, line in enumerate(log) if place not in lost]
+
+
 def two_owners(**released: Any) -> list[dict[str, Any]]:
     """One gateway gave and settled a message; the next owner gives it again."""
     other = {"gateway": OTHER}
@@ -913,6 +939,10 @@ LOGS: dict[str, list[dict[str, Any]]] = {
     "overtaken for ever": overtakes_after_long(again=False),
     "in one turn": overtakes(2_400),
     "behind it": overtakes(5_000),
+    "to full dead letters": goes_to_the_dead(decided=10_000),
+    "before that is decided": goes_to_the_dead(decided=300_001),
+    "two epochs": without_its_beginning(),
+    "the beginning is lost": without_its_beginning(7),
     "inverted": [
         OWNED, certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
         dispatched([[0, 1, 1]], T0 + 1_000), acked(1, T0 + 1_000, T0 + 1_500),
@@ -977,6 +1007,11 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "overtaken": {(order.OVERTAKEN, 1, None)},
     "overtaken late": {(order.OVERTAKEN, 1, None)},
     "overtaken for ever": {(order.OVERTAKEN, 1, None)},
+    "before that is decided": {(order.OVERTAKEN, 1, None)},
+    "the beginning is lost": {
+        (order.REPETITION, 1, order.UNOWNED),
+        (order.SETTLED_TWICE, 1, order.UNOWNED),
+    },
     "inverted": {(order.INVERSION, 1, None)},
     "inverted, in the middle of a log": {(order.INVERSION, 1, order.UNOWNED)},
     "overdue, in the middle of a log": {(order.WAITING, 1, None)},
@@ -1168,17 +1203,27 @@ class Judged:
         return wrong(cases, certain, missing)
 
 
-@pytest.fixture(scope="session")
-def judged(spark: SparkSession) -> Iterator[Judged]:
-    """In the short form some of both, in the long one all of them."""
-    is_whole = bool(os.environ.get("TOCSIN_SOAK"))
+def judge(spark: SparkSession, make: Callable[[Path], list[Case]]) -> Judged:
+    """Make histories, and audit the logs of all of them at once."""
     with in_memory() as folder:
         logs, lake = folder / "logs", Lake(folder / "lake")
-        cases = healthy_cases(logs, is_whole=is_whole) + planted_cases(logs, is_whole=is_whole)
+        cases = make(logs)
         ingest(spark, str(logs / "*" / "delivery"), lake)
         result = audit(spark, lake)
         rows = [row.asDict() for row in spark.read.parquet(str(lake.root / "audit")).collect()]
-        yield Judged(cases, findings_of(rows), result)
+        return Judged(cases, findings_of(rows), result)
+
+
+@pytest.fixture(scope="session")
+def judged(spark: SparkSession) -> Judged:
+    """In the short form some of both, in the long one all of them."""
+    is_whole = bool(os.environ.get("TOCSIN_SOAK"))
+    return judge(
+        spark,
+        lambda logs: (
+            healthy_cases(logs, is_whole=is_whole) + planted_cases(logs, is_whole=is_whole)
+        ),
+    )
 
 
 def test_a_healthy_broker_is_accused_of_nothing(judged: Judged) -> None:
@@ -1192,6 +1237,17 @@ def test_each_fault_among_healthy_histories_is_found_in_its_place(judged: Judged
     """Lines lost, doubled and moved, files lost and damaged; also at one of two gateways while the
     lines of the other one are lost. Nothing else is certain."""
     said = judged.wrong(is_planted=True)
+    assert not said, "\n".join(said)
+
+
+@soak
+@pytest.mark.parametrize("seed", [11, 12])
+def test_any_fault_in_any_history_is_found_where_it_is_and_nowhere_else(
+    spark: SparkSession, seed: int
+) -> None:
+    """Each fault in each history that has a place for it, and each without a fault."""
+    judged = judge(spark, lambda logs: cases_of_any(logs, seed=seed))
+    said = judged.wrong(is_planted=False) + judged.wrong(is_planted=True)
     assert not said, "\n".join(said)
 
 
