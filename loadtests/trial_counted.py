@@ -256,10 +256,14 @@ def _judge_stopped(end: End, told: _Told, books: _Books, finding: Finding) -> No
         "broker published": books.counters["published"],
         "group given": books.group["given"], "group settled": books.group["settled"],
         **{f"log {kind}": books.logged(kind) for kind in KINDS},
-        **{name: usage[name] for name in sorted(usage) if not name.startswith("unlogged")},
+        **{name: usage[name] for name in sorted(usage) if "messages" in name},
     }  # fmt: skip
     finding.check(
         f"{end}: all {len(counts)} counts are the same", len(set(counts.values())) == 1, counts
+    )
+    left = {name: usage[name] for name in ("left_in", "left_out")}
+    finding.check(
+        f"{end}: the usage log has what the delivery log has", not any(left.values()), left
     )
     unlogged = {kind: books.unlogged(kind) for kind in KINDS}
     finding.check(f"{end}: everything is in the log", not any(unlogged.values()), unlogged)

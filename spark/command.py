@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from tocsin.cli.durations import parse_duration
 
-from spark.job import EXIT_BROKEN, EXIT_FAILED, JobFailed, check_place, run_job
+from spark.job import (
+    EXIT_FAILED,
+    EXIT_UNJUDGED,
+    JobFailed,
+    check_logs,
+    check_place,
+    exit_code,
+    run_job,
+)
 from spark.session import MEMORY, NotInstalled, check_installed
 
 if TYPE_CHECKING:
@@ -53,7 +61,12 @@ def default_data_dir() -> Path:
     "--logs",
     multiple=True,
     help="Folders of delivery logs instead, perhaps of several gateways: '/logs/*/delivery'. "
-    "May be given several times.",
+    "May be given several times. Needs --lake.",
+)
+@click.option(
+    "--usage",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="The folder of the usage log that belongs to --logs. [none]",
 )
 @click.option(
     "--lake",
@@ -85,10 +98,16 @@ def default_data_dir() -> Path:
 @click.option(
     "--memory", default=MEMORY, show_default=True, help="How much Java may take on this machine."
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help=f"Exit code {EXIT_UNJUDGED} when something could not be judged, and all else is well.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what each job found as JSON.")
 def report(  # noqa: PLR0917 - click passes them by name
     data_dir: Path | None,
     logs: tuple[str, ...],
+    usage: Path | None,
     lake: Path | None,
     out: Path,
     since: datetime.datetime | None,
@@ -97,17 +116,27 @@ def report(  # noqa: PLR0917 - click passes them by name
     keep_days: int | None,
     master: str | None,
     memory: str,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Where did the time of messages go, and were the promises kept?
 
     Reads the delivery log of a broker, whether it runs or not, into a lake of Parquet files, rolls
     it up by minute, hour and day, checks the order of every message, reconciles the usage log, and
-    writes one HTML page. A second run reads only what is new. Needs PySpark and Java.
+    writes one HTML page. A second run reads only the files that are new; what it checks is all that
+    is in the lake. Needs PySpark and Java.
 
     It says on stderr how far it is. Exit codes: 1, the audit found a promise that was not kept; 3,
-    the report was not made, and the sentence that says why names a log with all the rest.
+    the report was not made, and a sentence says why; where Spark had begun, it names a log with all
+    the rest. With --strict also 4: something could not be judged, as the page says in amber.
     """  # fmt: skip
+    if usage is not None and not logs:
+        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
+    if logs and lake is None and data_dir is None:
+        raise click.UsageError(
+            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
+            "broker would have two logs in it."
+        )
     if since is not None and until is not None and until < since:
         raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
     try:
@@ -117,7 +146,7 @@ def report(  # noqa: PLR0917 - click passes them by name
     from spark.report import Wanted
     from spark.report import report as make
 
-    logs, lake, usage = _places(data_dir, logs, lake)
+    logs, lake, usage = _places(data_dir, logs, lake, usage)
     wanted = Wanted(
         logs=logs,
         lake=lake,
@@ -134,6 +163,8 @@ def report(  # noqa: PLR0917 - click passes them by name
 
     try:
         check_place(out)
+        if master is None:
+            check_logs(logs)
         done = run_job("report", lake, work, master=master, memory=memory, logs=logs)
     except JobFailed as failed:
         failed.tell()
@@ -142,16 +173,16 @@ def report(  # noqa: PLR0917 - click passes them by name
         click.echo(json.dumps(done))
     else:
         click.echo(f"The report is {out.absolute()}.")
-    sys.exit(EXIT_BROKEN if any(done["order_audit"]["faults"].values()) else 0)
+    sys.exit(exit_code(done, is_strict=strict))
 
 
 def _places(
-    data_dir: Path | None, logs: tuple[str, ...], lake: Path | None
+    data_dir: Path | None, logs: tuple[str, ...], lake: Path | None, usage: Path | None
 ) -> tuple[tuple[str, ...], Path, Path | None]:
     """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
     is looked for only when one of the first two is not given."""
-    if data_dir is None and logs and lake is not None:
-        return logs, lake, None
+    if logs and lake is not None and (data_dir is None or usage is not None):
+        return logs, lake, usage
     try:
         folder = data_dir or default_data_dir()
     except RuntimeError:
@@ -173,8 +204,7 @@ def _places(
             f"{folder} cannot be read ({problem.strerror}); --data-dir or --logs names another "
             "place."
         ) from None
-    is_of_same = data_dir is not None or not logs  # not this machine's usage, others' deliveries
-    usage = folder / "usage" if has_usage and is_of_same else None
+    usage = usage or (folder / "usage" if has_usage else None)
     return logs or (str(folder / "delivery"),), lake or folder / LAKE, usage
 
 

@@ -15,7 +15,9 @@ from pyspark.sql import functions as F
 
 from spark import latency, periods, sketches, usage
 from spark.axis import DAY, HOUR, MINUTE, moment, step_for, stretches
+from spark.files import parse_name
 from spark.lake import Lake, read_json
+from spark.losses import quarantined
 from spark.order_audit import RESULT
 from spark.page import Figures, Top, Usage
 from spark.schema import ACKED, CERTIFIED, DISPATCHED, REPLAY, SETTLED, UNKNOWN
@@ -67,14 +69,29 @@ def collect(
             audit=read_json(lake.root / RESULT, {}),
         )
 
-    quarantined: dict[str, int] = {}
-    for manifest in lake.manifests():
+    manifests = lake.manifests()
+    figures.quarantined = quarantined(manifests)
+    figures.gateways = _gateways(manifests)
+    for manifest in manifests:
         figures.files += len(manifest["files"])
         figures.judged += sum(manifest["messages"].get(kind, 0) for kind in _KINDS)
-        for reason, lines in manifest["quarantined"].items():
-            quarantined[reason] = quarantined.get(reason, 0) + lines
-    figures.quarantined = quarantined
     return figures
+
+
+def _gateways(manifests: list[dict[str, Any]]) -> Top:
+    """Those whose files were brought, the latest first, at most USED_MAX."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for entry in (entry for manifest in manifests for entry in manifest["files"]):
+        name = entry.get("gateway") or getattr(parse_name(entry["name"]), "gateway", None)
+        if name is None or entry["fault"]:
+            continue
+        row = by_name.setdefault(name, {"gateway": name, "files": 0})
+        row["files"] += 1
+        for of, choose in (("since_unix_us", min), ("until_unix_us", max)):
+            if entry.get(of) is not None:
+                row[of] = choose(entry[of], row.get(of, entry[of]))
+    rows = sorted(by_name.values(), key=lambda row: -row.get("until_unix_us", 0))
+    return Top(rows[:USED_MAX], len(rows))
 
 
 def _within(since: datetime.date | None, until: datetime.date | None) -> Column:

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 NO_END: Final = "no good last line"
 WRONG_SUM: Final = "checksum"
 WRONG_COUNT: Final = "line count"
+FOREIGN: Final = "no delivery log"
+"""It is of something else, like the usage log, which is beside it: no fault of this log."""
 CONTRADICTS: Final = "contradicts another file of its number"
 _NAME: Final = re.compile(r"([0-9a-zA-Z_-]+?)-(\d+)-(\d+)\.jsonl")
 
@@ -89,6 +91,7 @@ def identify(raw: Raw) -> File:
     listed, last = raw.listed, raw.last
     end = _end(last)
     named = parse_name(listed.name)
+    no_end = FOREIGN if named is None and _is_foreign(last) else NO_END
     is_whole = end is not None and end.get("crc32") == raw.crc32
     claimed = end or {}
     gateway = claimed.get("gateway")
@@ -102,7 +105,7 @@ def identify(raw: Raw) -> File:
         modified_unix_ms=listed.modified_unix_ms, gateway=gateway, began_unix_ms=began,
         number=number, lines=int(claimed.get("lines", 0)) if is_whole else 0,
         crc32=raw.crc32 if is_whole else zlib.crc32(last, raw.crc32),
-        fault="" if is_whole else NO_END if end is None else WRONG_SUM,
+        fault="" if is_whole else no_end if end is None else WRONG_SUM,
         recovered=bool(claimed.get("recovered")),
         is_last=bool(claimed.get("is_last")),
     )  # fmt: skip
@@ -121,6 +124,15 @@ def _end(line: bytes) -> dict[str, Any] | None:
     numbers = [end.get(name, 0) for name in ("lines", "crc32", "number", "began_unix_ms")]
     are_good = all(type(number) is int and number >= 0 for number in numbers)
     return end if are_good and isinstance(end.get("gateway"), str) else None
+
+
+def _is_foreign(line: bytes) -> bool:
+    """Whether this is a JSON object, and none of a delivery log: those say their kind."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "kind" not in found
 
 
 # --- Known files --------------------------------------------------------------------------------
@@ -142,6 +154,8 @@ class Known:
             for entry in manifest["repeated_files"]:
                 if isinstance(entry, dict):
                     self._places.add(_place(entry))
+            for entry in manifest.get("foreign_files", ()):
+                self._places.add(_place(entry))
 
     def _add(self, entry: dict[str, Any]) -> None:
         is_whole = not entry["fault"]
@@ -195,7 +209,7 @@ class Known:
 
 
 def place_of(file: File) -> dict[str, Any]:
-    """The entry of a repeated file: enough to know it in this place."""
+    """The entry of a file that brings nothing: enough to know it in this place."""
     return {"name": file.name, **_place(asdict(file))._asdict()}
 
 

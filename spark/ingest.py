@@ -51,7 +51,8 @@ def ingest(
     in the lake yet. `said` is called with each batch's manifest.
 
     `batch_bytes` bounds a batch, but it has one file at least. Returns what came: sums of the
-    manifests' `lines`, `messages` and `quarantined`, and `files`.
+    manifests' `lines`, `messages` and `quarantined`, and `files`; `damaged`, the paths of those
+    that are not as they were written, and `foreign`, how many are of no delivery log.
 
     Raises:
         LakeError: one of `logs` does not exist; or its files go away faster than they are read.
@@ -115,7 +116,13 @@ def totals(manifests: list[dict[str, Any]]) -> dict[str, Any]:
         for part, counts in sums.items():
             for name, count in manifest[part].items():
                 counts[name] = counts.get(name, 0) + count
-    return {**sums, "files": sum(len(manifest["files"]) for manifest in manifests)}
+    brought = [entry for manifest in manifests for entry in manifest["files"]]
+    return {
+        **sums,
+        "files": len(brought),
+        "damaged": [entry["path"] for entry in brought if entry["fault"]],
+        "foreign": sum(len(manifest["foreign_files"]) for manifest in manifests),
+    }
 
 
 # --- One batch ----------------------------------------------------------------------------------
@@ -127,7 +134,9 @@ def _bring(
     """Bring the new files of a batch. Returns its manifest; None when all have gone."""
     began = time.monotonic()
     number = (lake.batches() or [-1])[-1] + 1
-    fresh, repeated = known.sort(_identified(spark, batch))
+    found = _identified(spark, batch)
+    foreign = [file for file in found if file.fault == files.FOREIGN]
+    fresh, repeated = known.sort(file for file in found if file.fault != files.FOREIGN)
     for _ in range(_TRIES):
         lake.forget(number)
         counts = _staged(spark, lake, fresh, known)
@@ -136,13 +145,14 @@ def _bring(
         fresh = [file for file in fresh if sources.is_same(spark, _listed(file))]
     else:
         raise LakeError("files of the log change while they are read; try again")
-    if not fresh and not repeated:
+    if not fresh and not repeated and not foreign:
         return None
     lake.place(number)
     manifest = counts | {
         "batch": number,
         "files": [file.entry() for file in fresh],
         "repeated_files": [files.place_of(file) for file in repeated],
+        "foreign_files": [files.place_of(file) for file in foreign],
         "seconds": round(time.monotonic() - began, 3),
     }
     write_json(lake.manifest(number), manifest)

@@ -2,8 +2,8 @@
 told in one sentence.
 
     0    fine                                3    the job failed; stderr says why
-    1    a promise was not kept              130  Ctrl-C (128 + the number of the signal)
-    2    the command line was not understood
+    1    a promise was not kept              4    with --strict: something could not be judged
+    2    the command line was not understood 130  Ctrl-C (128 + the number of the signal)
 
 The log of a run has what Java and Spark say, and the whole trace of a failure. It is in the lake's
 folder `logs`, which keeps the last ten; when nothing can be written there, in the folder for
@@ -43,6 +43,7 @@ Result = TypeVar("Result")
 
 EXIT_BROKEN: Final = 1
 EXIT_FAILED: Final = 3
+EXIT_UNJUDGED: Final = 4
 LOGS: Final = "logs"
 SCRATCH: Final = "scratch"
 LOGS_MAX: Final = 10
@@ -147,6 +148,35 @@ def check_place(out: Path) -> None:
         raise JobFailed(
             f"the page {out.absolute()} cannot be written; --out names another place."
         ) from None
+
+
+def check_logs(places: Sequence[str]) -> None:
+    """Find out before Spark has started that there are no such logs on this machine.
+
+    Raises:
+        JobFailed: a folder is not there, or a pattern matches nothing.
+    """
+    for place in places:
+        if "://" in place or place.startswith("file:") or glob(place) or os.path.lexists(place):
+            continue
+        # Hadoop knows alternatives in braces, and glob does not: Spark will tell.
+        if "{" not in place:
+            what = "nothing matches" if _is_pattern(place) else "there is no folder"
+            raise JobFailed(f"{what} {place}; name one that has a delivery log.")
+
+
+def _is_pattern(place: str) -> bool:
+    """Whether this is a pattern."""
+    return bool(set("*?[") & set(place))
+
+
+def exit_code(done: Any, *, is_strict: bool) -> int:
+    """That of a run that came to its end and returned this: of all jobs, or of one."""
+    audit = done.get("order_audit", done) if isinstance(done, dict) else {}
+    if any(audit.get("faults", {}).values()):
+        return EXIT_BROKEN
+    is_unsure = any(audit.get(name) for name in ("unjudged", "holes", "losses", "quarantined"))
+    return EXIT_UNJUDGED if is_strict and is_unsure else 0
 
 
 class _Run:

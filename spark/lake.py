@@ -104,7 +104,10 @@ class Lake:
         Raises:
             LakeError: another one is at work.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise LakeError(f"{self.root} is no folder; --lake names one for the lake") from None
         with (self.root / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from spark.files import CONTRADICTS, parse_name
+from spark.files import CONTRADICTS, number_of, parse_name
 
 MISSING: Final = "missing_file"
 DAMAGED: Final = "damaged_file"
@@ -80,6 +80,21 @@ def losses(
         if closed_unix_us is not None:
             found.append(Loss(gateway, CLOSED, until_unix_us=closed_unix_us))
     return found
+
+
+def quarantined(manifests: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Reason → how many lines could not be taken in. Those of a damaged file, of which there is a
+    whole copy by now, count no more."""
+    sums: dict[str, int] = {}
+    for manifest in manifests:
+        for reason, lines in manifest["quarantined"].items():
+            sums[reason] = sums.get(reason, 0) + lines
+    entries = [entry for manifest in manifests for entry in manifest["files"]]
+    whole = {number_of(entry) for entry in entries if not entry["fault"]} - {None}
+    for entry in entries:
+        if entry["fault"] not in ("", CONTRADICTS) and number_of(entry) in whole:
+            sums[DAMAGED] = sums.get(DAMAGED, 0) - entry["lines"]
+    return {reason: lines for reason, lines in sums.items() if lines > 0}
 
 
 def missing(found: Iterable[Loss]) -> dict[str, list[int]]:

@@ -752,7 +752,13 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
     again = lines.gave.select(
         "epoch_id", "first", "count", us.alias("end_us"), us.alias("until_us")
     )
-    met = matching.met(ends.unionByName(again), spans, on=("epoch_id",))
+    # Also what only its end tells of: the line of a delivery may be lost.
+    told = lines.settles.where("given_us IS NOT NULL").select(
+        "epoch_id", "first", "count", F.col("given_us").alias("end_us"),
+        F.col("given_us").alias("until_us"),
+    )  # fmt: skip
+    every = ends.unionByName(again).unionByName(told)
+    met = matching.met(every, spans, on=("epoch_id",))
     b, n = backs.alias("b"), matching.offsets(met.drop("l_first", "r_first")).alias("n")
     same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
     return (

@@ -49,6 +49,7 @@ def audit(
                         and the `groups` with the most of them
         holes           messages that were certified and are in no line
         judged          messages that were given out or settled, by the lake's books
+        quarantined     reason → lines that could not be taken in
         unlogged        what the log itself says that it lost: spans, and messages of each kind
         losses          what is not there of the log, at most LOSSES_MAX; see spark.losses
         missing_files   gateway → numbers of its files
@@ -61,7 +62,8 @@ def audit(
     closed_us = _closed_us(lake)
     place = lake.root / FINDINGS
     _restore(place)
-    lost = losses.losses(lake.manifests(), unlogged, closed_unix_us=closed_us)
+    manifests = lake.manifests()
+    lost = losses.losses(manifests, unlogged, closed_unix_us=closed_us)
     with _keeping(spark, lake.root / WORK) as keep:
         said("reading")
         runs = keep(order.published(lake.read(spark, CERTIFIED)))
@@ -72,7 +74,8 @@ def audit(
         said("suspects")
         suspects = keep(order.suspects(lines))
         whats = [row["what"] for row in suspects.select("what").distinct().collect()]
-        said(f"looking at {', '.join(sorted(whats))}" if whats else "the log of certified")
+        named = [what.replace("_", " ") for what in sorted({*whats} & {*FAULTS})]
+        said(f"perhaps {', '.join(named)}" if named else "the log of certified")
         found = order.findings(lines, suspects, whats, keep)
         # A duplicate may name an offset of a closed day: between them is no hole.
         log = order.of_log(runs if closed_us is None else runs.where("is_new"))
@@ -89,7 +92,8 @@ def audit(
         _summed(findings)
         | _lost(lost)
         | {
-            "judged": _judged(lake),
+            "judged": _judged(manifests),
+            "quarantined": losses.quarantined(manifests),
             "unlogged": {name: sum(row[name] for row in unlogged) for name in LOST},
         }
     )
@@ -241,9 +245,9 @@ def _table(spark: SparkSession, lost: list[Loss]) -> DataFrame:
     return table_of(spark, rows, order.LOST)
 
 
-def _judged(lake: Lake) -> int:
+def _judged(manifests: list[dict[str, Any]]) -> int:
     kinds = (DISPATCHED, SETTLED)
-    return sum(one["messages"].get(kind, 0) for one in lake.manifests() for kind in kinds)
+    return sum(one["messages"].get(kind, 0) for one in manifests for kind in kinds)
 
 
 def _unlogged(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:

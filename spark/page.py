@@ -114,6 +114,9 @@ class Figures:
     """How many messages the lines of the whole lake are about, whatever days are shown."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
     files: int = 0
+    gateways: Top = NONE
+    """`gateway`, how many `files` of it are there, and when their lines begin and end
+    (`since_unix_us`, `until_unix_us`; None: they have none), the latest first."""
 
 
 def page(figures: Figures, *, title: str, made: datetime.datetime) -> str:
@@ -138,6 +141,7 @@ def page(figures: Figures, *, title: str, made: datetime.datetime) -> str:
         _section("Were the promises kept?", _PROMISES, _audit(figures), anchor="promises"),
         _section("What the log lost", _LOST, _lost(figures), anchor="lost"),
         _section("Usage", _USAGE, _usage(figures.usage)),
+        _section("What this page rests on", _RESTS, _gateways(figures)),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -158,6 +162,7 @@ _SLOWEST: Final = "By their p99. Missed: deliveries that took longer than the ta
 _KEYS_TEXT: Final = "Between certified and given out, all messages of the key together."
 _PROMISES: Final = "All of the log, every message of it, also outside the days shown here."
 _LOST: Final = "What is not in the log cannot be judged, and is in no figure of this page."
+_RESTS: Final = "The starts of gateways whose finished files are in the lake."
 _USAGE: Final = "By the delivery log and, beside it, by the usage log. They have to agree."
 
 
@@ -171,7 +176,7 @@ def _text(words: str) -> str:
     return escape(visible(words))
 
 
-def _counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, one: str, many: str = "") -> str:
     """`1 message`, `2,000 messages`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
@@ -245,7 +250,7 @@ def _head(figures: Figures, title: str, made: datetime.datetime) -> str:
     )
     return (
         f'<h1>{_text(title)}</h1><p class="soft">{_when(figures)} · '
-        f"{_counted(figures.files, 'file')} of the log · made {made:%-d %b %Y %H:%M} · "
+        f"{counted(figures.files, 'file')} of the log · made {made:%-d %b %Y %H:%M} · "
         f'all times are UTC</p><div class="figures">{boxes}</div>'
         f"{_elsewhere(figures, made)}{_verdict(figures)}"
     )
@@ -264,7 +269,7 @@ def _when(figures: Figures) -> str:
         return "nothing yet"
     main = _main(figures.stretches)
     others = len(figures.stretches) - 1
-    besides = f", and {_counted(others, 'other time', 'other times')}" if others else ""
+    besides = f", and {counted(others, 'other time', 'other times')}" if others else ""
     return period(main["first"], main["end"]) + besides
 
 
@@ -320,13 +325,35 @@ def _time(figures: Figures) -> str:
     return bars("Mean time in each stage by queue", rows, STAGES) + (rest if more > 0 else "")
 
 
+_CAUSES: Final = {
+    "none": ("nothing", "given out when it was certified"),
+    "backlog": ("backlog", "read from the storage: its consumer came later, or was behind"),
+    "credit": ("credit", "its consumer had asked for no more"),
+    "in_flight": ("in flight", "as much was in flight as may be"),
+    "socket": ("socket", "its consumer's socket was full"),
+    "paused": ("paused", "the queue was"),
+    "moving": ("moving", "the partition changed its owner"),
+    "key_held": ("key held", "an earlier message of its key was on its way, or awaited retry"),
+    "key_backoff": ("key backoff", "it came back, and its backoff had to pass"),
+    "key_parked": ("key parked", "its key was parked, and was released"),
+    "lease": ("lease", "an earlier delivery of it ended by its lease, or with its consumer"),
+    "replay": ("replay", "a reader started in the past, or had fallen behind"),
+}
+"""What a message waited for, as PROTOCOL.md names it: words, and what they mean."""
+
+
 def _causes(figures: Figures) -> str:
+    rows = []
+    for row in figures.causes.rows:
+        words, meaning = _CAUSES.get(row["cause"], (row["cause"], None))
+        rows.append({**row, "cause": words, "meaning": meaning})
     columns = (
-        _words("waited for", "cause"), _number("messages", "messages"),
+        _words("waited for", "cause"), _words("which means", "meaning"),
+        _number("messages", "messages"),
         _time_of("p50", "p50_us"), _time_of("p99", "p99_us"), _time_of("longest", "max_us"),
         _time_of("all together", "total_us"),
     )  # fmt: skip
-    return _table(columns, figures.causes, "causes") if figures.causes.rows else ""
+    return _table(columns, Top(rows, figures.causes.total), "causes") if rows else ""
 
 
 def _queues(figures: Figures) -> str:
@@ -429,12 +456,12 @@ def _verdict(figures: Figures) -> str:
         losses = _losses(audit)
         lines = sum(figures.quarantined.values())
         if faults:
-            kind, title = "bad", f"{_counted(faults, 'message')} at fault."
+            kind, title = "bad", f"{counted(faults, 'message')} at fault."
             listed = [f"{what}: {n:,}" for what, n in audit["faults"].items() if n]
             said.append(_text(", ".join(listed)))
         elif doubts or holes:
             kind = "doubt"
-            title = f"{_counted(doubts + holes, 'message')} could not be judged."
+            title = f"{counted(doubts + holes, 'message')} could not be judged."
         elif losses or lines:
             kind, title = "doubt", "Not all lines of the log are there to be judged."
         elif not figures.judged:
@@ -443,12 +470,12 @@ def _verdict(figures: Figures) -> str:
             kind, title = "good", "Every promise was kept."
             said.append("All of the log was judged: nothing was lost, repeated or out of order")
         if doubts and faults:
-            said.append(f"Besides, {_counted(doubts, 'message')} could not be judged")
+            said.append(f"Besides, {counted(doubts, 'message')} could not be judged")
         if kind == "doubt":
             said.append("Nothing that could be judged is at fault")
         said += _why_not(audit, holes, losses)
         if lines:
-            said.append(f"{_counted(lines, 'line')} of the log could not be taken in")
+            said.append(f"{counted(lines, 'line')} of the log could not be taken in")
         said += _waiting_sentence(audit)
     where = '<p><a href="#promises">More about it</a></p>' if kind in ("bad", "doubt") else ""
     text = "".join(f"<p>{one}.</p>" for one in said)
@@ -459,7 +486,7 @@ def _why_not(audit: Mapping[str, Any], holes: int, losses: list[dict[str, Any]])
     """Sentences: why something was not judged."""
     said = []
     if holes:
-        said.append(f"{_counted(holes, 'certified message')} are in no line of the log")
+        said.append(f"{counted(holes, 'certified message')} are in no line of the log")
     by_reason: dict[tuple[str, str | None], int] = {}
     for row in _unjudged(audit):
         place = row["reason"], row.get("gateway")
@@ -467,7 +494,7 @@ def _why_not(audit: Mapping[str, Any], holes: int, losses: list[dict[str, Any]])
     for (reason, gateway), count in list(by_reason.items())[:4]:
         of = f" of gateway {named(gateway)}" if gateway else ""
         why = _text(_REASONS.get(reason, reason))
-        said.append(f"{_counted(count, 'message')}{of}: {why}")
+        said.append(f"{counted(count, 'message')}{of}: {why}")
     if losses:
         known = {name: sum(row.get(name) or 0 for row in losses) for name in _DONE}
         open_ = sum(all(row.get(name) is None for name in _DONE) for row in losses)
@@ -477,7 +504,7 @@ def _why_not(audit: Mapping[str, Any], holes: int, losses: list[dict[str, Any]])
         )
         parts = [sums] if any(known.values()) else []
         if open_:
-            parts.append(f"{_counted(open_, 'loss', 'losses')} of unknown size")
+            parts.append(f"{counted(open_, 'loss', 'losses')} of unknown size")
         said.append(f'What <a href="#lost">the log lost</a>: {"; ".join(parts) or "nothing"}')
     return said
 
@@ -492,7 +519,7 @@ def _waiting_sentence(audit: Mapping[str, Any]) -> list[str]:
         since = f", the oldest since {written(waiting['oldest_unix_us'] / 1e6)}"
     count = waiting["messages"]
     wait = "waits for its group" if count == 1 else "wait for their groups"
-    return [f"{_counted(count, 'message')} {wait}, which is no fault{since}"]
+    return [f"{counted(count, 'message')} {wait}, which is no fault{since}"]
 
 
 def _audit(figures: Figures) -> str:
@@ -527,7 +554,7 @@ def _waiting(audit: Mapping[str, Any]) -> str:
         _at("the oldest since", "oldest_unix_us"),
     )  # fmt: skip
     rest = audit["waiting"]["messages"] - sum(row["messages"] for row in waiting)
-    more = f'<p class="soft">And {_counted(rest, "message")} of other groups.</p>'
+    more = f'<p class="soft">And {counted(rest, "message")} of other groups.</p>'
     return f"<h3>Waiting</h3>{_table(columns, _all(waiting))}{more if rest > 0 else ''}"
 
 
@@ -659,6 +686,14 @@ def _lost(figures: Figures) -> str:
     return "".join(parts)
 
 
+def _gateways(figures: Figures) -> str:
+    columns = (
+        _name("gateway", "gateway"), _number("files", "files"), _at("first line", "since_unix_us"),
+        _at("last line", "until_unix_us"),
+    )  # fmt: skip
+    return _table(columns, figures.gateways, "starts of gateways")
+
+
 # --- Usage --------------------------------------------------------------------------------------
 
 _WHY: Final = {
@@ -735,7 +770,7 @@ def _agreement(total: Row) -> str:
         differs = total[f"messages_{way}"] - (total.get(f"used_messages_{way}") or 0)
         if differs:
             less = "usage log" if differs > 0 else "delivery log"
-            said.append(f"The {less} has {_counted(abs(differs), 'message')} {way} less.")
+            said.append(f"The {less} has {counted(abs(differs), 'message')} {way} less.")
     if total.get("left_in") is None:
         text = " ".join(said) or "The two logs agree."
         return f"<p>{text}</p>"
@@ -745,7 +780,7 @@ def _agreement(total: Row) -> str:
     if reasons:
         text += f" Known reasons: {'; '.join(reasons)}."
     if left:
-        text += f" {_counted(left, 'message')} unexplained: one of the two logs is wrong."
+        text += f" {counted(left, 'message')} unexplained: one of the two logs is wrong."
         return f'<div class="box bad"><b>The two logs do not agree.</b><p>{_text(text)}</p></div>'
     if reasons or said:
         title = "The two logs differ, and it is known why."

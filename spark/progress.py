@@ -84,6 +84,10 @@ class Progress:
             watcher.join()
             self._write(self._blank() + (f"{one.line()}\n" if is_done else ""))
 
+    def note(self, sentence: str) -> None:
+        """A line of its own, above what is under way."""
+        self._write(f"{self._blank()}{sentence}\n")
+
     def _blank(self) -> str:
         """What removes the line that changes."""
         if not self._is_live:

@@ -13,12 +13,14 @@ from spark.figures import collect
 from spark.ingest import ingest
 from spark.lake import Lake
 from spark.order_audit import audit
-from spark.page import page
+from spark.page import counted, page
 from spark.progress import Progress
 from spark.rollup import NO_TARGETS, Targets, close, rollup
 from spark.usage import usage
 
 CANCEL_EVERY_S: Final = 0.2
+DAMAGED_SHOWN_MAX: Final = 3
+"""Names of files on a terminal; the page has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +95,30 @@ def ingest_step(
         def heard(manifest: dict[str, Any]) -> None:
             nonlocal files
             files += len(manifest["files"])
-            step.say(f"{files:,} files")
+            step.say(counted(files, "file"))
 
         came = ingest(spark, wanted.logs, lake, batch_bytes=wanted.batch_bytes, said=heard)
         bad = sum(came["quarantined"].values())
         step.say(
-            f"{came['files']:,} files, {sum(came['lines'].values()):,} lines"
+            f"{counted(came['files'], 'file')}, {counted(sum(came['lines'].values()), 'line')}"
             + (f", {bad:,} quarantined" if bad else "")
+            + (
+                f"; {counted(came['foreign'], 'file')} of no delivery log"
+                if came["foreign"]
+                else ""
+            )
         )
+        if came["damaged"]:
+            progress.note(damaged_sentence(came["damaged"]))
     return came
+
+
+def damaged_sentence(paths: Sequence[str]) -> str:
+    """Which files are not as they were written."""
+    shown = ", ".join(path.removeprefix("file:") for path in paths[:DAMAGED_SHOWN_MAX])
+    more = len(paths) - DAMAGED_SHOWN_MAX
+    others = f" and {more:,} more" if more > 0 else ""
+    return f"damaged, and left out until a whole copy comes: {shown}{others}"
 
 
 def rollup_step(
@@ -110,7 +127,7 @@ def rollup_step(
     """Roll up what has changed."""
     with progress.step("rollup") as step:
         done = rollup(spark, lake, targets=wanted.targets, said=step.say)
-        step.say(f"{done['hours']:,} hours")
+        step.say(counted(done["hours"], "hour"))
     return done
 
 
@@ -130,7 +147,7 @@ def audit_step(
     """Check every promise."""
     with progress.step("order-audit") as step:
         done = audit(spark, lake, said=step.say)
-        step.say(f"{sum(done['faults'].values()):,} messages at fault")
+        step.say(f"{counted(sum(done['faults'].values()), 'message')} at fault")
     return done
 
 

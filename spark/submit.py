@@ -10,6 +10,7 @@ client is installed on a cluster. The exit codes are those of `spark.job`.
 import argparse
 import datetime
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -55,7 +56,11 @@ def parser() -> argparse.ArgumentParser:
     usage = job("usage", "usage by tenant and day, beside the usage log")
     for one in (whole, usage):
         one.add_argument("--usage", type=Path, help="the folder of the usage log")
-    job("order-audit", "check the order of every message")
+    audit = job("order-audit", "check the order of every message")
+    for one in (whole, audit):
+        one.add_argument(
+            "--strict", action="store_true", help="exit code 4 when something could not be judged"
+        )
     report = job("report", "the page of what is in the lake")
     for one in (whole, report):
         one.add_argument("--out", type=Path, required=True, help="the page")
@@ -138,7 +143,7 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         answers = Synthetic(Plan(messages=given.messages, seed=given.seed)).write(given.to)
         sys.stdout.write(json.dumps(answers.messages) + "\n")
         return 0
-    from spark.job import EXIT_BROKEN, check_place, run_job
+    from spark.job import check_logs, check_place, exit_code, run_job
     from spark.session import check_installed
 
     check_installed()
@@ -150,6 +155,8 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         top.error(f"--until {given.until} is before --since {given.since}")
     if "out" in given:
         check_place(given.out)
+    if "logs" in given and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        check_logs(given.logs)
     done = run_job(
         given.job,
         given.lake,
@@ -158,8 +165,7 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
         memory=given.memory,
     )
     sys.stdout.write(json.dumps(done) + "\n")
-    audit = done.get("order_audit", done) if isinstance(done, dict) else {}
-    return EXIT_BROKEN if any(audit.get("faults", {}).values()) else 0
+    return exit_code(done, is_strict=getattr(given, "strict", False))
 
 
 if __name__ == "__main__":

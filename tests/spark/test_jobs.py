@@ -199,6 +199,8 @@ def test_a_damaged_copy_is_no_loss_any_more_when_a_whole_one_comes(
     assert (came["messages"], came["quarantined"]) == ({}, {lines.DAMAGED_FILE: 4})
     entries = lake.manifests()[0]["files"]
     assert lost(lake) == [(losses.DAMAGED, 1)]
+    assert losses.quarantined(lake.manifests()) == {lines.DAMAGED_FILE: 4}
+    assert len(came["damaged"]) == 2
     assert {one["gateway"] for one in entries} == {GATEWAY}
     assert {(one["since_unix_us"], one["until_unix_us"]) for one in entries} == {(T0, T0)}
     (logs / "whole").mkdir()
@@ -208,6 +210,8 @@ def test_a_damaged_copy_is_no_loss_any_more_when_a_whole_one_comes(
     came = ingest(spark, str(logs), lake)
     assert (came["messages"], came["quarantined"]) == ({CERTIFIED: 6}, {})
     assert lost(lake) == []
+    # Nobody knows which number the one had whose name and last line are lost.
+    assert losses.quarantined(lake.manifests()) == {lines.DAMAGED_FILE: 1}
 
 
 def test_logs_come_from_any_folders_at_any_time(spark: SparkSession, tmp_path: Path) -> None:
@@ -233,6 +237,25 @@ def test_logs_come_from_any_folders_at_any_time(spark: SparkSession, tmp_path: P
             ingest(spark, [str(logs), str(logs / name)], lake)
     (tmp_path / "empty").mkdir()
     assert ingest(spark, str(tmp_path / "empty"), lake)["files"] == 0
+
+
+def test_files_of_something_else_are_no_damage(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever names the data folder has the usage log and the audit trail in it, too. A damaged
+    file of a delivery log is one under any name."""
+    lake, data = Lake(tmp_path / "lake"), tmp_path / "data"
+    Synthetic(Plan(messages=100)).write(data)
+    (data / "audit").mkdir()
+    (data / "audit" / "audit-2026-01-31T22-000001.jsonl").write_text('{"schema":1,"act":"x"}\n')
+    came = ingest(spark, str(data), lake)
+    assert (came["foreign"], came["quarantined"], came["damaged"]) == (2, {}, [])
+    assert came["messages"][CERTIFIED] == 100
+    assert lost(lake) == []
+    ingest(spark, str(data), lake)
+    assert lake.batches() == [0]
+    for number, text in enumerate(('{"schema":1,"kind":"x"}\n', "no JSON\n", '{"schema":1')):
+        (data / f"torn{number}.jsonl").write_text(text)
+    came = ingest(spark, str(data), lake)
+    assert (came["foreign"], len(came["damaged"])) == (0, 3)
 
 
 def test_empty_files_are_in_the_manifest(spark: SparkSession, tmp_path: Path) -> None:
@@ -939,6 +962,11 @@ LOGS: dict[str, list[dict[str, Any]]] = {
     "overtaken for ever": overtakes_after_long(again=False),
     "in one turn": overtakes(2_400),
     "behind it": overtakes(5_000),
+    "given again, its end alone says": [
+        OWNED, *keyed(2), dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000),
+        dispatched([[0, 1, 1]], T0 + 3_000), acked(1, T0 + 3_000, T0 + 4_000),
+        acked(0, T0 + 3_000, T0 + 500_000),
+    ],
     "to full dead letters": goes_to_the_dead(decided=10_000),
     "before that is decided": goes_to_the_dead(decided=300_001),
     "two epochs": without_its_beginning(),
@@ -1007,6 +1035,7 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "overtaken": {(order.OVERTAKEN, 1, None)},
     "overtaken late": {(order.OVERTAKEN, 1, None)},
     "overtaken for ever": {(order.OVERTAKEN, 1, None)},
+    "given again, its end alone says": {(order.UNGIVEN, 1, None)},
     "before that is decided": {(order.OVERTAKEN, 1, None)},
     "the beginning is lost": {
         (order.REPETITION, 1, order.UNOWNED),

@@ -24,7 +24,7 @@ from gateway.deliverylog.lines import SCHEMA, runs_of
 from spark import files, losses, synthetic
 from spark.failures import SENTENCE_MAX, explain
 from spark.ingest import batches
-from spark.job import LOGS_MAX, _is_little, open_log
+from spark.job import LOGS_MAX, _is_little, exit_code, open_log
 from spark.progress import Progress
 from spark.report import Wanted
 from spark.rollup import Targets
@@ -477,6 +477,54 @@ def test_a_page_that_cannot_be_written_is_a_sentence_before_the_work(tmp_path: P
     said = refused("--data-dir", str(tmp_path), "--out", str(out))
     assert f"the page {out} cannot be written" in said
     assert not (tmp_path / "delivery-lake").exists()
+
+
+def test_logs_need_a_lake_of_their_own_and_usage_needs_logs(tmp_path: Path) -> None:
+    """Else two logs would be in one lake, or a usage log beside deliveries of another broker."""
+    logs = ["--logs", str(tmp_path)]
+    for arguments, said in (
+        (logs, "--logs needs --lake"),
+        (["--usage", str(tmp_path)], "--usage belongs to --logs"),
+    ):
+        done = CliRunner(env={"HOME": str(tmp_path)}).invoke(cli, ["report", *arguments])
+        assert done.exit_code == 2
+        assert said in done.output
+
+
+def test_logs_that_are_not_there_are_told_before_spark_begins(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    for place, said in ((tmp_path / "none", "no folder"), (tmp_path / "no*", "nothing matches")):
+        told = refused("--logs", str(place), "--lake", str(lake))
+        assert re.search(f"{said} {re.escape(str(place))}; name one", told), told
+        assert not lake.exists()
+
+
+def test_a_file_is_no_lake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for lake in (tmp_path / "file", tmp_path / "file" / "below"):
+        told = refused("--logs", str(tmp_path), "--lake", str(lake))
+        assert f"{lake} is no folder" in told
+
+
+@pytest.mark.parametrize(
+    ("audit", "code", "strict"),
+    [
+        ({"faults": {"gap": 0}}, 0, 0),
+        ({"faults": {"gap": 1}, "holes": 1}, 1, 1),
+        ({"faults": {"gap": 0}, "holes": 1}, 0, 4),
+        ({"faults": {}, "unjudged": [{"messages": 1}]}, 0, 4),
+        ({"faults": {}, "losses": [{"reason": "killed"}]}, 0, 4),
+        ({"faults": {}, "quarantined": {"not_json": 1}}, 0, 4),
+        ({"faults": {}, "waiting": {"messages": 7}}, 0, 0),
+    ],
+)
+def test_what_could_not_be_judged_is_an_exit_code_where_that_is_wanted(
+    audit: dict[str, Any], code: int, strict: int
+) -> None:
+    """Of all jobs, and of the audit alone; what waits is no reason."""
+    for done in ({"order_audit": audit}, audit):
+        assert exit_code(done, is_strict=False) == code
+        assert exit_code(done, is_strict=True) == strict
 
 
 def test_an_until_before_the_since_is_not_understood(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_signal_ends_it_in_one_line_at_any_moment(
 @soak
 def test_a_java_that_is_killed_is_one_sentence(data: Path, tmp_path: Path) -> None:
     run = Started(command(data), tmp_path / "stderr")
-    run.until(lambda: list((data / "delivery-lake").glob("checkpoint/offsets/*")))
+    run.until(lambda: list((data / "delivery-lake").glob("batches/*")))
     java = run.java()
     assert java is not None
     os.kill(java, signal.SIGKILL)
