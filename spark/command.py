@@ -130,15 +130,9 @@ def report(  # noqa: PLR0917 - click passes them by name
     the report was not made, and a sentence says why; where Spark had begun, it names a log with all
     the rest. With --strict also 4: something could not be judged, as the page says in amber.
     """  # fmt: skip
-    if usage is not None and not logs:
-        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
-    if logs and lake is None and data_dir is None:
-        raise click.UsageError(
-            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
-            "broker would have two logs in it."
-        )
     if since is not None and until is not None and until < since:
         raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
+    logs, lake, usage = _places(data_dir, logs, lake, usage)
     try:
         check_installed()
     except NotInstalled as missing:
@@ -146,7 +140,6 @@ def report(  # noqa: PLR0917 - click passes them by name
     from spark.report import Wanted
     from spark.report import report as make
 
-    logs, lake, usage = _places(data_dir, logs, lake, usage)
     wanted = Wanted(
         logs=logs,
         lake=lake,
@@ -181,6 +174,13 @@ def _places(
 ) -> tuple[tuple[str, ...], Path, Path | None]:
     """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
     is looked for only when one of the first two is not given."""
+    if usage is not None and not logs:
+        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
+    if logs and lake is None and data_dir is None:
+        raise click.UsageError(
+            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
+            "broker would have two logs in it."
+        )
     if logs and lake is not None and (data_dir is None or usage is not None):
         return logs, lake, usage
     try:

@@ -59,32 +59,13 @@ def audit(
     All findings are in the lake's folder `audit`.
     """
     unlogged = _unlogged(spark, lake)
-    closed_us = _closed_us(lake)
+    manifests = lake.manifests()
+    lost = losses.losses(manifests, unlogged, closed_unix_us=_closed_us(lake))
     place = lake.root / FINDINGS
     _restore(place)
-    manifests = lake.manifests()
-    lost = losses.losses(manifests, unlogged, closed_unix_us=closed_us)
     with _keeping(spark, lake.root / WORK) as keep:
-        said("reading")
-        runs = keep(order.published(lake.read(spark, CERTIFIED)))
-        epochs = keep(order.epochs(lake.read(spark, POSITION)))
-        gave = keep(order.given(lake.read(spark, DISPATCHED), epochs))
-        settles = keep(order.settlements(lake.read(spark, SETTLED), epochs))
-        lines = order.Lines(runs, epochs, gave, settles)
-        said("suspects")
-        suspects = keep(order.suspects(lines))
-        whats = [row["what"] for row in suspects.select("what").distinct().collect()]
-        named = [what.replace("_", " ") for what in sorted({*whats} & {*FAULTS})]
-        said(f"perhaps {', '.join(named)}" if named else "the log of certified")
-        found = order.findings(lines, suspects, whats, keep)
-        # A duplicate may name an offset of a closed day: between them is no hole.
-        log = order.of_log(runs if closed_us is None else runs.where("is_new"))
-        everything = keep(found.unionByName(log))
-        judged = order.judged(everything, epochs, _table(spark, lost))
-        if closed_us is not None:
-            judged = _beside_closed(judged, keep(_earlier(spark, lake)), closed_us)
         fresh = lake.root / WORK / FINDINGS
-        judged.coalesce(1).write.parquet(str(fresh))
+        _found(spark, lake, lost, keep, said).coalesce(1).write.parquet(str(fresh))
         _replace(place, fresh)
     said("summing up")
     findings = spark.read.schema(order.FINDING).parquet(str(place))
@@ -99,6 +80,32 @@ def audit(
     )
     write_json(lake.root / RESULT, result)
     return result
+
+
+def _found(
+    spark: SparkSession, lake: Lake, lost: list[Loss], keep: order.Keep, said: Callable[[str], None]
+) -> DataFrame:
+    """Return all findings, as rows of order.FINDING."""
+    closed_us = _closed_us(lake)
+    said("reading")
+    runs = keep(order.published(lake.read(spark, CERTIFIED)))
+    epochs = keep(order.epochs(lake.read(spark, POSITION)))
+    gave = keep(order.given(lake.read(spark, DISPATCHED), epochs))
+    settles = keep(order.settlements(lake.read(spark, SETTLED), epochs))
+    lines = order.Lines(runs, epochs, gave, settles)
+    said("suspects")
+    suspects = keep(order.suspects(lines))
+    whats = [row["what"] for row in suspects.select("what").distinct().collect()]
+    named = [what.replace("_", " ") for what in sorted({*whats} & {*FAULTS})]
+    said(f"perhaps {', '.join(named)}" if named else "the log of certified")
+    found = order.findings(lines, suspects, whats, keep)
+    # A duplicate may name an offset of a closed day: between them is no hole.
+    log = order.of_log(runs if closed_us is None else runs.where("is_new"))
+    everything = keep(found.unionByName(log))
+    judged = order.judged(everything, epochs, _table(spark, lost))
+    if closed_us is None:
+        return judged
+    return _beside_closed(judged, keep(_earlier(spark, lake)), closed_us)
 
 
 def _replace(place: Path, fresh: Path) -> None:
