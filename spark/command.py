@@ -130,13 +130,13 @@ def report(  # noqa: PLR0917 - click passes them by name
     the report was not made, and a sentence says why; where Spark had begun, it names a log with all
     the rest. With --strict also 4: something could not be judged, as the page says in amber.
     """  # fmt: skip
-    if since is not None and until is not None and until < since:
-        raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
-    logs, lake, usage = _places(data_dir, logs, lake, usage)
+    _check_days(since, until)
+    _check_logs(usage, logs, lake or data_dir)
     try:
         check_installed()
     except NotInstalled as missing:
         raise Failed(f"{missing}.") from None
+    logs, lake, usage = _places(data_dir, logs, lake, usage)
     from spark.report import Wanted
     from spark.report import report as make
 
@@ -162,11 +162,25 @@ def report(  # noqa: PLR0917 - click passes them by name
     except JobFailed as failed:
         failed.tell()
         sys.exit(failed.exit_code)
-    if as_json:
-        click.echo(json.dumps(done))
-    else:
-        click.echo(f"The report is {out.absolute()}.")
+    click.echo(json.dumps(done) if as_json else f"The report is {out.absolute()}.")
     sys.exit(exit_code(done, is_strict=strict))
+
+
+def _check_days(since: datetime.datetime | None, until: datetime.datetime | None) -> None:
+    if since is not None and until is not None and until < since:
+        raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
+
+
+def _check_logs(usage: Path | None, logs: tuple[str, ...], home: Path | None) -> None:
+    """Refuse what would bring together what does not belong to each other. `home`: whose lake it
+    is, as far as an option says."""
+    if usage is not None and not logs:
+        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
+    if logs and home is None:
+        raise click.UsageError(
+            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
+            "broker would have two logs in it."
+        )
 
 
 def _places(
@@ -174,13 +188,6 @@ def _places(
 ) -> tuple[tuple[str, ...], Path, Path | None]:
     """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
     is looked for only when one of the first two is not given."""
-    if usage is not None and not logs:
-        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
-    if logs and lake is None and data_dir is None:
-        raise click.UsageError(
-            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
-            "broker would have two logs in it."
-        )
     if logs and lake is not None and (data_dir is None or usage is not None):
         return logs, lake, usage
     try:
