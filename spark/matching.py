@@ -81,10 +81,15 @@ def offsets(runs: DataFrame) -> DataFrame:
     return runs.withColumn("offset", F.explode(F.sequence("first", last))).drop("first", "count")
 
 
-def key_at(place: Column) -> Column:
-    """The key's hash of the message at this place, from 0, among `keys`, as the broker writes it:
-    16 hex digits of the number whose bytes are there in little-endian order."""
+def key_at(place: Column, keys: str = "keys") -> Column:
+    """The key's hash of the message at this place, from 0, among `keys`, as it stands there."""
     begin = (place * KEY_BYTES + 1).cast("int")
-    digits = F.hex(F.substring(F.col("keys"), begin, F.lit(KEY_BYTES)))
+    return F.substring(F.col(keys), begin, F.lit(KEY_BYTES))
+
+
+def hex_of(key: Column) -> Column:
+    """A key's hash as the broker writes it: 16 hex digits of the number whose bytes, the lowest
+    first, these are."""
+    digits = F.hex(key)
     pairs = [F.substring(digits, 2 * index + 1, 2) for index in reversed(range(KEY_BYTES))]
     return F.lower(F.concat(*pairs))

@@ -51,7 +51,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType
 
 from spark import matching
-from spark.losses import NOT_YET
+from spark.losses import EVER, NOT_YET
 from spark.schema import DYING, FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
 
 HOLE: Final = "hole"
@@ -80,11 +80,10 @@ SETTLED_US: Final = 500
 TURN_US: Final = 100_000
 """More than a turn of a gateway's loop takes: what is given within it may share its time."""
 CLOCKS_US: Final = 10_000_000
-"""Between what is lost and what may rest on it lies more: clocks differ, and some lines tell of
-what was a while ago."""
+"""What is lost may bear on what is at most so far from it in time: clocks differ, and some lines
+tell of what was a while ago."""
 SLICE_US: Final = 10_000_000
 """What was given is looked at in slices of so much time."""
-FOREVER: Final = 2**62
 
 FINDING: Final = struct(
     what=StringType(), queue=StringType(), queue_id=StringType(), group=StringType(),
@@ -100,7 +99,7 @@ LOST: Final = struct(
 NOT_YET or CLOSED."""
 
 Keep = Callable[[DataFrame], DataFrame]
-"""Works these rows out, and gives them back as something that is there."""
+"""Works these rows out once and stores them: what it returns reads them from there."""
 
 _PLACE: Final = ("queue_id", "group", "partition")
 _NAMES: Final = ("queue", *_PLACE, "gateway")
@@ -146,8 +145,8 @@ def epochs(positions: DataFrame) -> DataFrame:
 
         nth              its number in the order of epochs
         from_us, until_us  by the gateway's clock without its steps; until it owned the place again,
-                         or a moment after it gave it up; FOREVER: neither
-        began_unix_us    -FOREVER: its first line is lost
+                         or a moment after it gave it up; EVER: neither
+        began_unix_us    -EVER: its first line is lost
         ended_unix_us    null: no line says so
         is_told          its first line is there, and that of the epoch that the gateway has had
                          there next: both are where they seem to be
@@ -205,12 +204,12 @@ def _intervals(each: DataFrame) -> DataFrame:
     begins = F.coalesce(
         "owned_us", F.when(F.lag("seen_us").over(mine).isNotNull(), F.col("seen_us"))
     )
-    with_begin = each.withColumn("from_us", F.coalesce(begins, F.lit(-FOREVER)))
+    with_begin = each.withColumn("from_us", F.coalesce(begins, F.lit(-EVER)))
     after = F.lead("from_us").over(mine)
     until = F.least(after, F.col("released_us") + TURN_US)
     is_told = F.col("owned_us").isNotNull()
     return with_begin.withColumns({
-        "until_us": F.coalesce(until, F.lit(FOREVER)),
+        "until_us": F.coalesce(until, F.lit(EVER)),
         "is_told": is_told & F.coalesce(F.lead(is_told).over(mine), F.lit(True)),
     })  # fmt: skip
 
@@ -220,7 +219,7 @@ def _segments(each: DataFrame) -> DataFrame:
         "epoch_id": F.xxhash64("queue_id", "group_id", "partition", "epoch", "gateway"),
         "segment_id": F.xxhash64("queue_id", "group_id", "partition", "part", F.lit("segment")),
         "is_known": F.lit(True),
-        "began_unix_us": F.coalesce("owned_unix_us", F.lit(-FOREVER)),
+        "began_unix_us": F.coalesce("owned_unix_us", F.lit(-EVER)),
     })  # fmt: skip
     whole = Window.partitionBy("segment_id")
     latest = F.max(F.struct("seen_unix_us", "nth", F.col("segment_id").alias("id")))
@@ -249,12 +248,12 @@ def _segments(each: DataFrame) -> DataFrame:
 
 
 def _judged_from(head: Column) -> Column:
-    """Messages that were certified then or later were given to the group in no epoch before the
-    segment's first one: all, where that is the group's first."""
+    """The time from which on messages are new to the segment: what was certified then or later
+    cannot have been given in an epoch before its first one. In the group's first epoch all are."""
     began = head["began_unix_us"]
-    is_lost = began == -FOREVER
-    later = F.when(is_lost, F.lit(FOREVER)).otherwise(began + CLOCKS_US)
-    return F.when(head["epoch"] == 1, F.lit(-FOREVER)).otherwise(later)
+    is_lost = began == -EVER
+    later = F.when(is_lost, F.lit(EVER)).otherwise(began + CLOCKS_US)
+    return F.when(head["epoch"] == 1, F.lit(-EVER)).otherwise(later)
 
 
 def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
@@ -545,7 +544,7 @@ def _of_keys(lines: Lines, found: dict[str, DataFrame], keep: Keep) -> list[Data
     """What has to do with keys."""
     names = ("queue", *_PLACE, "segment_id", "epoch_id", "steady_us", "first", "count")
     runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in found.values()])
-    messages = keep(_keys_of(runs, lines.runs))
+    messages = keep(_each(runs, lines.runs))
     has_key = F.col("key") != F.lit(_NO_KEY)
     looked = []
     if GAP in found or INVERSION in found:
@@ -641,7 +640,7 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
     told = passed.join(was_given.withColumn("was_given", F.lit(True)), on=[*of], how="left").join(
         _given_behind(given), on=["segment_id", "key"], how="left"
     )
-    is_below = F.col("offset") < F.coalesce("settled_below", F.lit(-FOREVER))
+    is_below = F.col("offset") < F.coalesce("settled_below", F.lit(-EVER))
     is_given = F.coalesce("was_given", F.lit(False))
     later = F.filter("behind", lambda one: one["offset"] > F.col("offset"))
     soonest = F.array_min(
@@ -780,34 +779,24 @@ def _keyed(runs: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _key_at(place: Column, keys: str = "keys") -> Column:
-    begin = (place * KEY_BYTES + 1).cast("int")
-    return F.substring(F.col(keys), begin, F.lit(KEY_BYTES))
-
-
-def _keys_of(rows: DataFrame, runs: DataFrame) -> DataFrame:
-    """Runs → a row for each offset that was certified: `offset`, the `key` of its message, and
-    `certified_unix_us`."""
+def _each(rows: DataFrame, runs: DataFrame) -> DataFrame:
+    """A row for each offset of these runs that was certified: their columns, `offset`, the `key` of
+    its message and `certified_unix_us`."""
     met = matching.met(rows, _keyed(runs))
     place = F.col("offset") - F.col("r_first")
-    kept = [name for name in rows.columns if name not in ("first", "count")]
-    each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
-    return each.select(
-        *kept, "offset", "key", F.col("r_certified_unix_us").alias("certified_unix_us")
+    each = matching.offsets(met).withColumn("key", matching.key_at(place, "r_keys"))
+    return each.drop("r_keys", "r_first", "l_first").withColumnRenamed(
+        "r_certified_unix_us", "certified_unix_us"
     )
 
 
 def _of_keys_in(gave: DataFrame, runs: DataFrame, keys: DataFrame, of: str) -> DataFrame:
     """What was given of these keys (`of`, segment_id or epoch_id, and `key`), a row for each
-    message and delivery: the columns of `given`, `offset`, `key` and `certified_unix_us`."""
+    message and delivery, as of `_each`."""
     some = gave.join(keys.select(of).distinct(), on=of, how="left_semi")
-    met = matching.met(some, _keyed(runs))
-    place = F.col("offset") - F.col("r_first")
-    each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
-    kept = each.drop("r_keys", "r_first", "l_first").withColumnRenamed(
-        "r_certified_unix_us", "certified_unix_us"
+    return _each(some, runs).join(
+        keys.select(of, "key").distinct(), on=[of, "key"], how="left_semi"
     )
-    return kept.join(keys.select(of, "key").distinct(), on=[of, "key"], how="left_semi")
 
 
 # --- Judging ------------------------------------------------------------------------------------
@@ -829,7 +818,7 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
     told = numbered.join(worst, on="id", how="left").withColumns({
         "unsure": F.when(~F.col("is_known"), UNOWNED).otherwise(F.col("worst.doubt")),
         "gateway": F.coalesce("gateway", "worst.by"),
-        "key": F.when(F.col("key") != F.lit(_NO_KEY), _hex(F.col("key"))),
+        "key": F.when(F.col("key") != F.lit(_NO_KEY), matching.hex_of(F.col("key"))),
     })  # fmt: skip
     full = told.withColumn("certain", F.col("unsure").isNull())
     return full.select(*[F.col(field.name).cast(field.dataType) for field in FINDING.fields])
@@ -853,13 +842,14 @@ def _low() -> Column:
     """From when on a finding rests on the lines of an epoch. Where its first line is lost, what is
     taken for this epoch may have been another one: then on everything before."""
     began = F.col("began_unix_us")
-    return F.when(began == -FOREVER, began).otherwise(F.greatest(began, "since_unix_us"))
+    return F.when(began == -EVER, began).otherwise(F.greatest(began, "since_unix_us"))
 
 
 def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """The same of findings about a segment. An inversion rests on the epochs up to its own; a loss
-    on those from the last one whose cursor had not passed the message, to the first one behind it
-    that says that everything below some place behind it is settled."""
+    """As `_rests_on`, of findings about a segment. An inversion rests on the epochs up to its own.
+    A loss rests on those in which the message could have been settled: from the last one that
+    began below it, to the first one that says that everything below some offset behind the message
+    is settled."""
     epochs_ = owned.select(
         "segment_id", F.col("gateway").alias("by"), F.col("nth").alias("of"), "owned_from",
         "told_below", "told_unix_us", "began_unix_us", "ended_unix_us", "is_told",
@@ -878,20 +868,12 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     ends = F.min(F.when(tells, F.col("of"))).over(each)
     with_last = with_first.withColumn("last_of", F.when(is_loss, ends).otherwise(F.col("nth")))
     inside = F.col("of").between(
-        F.coalesce("first_of", F.lit(0)), F.coalesce("last_of", F.lit(FOREVER))
+        F.coalesce("first_of", F.lit(0)), F.coalesce("last_of", F.lit(EVER))
     )
     is_last = F.col("of") == F.col("last_of")
     told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
     # Whoever was killed owned it until somebody else did, by a clock of theirs.
-    high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(FOREVER))
+    high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(EVER))
     return with_last.where(inside).select(
         "id", "by", _low().alias("low"), high.alias("high"), "is_told"
     )
-
-
-def _hex(key: Column) -> Column:
-    """The hash as the broker writes it: 16 hex digits of the number whose bytes, the lowest first,
-    these are."""
-    digits = F.hex(key)
-    pairs = [F.substring(digits, 2 * index + 1, 2) for index in reversed(range(KEY_BYTES))]
-    return F.lower(F.concat(*pairs))

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from spark import latency, sketches
-from spark.matching import key_at
+from spark.matching import hex_of, key_at
 from spark.schema import CERTIFIED, DISPATCHED, KEY_BYTES, SETTLED, struct
 
 MINUTE: Final = "minute"
@@ -179,7 +179,7 @@ def slowest_keys(deliveries: DataFrame) -> DataFrame:
     )
     order = Window.partitionBy("start_us", "tenant", "queue").orderBy(F.desc("total_us"), "keys")
     ranked = sums.withColumn("rank", F.row_number().over(order))
-    slowest = ranked.where(F.col("rank") <= KEYS_MAX).withColumn("key", key_at(F.lit(0)))
+    slowest = ranked.where(F.col("rank") <= KEYS_MAX).withColumn("key", hex_of(key_at(F.lit(0))))
     return _rows(slowest, KEY, F.col("start_us"))
 
 

@@ -38,7 +38,7 @@ class Wanted:
     targets: Targets = NO_TARGETS
     title: str = "Tocsin: where the time went"
     batch_bytes: int | None = None
-    """Of the log in a batch of ingest; None: as many as suit the machine."""
+    """How much of the log ingest brings in one batch; None: as much as suits the machine."""
     keep_days: int | None = None
     """How many days of spans stay when they are rolled up; None: all."""
 

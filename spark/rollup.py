@@ -20,7 +20,7 @@ from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
 OPEN_HOURS_MAX: Final = 6
 """So many hours with deliveries of unknown publishes are looked at again, the latest ones."""
 PASS_BYTES: Final = 2 << 30
-"""Of spans are rolled up in one pass, but for an hour that alone has more."""
+"""So many bytes of spans are rolled up in one pass at most; an hour that has more is one, too."""
 Hour = tuple[str, int]
 """A date and an hour of it, in UTC."""
 
