@@ -131,7 +131,7 @@ def report(  # noqa: PLR0917 - click passes them by name
     the rest. With --strict also 4: something could not be judged, as the page says in amber.
     """  # fmt: skip
     _check_days(since, until)
-    _check_logs(usage, logs, lake or data_dir)
+    _check_logs(usage, logs, lake)
     try:
         check_installed()
     except NotInstalled as missing:
@@ -171,12 +171,11 @@ def _check_days(since: datetime.datetime | None, until: datetime.datetime | None
         raise click.UsageError(f"--until {until:%Y-%m-%d} is before --since {since:%Y-%m-%d}.")
 
 
-def _check_logs(usage: Path | None, logs: tuple[str, ...], home: Path | None) -> None:
-    """Refuse what would bring together what does not belong to each other. `home`: whose lake it
-    is, as far as an option says."""
+def _check_logs(usage: Path | None, logs: tuple[str, ...], lake: Path | None) -> None:
+    """Refuse what would bring together what does not belong to each other."""
     if usage is not None and not logs:
         raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
-    if logs and home is None:
+    if logs and lake is None:
         raise click.UsageError(
             "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
             "broker would have two logs in it."
@@ -188,7 +187,7 @@ def _places(
 ) -> tuple[tuple[str, ...], Path, Path | None]:
     """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
     is looked for only when one of the first two is not given."""
-    if logs and lake is not None and (data_dir is None or usage is not None):
+    if logs and lake is not None:
         return logs, lake, usage
     try:
         folder = data_dir or default_data_dir()
@@ -211,7 +210,7 @@ def _places(
             f"{folder} cannot be read ({problem.strerror}); --data-dir or --logs names another "
             "place."
         ) from None
-    usage = usage or (folder / "usage" if has_usage else None)
+    usage = folder / "usage" if has_usage and not logs else usage
     return logs or (str(folder / "delivery"),), lake or folder / LAKE, usage
 
 

@@ -83,10 +83,11 @@ def _gateways(manifests: list[dict[str, Any]]) -> Top:
     by_name: dict[str, dict[str, Any]] = {}
     for entry in (entry for manifest in manifests for entry in manifest["files"]):
         name = entry.get("gateway") or getattr(parse_name(entry["name"]), "gateway", None)
-        if name is None or entry["fault"]:
+        if name is None:
             continue
-        row = by_name.setdefault(name, {"gateway": name, "files": 0})
+        row = by_name.setdefault(name, {"gateway": name, "files": 0, "damaged": 0})
         row["files"] += 1
+        row["damaged"] += bool(entry["fault"])
         for of, choose in (("since_unix_us", min), ("until_unix_us", max)):
             if entry.get(of) is not None:
                 row[of] = choose(entry[of], row.get(of, entry[of]))

@@ -18,6 +18,8 @@ WRONG_COUNT: Final = "line count"
 FOREIGN: Final = "no delivery log"
 """It is of something else, like the usage log, which is beside it: no fault of this log."""
 CONTRADICTS: Final = "contradicts another file of its number"
+_OTHERS: Final = re.compile(r"(usage|audit)-[^/]*\.jsonl")
+"""Names of files of the logs beside this one."""
 _NAME: Final = re.compile(r"([0-9a-zA-Z_-]+?)-(\d+)-(\d+)\.jsonl")
 
 
@@ -91,7 +93,8 @@ def identify(raw: Raw) -> File:
     listed, last = raw.listed, raw.last
     end = _end(last)
     named = parse_name(listed.name)
-    no_end = FOREIGN if named is None and _is_foreign(last) else NO_END
+    is_other = _OTHERS.fullmatch(listed.name) is not None or _is_foreign(last)
+    no_end = FOREIGN if named is None and is_other else NO_END
     is_whole = end is not None and end.get("crc32") == raw.crc32
     claimed = end or {}
     gateway = claimed.get("gateway")

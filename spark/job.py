@@ -96,6 +96,8 @@ def run_job(
     """
     from spark.lake import Lake, LakeError
 
+    if not logs and not lake.is_dir():
+        raise JobFailed(f"there is no lake in {lake}; ingest makes one.")
     place = Lake(lake)
     progress = Progress(sys.stderr)
     try:

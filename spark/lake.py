@@ -159,9 +159,12 @@ class Lake:
 
     def state(self) -> dict[str, Any]:
         """`rolled`: the last batch that rollup has seen, -1 for none; `closed_before`: the date
-        before which days are closed, "" for none; `open_hours`: those to be rolled up again."""
+        before which days are closed, "" for none; `open_hours`: those to be rolled up again;
+        `targets`: those of the last roll-up."""
         kept: dict[str, Any] = read_json(self.root / STATE, {})
-        return {"rolled": -1, "closed_before": "", "open_hours": []} | kept
+        return {
+            "rolled": -1, "closed_before": "", "open_hours": [], "targets": [None, {}]
+        } | kept  # fmt: skip
 
     def keep(self, **changed: object) -> None:
         """Change the state."""

@@ -115,8 +115,9 @@ class Figures:
     quarantined: Mapping[str, int] = field(default_factory=dict)
     files: int = 0
     gateways: Top = NONE
-    """`gateway`, how many `files` of it are there, and when their lines begin and end
-    (`since_unix_us`, `until_unix_us`; None: they have none), the latest first."""
+    """`gateway`, how many `files` of it are there and how many of these are `damaged`, and when
+    their lines begin and end (`since_unix_us`, `until_unix_us`; None: they have none), the latest
+    first."""
 
 
 def page(figures: Figures, *, title: str, made: datetime.datetime) -> str:
@@ -687,10 +688,12 @@ def _lost(figures: Figures) -> str:
 
 
 def _gateways(figures: Figures) -> str:
-    columns = (
-        _name("gateway", "gateway"), _number("files", "files"), _at("first line", "since_unix_us"),
-        _at("last line", "until_unix_us"),
-    )  # fmt: skip
+    columns = [
+        _name("gateway", "gateway"), _number("files", "files"), _number("damaged", "damaged"),
+        _at("first line", "since_unix_us"), _at("last line", "until_unix_us"),
+    ]  # fmt: skip
+    if not any(row.get("damaged") for row in figures.gateways.rows):
+        del columns[2]
     return _table(columns, figures.gateways, "starts of gateways")
 
 

@@ -151,8 +151,10 @@ def audit_step(
     return done
 
 
-def write_page(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> None:
-    """Write the page of what is in the lake; it appears as a whole."""
+def write_page(
+    spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
+) -> dict[str, str]:
+    """Write the page of what is in the lake; it appears as a whole. Returns `page`, its path."""
     with progress.step("report") as step:
         figures = collect(spark, lake, since=wanted.since, until=wanted.until)
         made = datetime.datetime.now(datetime.UTC)
@@ -161,6 +163,7 @@ def write_page(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progre
         fresh.write_text(page(figures, title=wanted.title, made=made), encoding="utf-8")
         fresh.replace(wanted.out)
         step.say(str(wanted.out))
+    return {"page": str(wanted.out.absolute())}
 
 
 def parse_targets(texts: list[str], seconds: Callable[[str], float]) -> Targets:

@@ -43,15 +43,17 @@ def rollup(
     pass_bytes: int = PASS_BYTES,
     said: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Roll up the hours that have changed. `said` gets the dates of each pass before it begins.
+    """Roll up the hours that have changed; all that are not closed, where the targets are others
+    than those of the last time. `said` gets the dates of each pass before it begins.
 
     Returns `hours`, how many they were, and `uncovered`, how many deliveries in them have a publish
     that is in no line.
     """
     state = lake.state()
     batches = lake.batches()
-    if not lake.rollup("count_hour").is_dir():
-        state["rolled"] = -1  # its tables were removed, or are of a version with others
+    is_new = not lake.rollup("count_hour").is_dir()  # its tables were removed, or have other names
+    if is_new or state["targets"] != list(targets):
+        state["rolled"] = -1
     if not batches or batches[-1] <= state["rolled"]:
         return {"hours": 0, "uncovered": 0}
     dirty = _dirty(lake, state)
@@ -60,7 +62,9 @@ def rollup(
         said(" to ".join(sorted({min(hours)[0], max(hours)[0]})))
         uncovered |= _roll(spark, lake, hours, targets)
     open_hours = {tuple(hour) for hour in state["open_hours"]} - dirty | set(uncovered)
-    lake.keep(rolled=batches[-1], open_hours=sorted(open_hours)[-OPEN_HOURS_MAX:])
+    lake.keep(
+        rolled=batches[-1], open_hours=sorted(open_hours)[-OPEN_HOURS_MAX:], targets=list(targets)
+    )
     return {"hours": len(dirty), "uncovered": sum(uncovered.values())}
 
 

@@ -11,12 +11,13 @@ import argparse
 import datetime
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from spark.lake import Lake
     from spark.progress import Progress
     from spark.report import Wanted
+
+
+_UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
     rollup = job("rollup", "roll up what has changed, by minute, hour and day")
     for one in (whole, rollup):
         one.add_argument(
-            "--target", action="append", default=[], metavar="[QUEUE=]SECONDS",
-            help="how long a delivery may take: 0.2, orders=0.05",
+            "--target", action="append", default=[], metavar="[QUEUE=]TIME",
+            help="how long a delivery may take: 200ms, orders=50ms; without a unit seconds",
         )  # fmt: skip
     usage = job("usage", "usage by tenant and day, beside the usage log")
     for one in (whole, usage):
@@ -75,6 +79,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def seconds_of(text: str) -> float:
+    """`50ms`, `0.05s`, `2m`; without a unit seconds.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)?", text)
+    if match is None:
+        raise ValueError(text)
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
 def wanted_of(given: argparse.Namespace) -> "Wanted":
     """Return what the job is to do.
 
@@ -86,7 +102,7 @@ def wanted_of(given: argparse.Namespace) -> "Wanted":
     names = {field.name for field in fields(Wanted)}
     said: dict[str, Any] = {"logs": "", "out": Path()} | vars(given)
     return Wanted(
-        targets=parse_targets(getattr(given, "target", []), float),
+        targets=parse_targets(getattr(given, "target", []), seconds_of),
         **{name: value for name, value in said.items() if name in names},
     )
 
@@ -150,7 +166,7 @@ def _main(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     try:
         wanted_of(given)
     except ValueError as wrong:
-        top.error(f"{wrong} is no target; write 0.2 or orders=0.05")
+        top.error(f"{wrong} is no target; write 200ms or orders=50ms")
     if getattr(given, "since", None) and given.until and given.until < given.since:
         top.error(f"--until {given.until} is before --since {given.since}")
     if "out" in given:

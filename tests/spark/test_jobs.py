@@ -29,7 +29,7 @@ from spark.lake import Lake, LakeError, write_json
 from spark.order_audit import audit
 from spark.progress import Progress
 from spark.report import Wanted, at_once, parse_targets, report
-from spark.rollup import Targets, close, rollup
+from spark.rollup import NO_TARGETS, Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
 from spark.usage import SCHEMA, TABLE, usage
@@ -1278,6 +1278,29 @@ def test_any_fault_in_any_history_is_found_where_it_is_and_nowhere_else(
     judged = judge(spark, lambda logs: cases_of_any(logs, seed=seed))
     said = judged.wrong(is_planted=False) + judged.wrong(is_planted=True)
     assert not said, "\n".join(said)
+
+
+def test_other_targets_are_of_all_days_that_are_not_closed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    Synthetic(Plan(messages=300)).write(tmp_path)
+    ingest(spark, str(tmp_path / "delivery"), lake)
+
+    def missed(targets: Targets) -> tuple[int, int | None]:
+        hours = rollup(spark, lake, targets=targets)["hours"]
+        rows = lake.read_rollup(spark, "latency_day", periods.SCHEMAS["latency_day"])
+        of_delivery = rows.where("stage = 'delivery' AND target_us IS NOT NULL")
+        return hours, of_delivery.agg(F.sum("missed")).first()[0]  # type: ignore[index]
+
+    every, nothing = missed(NO_TARGETS)
+    assert nothing is None
+    hours, late = missed(Targets(1, {}))
+    assert hours == every
+    assert late
+    assert missed(Targets(1, {})) == (0, late)
+    assert missed(Targets(1, {"orders": 10**12}))[1] != late
+    assert missed(NO_TARGETS) == (every, None)
 
 
 # --- Report -------------------------------------------------------------------------------------

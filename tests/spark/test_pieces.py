@@ -38,7 +38,7 @@ from spark.session import (
     prepare_environment,
 )
 from spark.submit import main as submit
-from spark.submit import parser, wanted_of
+from spark.submit import parser, seconds_of, wanted_of
 from spark.synthetic import Plan, Synthetic, without
 from spark.usage import Clues, find_reasons
 from tests.layout.tree import ROOT
@@ -497,6 +497,27 @@ def test_logs_that_are_not_there_are_told_before_spark_begins(tmp_path: Path) ->
         told = refused("--logs", str(place), "--lake", str(lake))
         assert re.search(f"{said} {re.escape(str(place))}; name one", told), told
         assert not lake.exists()
+
+
+@pytest.mark.parametrize("job", ["rollup", "usage", "order-audit", "report", "close"])
+def test_a_job_on_a_lake_that_is_not_there_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str
+) -> None:
+    lake = tmp_path / "lake"
+    more = {"report": ["--out", str(tmp_path / "page.html")], "close": ["--before", "2026-01-01"]}
+    with pytest.raises(SystemExit) as ended:
+        submit([job, "--lake", str(lake), *more.get(job, [])])
+    assert ended.value.code == 3
+    assert f"there is no lake in {lake}" in capsys.readouterr().err
+    assert not lake.exists()
+
+
+def test_a_target_is_a_time_with_a_unit_or_seconds() -> None:
+    seconds = [seconds_of(text) for text in ("50ms", "0.05", "2m", "10us", "1.5s")]
+    assert seconds == pytest.approx([0.05, 0.05, 120, 1e-5, 1.5])
+    for text in ("", "ms", "5 ms", "5d", "x", "1ms1"):
+        with pytest.raises(ValueError, match=r".*"):
+            seconds_of(text)
 
 
 def test_a_file_is_no_lake(tmp_path: Path) -> None:
