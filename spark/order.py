@@ -15,8 +15,8 @@ gap              Everything below a position is settled but for the messages tha
                  credit, a retry, an operator; and what waits is no finding.
 unsettled        The same of what was given: passed, though no line settles it (P1).
 repetition       What was given is given again only when it came back: an epoch gives a message once
-                 more than it returned it at most, and gives nothing that an epoch with a clean end
-                 has settled (P5).
+                 more than it returned it at most, gives nothing behind its end, and nothing that an
+                 earlier epoch with a clean end has settled (P5).
 inversion        First deliveries of a key are in the order of its offsets (P3).
 overtaken        While a message is back and waits, nothing behind it of its key is given (P3). What
                  goes to the dead letters waits no more, though it is not there yet.
@@ -153,7 +153,7 @@ def epochs(positions: DataFrame) -> DataFrame:
         is_clean         everything that was settled in it is durable
         owned_from       where it began; null: its first line is lost
         reach            how far it came
-        previous_reach   how far the epoch before had come, where it had a clean end
+        previous_reach   how far the epochs before had come that had a clean end; null: none had
         told_below, told_unix_us  everything below was settled by then, as a line of it says
 
     and of its segment, the same in each of its epochs:
@@ -192,11 +192,10 @@ def epochs(positions: DataFrame) -> DataFrame:
     counted = each.withColumns({
         "nth": F.row_number().over(line).cast("bigint"),
         "part": F.sum(is_first.cast("int")).over(line),
-        "previous_reach": F.when(
-            ~is_first & F.lag("is_clean").over(line), F.lag("reach").over(line)
-        ),
     })  # fmt: skip
-    return _segments(_intervals(counted))
+    earlier = Window.partitionBy("queue_id", "group_id", "partition", "part").orderBy("nth")
+    clean = F.max(F.when(F.col("is_clean"), F.col("reach"))).over(earlier.rowsBetween(*_BEFORE))
+    return _segments(_intervals(counted.withColumn("previous_reach", clean)))
 
 
 def _intervals(each: DataFrame) -> DataFrame:
@@ -542,7 +541,8 @@ def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -
 
 def _of_keys(lines: Lines, found: dict[str, DataFrame], keep: Keep) -> list[DataFrame]:
     """What has to do with keys."""
-    names = ("queue", *_PLACE, "segment_id", "epoch_id", "steady_us", "first", "count")
+    of_run = ("epoch_id", "steady_us", "given_us", "first", "count")
+    names = ("queue", *_PLACE, "segment_id", *of_run)
     runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in found.values()])
     messages = keep(_each(runs, lines.runs))
     has_key = F.col("key") != F.lit(_NO_KEY)
@@ -591,18 +591,19 @@ def _never_given(gave: DataFrame, suspects_: DataFrame) -> DataFrame:
 
 
 def _repetitions(lines: Lines, suspects_: DataFrame, keep: Keep) -> list[DataFrame]:
-    """Within an epoch: given more than once oftener than returned, each return naming the delivery
-    that it ends. Over a clean end: given though it was settled before that."""
+    """Within an epoch: given at least twice more often than it came back, each return naming the
+    delivery that it ends; or behind its end. Over a clean end: given though it was settled before
+    that."""
     spans = keep(
         _single(matching.offsets(suspects_.select("epoch_id", "first", "count")).distinct())
     )
     of = ("epoch_id",)
     places = ("queue", *_PLACE, "gateway", "segment_id", "is_known", "nth", "previous_reach")
-    gave = lines.gave.select("epoch_id", "at_unix_us", *places, "first", "count")
+    gave = lines.gave.select("epoch_id", "at_unix_us", "steady_us", *places, "first", "count")
     outs = matching.offsets(matching.met(gave, spans, on=of).drop("l_first", "r_first"))
     given = outs.groupBy("epoch_id", "offset").agg(
         F.count("*").alias("gave"), F.max("at_unix_us").alias("at_unix_us"),
-        F.min("at_unix_us").alias("since_unix_us"),
+        F.min("at_unix_us").alias("since_unix_us"), F.max("steady_us").alias("last_us"),
         *[F.first(name).alias(name) for name in places],
     )  # fmt: skip
     came = F.col("outcome").isin(*RETURNED) & (F.col("outcome") != PARKED)
@@ -612,8 +613,16 @@ def _repetitions(lines: Lines, suspects_: DataFrame, keep: Keep) -> list[DataFra
     returned = matching.offsets(backs.drop("l_first", "r_first")).groupBy("epoch_id", "offset").agg(
         F.count("*").alias("came")
     )  # fmt: skip
-    counted = keep(given.join(returned, on=["epoch_id", "offset"], how="left"))
-    again = counted.where(F.col("gave") - F.coalesce("came", F.lit(0)) > 1)
+    done = lines.settles.where(F.col("outcome").isin(DYING, *FINAL) & (F.col("outcome") != GONE))
+    ends = matching.met(done.select("epoch_id", "steady_us", "first", "count"), spans, on=of)
+    ended = matching.offsets(ends.drop("l_first", "r_first")).groupBy("epoch_id", "offset").agg(
+        F.min("steady_us").alias("ended_us")
+    )  # fmt: skip
+    by = ["epoch_id", "offset"]
+    counted = keep(given.join(returned, on=by, how="left").join(ended, on=by, how="left"))
+    is_more = F.col("gave") - F.coalesce("came", F.lit(0)) > 1
+    is_behind = (F.col("gave") > 1) & (F.col("last_us") > F.col("ended_us") + SETTLED_US)
+    again = counted.where(is_more | F.coalesce(is_behind, F.lit(False)))
     before = counted.where(F.col("offset") < F.col("previous_reach"))
     return [_message(_single(again), REPETITION), _message(_given_anew(lines, before), REPETITION)]
 
@@ -744,24 +753,24 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
     `until_us`; null: nothing says that it waits no more."""
     of = ("epoch_id", "offset")
     spans = _single(backs.select(*of).distinct())
-    us = F.col("steady_us")
+    us, run = F.col("steady_us"), ("epoch_id", "first", "count")
     ends = lines.settles.where(F.col("outcome").isin(DYING, *FINAL)).select(
-        "epoch_id", "first", "count", us.alias("end_us"), (us - TURN_US).alias("until_us")
-    )
-    again = lines.gave.select(
-        "epoch_id", "first", "count", us.alias("end_us"), us.alias("until_us")
-    )
-    # Also what only its end tells of: the line of a delivery may be lost.
-    told = lines.settles.where("given_us IS NOT NULL").select(
-        "epoch_id", "first", "count", F.col("given_us").alias("end_us"),
-        F.col("given_us").alias("until_us"),
+        *run, us.alias("end_us"), (us - TURN_US).alias("until_us"),
+        F.lit(None).cast("bigint").alias("of_us"),
     )  # fmt: skip
-    every = ends.unionByName(again).unionByName(told)
-    met = matching.met(every, spans, on=("epoch_id",))
+    # Also what only its end tells of: the line of a delivery may be lost.
+    again = lines.gave.select(*run, us.alias("of_us")).unionByName(
+        lines.settles.where("given_us IS NOT NULL").select(*run, F.col("given_us").alias("of_us"))
+    )
+    given = again.withColumns({"end_us": F.col("of_us"), "until_us": F.col("of_us")})
+    met = matching.met(ends.unionByName(given), spans, on=("epoch_id",))
     b, n = backs.alias("b"), matching.offsets(met.drop("l_first", "r_first")).alias("n")
     same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
+    # The time of a return may be earlier than that of the delivery which it names.
+    is_another = ~F.coalesce(F.col("n.of_us") == F.col("b.given_us"), F.lit(False))
+    behind = F.col("n.end_us") >= F.col("b.steady_us")
     return (
-        b.join(n, on=[*same, F.col("n.end_us") >= F.col("b.steady_us")], how="left")
+        b.join(n, on=[*same, behind, is_another], how="left")
         .groupBy("b.epoch_id", "b.key", "b.offset", "b.steady_us")
         .agg(F.min(F.struct("n.end_us", "n.until_us")).alias("first"))
         .select("epoch_id", "key", "offset", "steady_us", F.col("first.until_us").alias("until_us"))

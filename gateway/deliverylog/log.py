@@ -214,6 +214,11 @@ class DeliveryLog:
         span.runs += [(number, first, last - first + 1) for first, last in runs]
         self.given(span, span.session if span.transport == "long_poll" else None)
 
+    @property
+    def holds(self) -> bool:
+        """Whether anything that was given waits for its line."""
+        return bool(self._held)
+
     def full(self, session: str) -> None:
         """The socket of this session is full: what `flushed` would call written waits until it is
         `taken`, or `left`."""
@@ -264,6 +269,21 @@ class DeliveryLog:
         """Nobody will take what there is for him. Nothing is: nothing happens."""
         if key in self._held:
             self._write(self._held.pop(key), None)
+
+    def ends(self, session: str | None, given_us: int) -> None:
+        """What this session was given then comes to an end, or back. Is it still held, because the
+        socket is full or no poll has come, it has its line first: else the log would say for as
+        long, or after a kill for ever, that it was never given."""
+        held = self._held.get(session, [])
+        mine = [span for span in held if span.given_us == given_us]
+        if not mine:
+            return
+        self._write(mine, None)
+        left = [span for span in held if span.given_us != given_us]
+        if left:
+            self._held[session] = left
+        else:
+            del self._held[session]
 
     def _write(self, spans: Iterable[Given], written_us: int | None) -> None:
         self._wake()

@@ -12,7 +12,14 @@ from gateway.deliverylog import deliveries
 from gateway.deliverylog.chunks import DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.clock import LOOK_US_MAX, STEP_US_MIN, Clock
 from gateway.deliverylog.deliveries import SETTLED_US, Place
-from gateway.deliverylog.lines import Certified, ClockStepped, Dispatched, Settled, messages_of
+from gateway.deliverylog.lines import (
+    Certified,
+    ClockStepped,
+    Dispatched,
+    Ended,
+    Settled,
+    messages_of,
+)
 from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
 from gateway.deliverylog.publishes import LINE_MESSAGES_MAX, RUN_US, Origin, Placed
 from gateway.deliverylog.senders import Sender, origin_of_request
@@ -339,6 +346,37 @@ async def test_a_full_socket_has_what_it_is_given_when_it_takes_it() -> None:
     assert [messages_of(line.runs) for line in lines] == [1, 2, 1, 1]
     assert waited_us == [0, 2_000_000, None, 0]
     assert sink.counts[DISPATCHED] == 5
+
+
+@pytest.mark.parametrize("transport", ["websocket", "long-poll"])
+@pytest.mark.parametrize("outcome", ["expired", "returned", "acked"])
+async def test_what_ends_while_its_line_is_held_has_that_line_first(
+    transport: Transport, outcome: Ended
+) -> None:
+    """A lease ends while the socket is full, or before a poll has come: the log says that it was
+    given, and then that it ended, also when the process is killed meanwhile. What else is held
+    stays so."""
+    log, sink, hands = made()
+    session = Session()
+    session.transport = transport
+    place = log.place(QUEUE, "g", session)
+    given_us: list[int] = []
+    for offset in (1, 2):
+        log.full("s1")
+        given_us.append(give(place, offset))
+        log.flushed()
+        hands.move(1_000)
+    place.settled(outcome, [0, given_us[0], 1, 1], 1)
+    place.settled("dead_lettered", [0, None, 7, 7], 1)
+    (line,) = [line for line in lines_of(log, sink) if isinstance(line, Dispatched)]
+    assert (line.runs, line.written_unix_us) == ([(0, 1, 1)], None)
+    kinds = [type(line) for line in lines_of(log, sink)]
+    assert kinds.index(Dispatched) < kinds.index(Settled)
+    assert sink.counts[DISPATCHED] == (1 if transport == "long-poll" else 2)
+    log.taken("s1")
+    *_, last = [line for line in lines_of(log, sink) if isinstance(line, Dispatched)]
+    assert (last.runs, last.written_unix_us) == ([(0, 2, 1)], last.dispatched_unix_us + 1_000)
+    assert sink.counts[DISPATCHED] == 2
 
 
 async def test_of_a_fan_out_each_socket_that_is_full_or_gone_has_its_own_line() -> None:

@@ -967,6 +967,25 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         dispatched([[0, 1, 1]], T0 + 3_000), acked(1, T0 + 3_000, T0 + 4_000),
         acked(0, T0 + 3_000, T0 + 500_000),
     ],
+    "overtaken, the nack's time is shared": [
+        OWNED, *keyed(2), dispatched([[0, 0, 1]], T0 + 2_100), returned(0, T0 + 2_100, T0 + 2_000),
+        dispatched([[0, 1, 1]], T0 + 5_000), acked(1, T0 + 5_000, T0 + 6_000),
+        dispatched([[0, 0, 1]], T0 + 9_000, attempt=2), acked(0, T0 + 9_000, T0 + 10_000),
+    ],
+    "given behind its end": [
+        OWNED, *keyed(1), dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000),
+        settled([[0, 0, 1]], T0 + 10_000, outcome="dying", reason="exhausted"),
+        dispatched([[0, 0, 1]], T0 + 400_000, attempt=2),
+    ],
+    "in the moment of its end": [
+        OWNED, *keyed(1), dispatched([[0, 0, 1]], T0 + 10), returned(0, T0 + 10, T0 + 2_000),
+        acked(0, T0 + 3_000, T0 + 2_500), dispatched([[0, 0, 1]], T0 + 3_000, attempt=2),
+    ],
+    "a clean end, then a sudden one": [
+        *two_owners(is_clean=True)[:-2],
+        position("owned", 0, T0 + 400_000, epoch=3), dispatched([[0, 0, 1]], T0 + 400_010),
+        acked(0, T0 + 400_010, T0 + 400_020),
+    ],
     "to full dead letters": goes_to_the_dead(decided=10_000),
     "before that is decided": goes_to_the_dead(decided=300_001),
     "two epochs": without_its_beginning(),
@@ -1035,6 +1054,9 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
     "overtaken": {(order.OVERTAKEN, 1, None)},
     "overtaken late": {(order.OVERTAKEN, 1, None)},
     "overtaken for ever": {(order.OVERTAKEN, 1, None)},
+    "overtaken, the nack's time is shared": {(order.OVERTAKEN, 1, None)},
+    "given behind its end": {(order.REPETITION, 1, None)},
+    "a clean end, then a sudden one": {(order.REPETITION, 1, None)},
     "given again, its end alone says": {(order.UNGIVEN, 1, None)},
     "before that is decided": {(order.OVERTAKEN, 1, None)},
     "the beginning is lost": {
