@@ -4,7 +4,7 @@ Ownership orders everything. A gateway owns a partition of a group for an **epoc
 the group stands when the epoch begins, now and then, and when it ends (`position`). Epochs whose
 numbers are neighbours make a **segment**: nobody has moved the group in between, since a seek or a
 purge raises the epoch by itself. Within an epoch one clock tells what was first; within a segment
-the numbers of the epochs do. No check compares two machines' clocks.
+the numbers of the epochs do. No check rests on two machines' clocks alone.
 
 How things must be (the promise that is broken otherwise in parentheses):
 
@@ -159,7 +159,7 @@ def epochs(positions: DataFrame) -> DataFrame:
     and of its segment, the same in each of its epochs:
 
         start            below it nothing is judged
-        judged_unix_us   see _judged_from
+        judged_from      what is new to it; see _judged_from
         settled_below, settled_unix_us  everything from `start` to there was settled by then; null:
                          nothing says so
         undying_nth, undying_us, undying_unix_us  its last position at which nothing was dying
@@ -180,6 +180,7 @@ def epochs(positions: DataFrame) -> DataFrame:
         F.max(F.when(is_released, F.col("steady_us"))).alias("released_us"),
         F.coalesce(F.max(F.when(is_released, F.col("is_clean"))), F.lit(False)).alias("is_clean"),
         F.max(F.when(is_owned, F.greatest("frontier", "ahead"))).alias("owned_from"),
+        F.max(F.when(is_owned, F.col("certified_below"))).alias("certified_below"),
         F.min("frontier").alias("seen_from"),
         F.max("frontier").alias("reach"),
         F.max(F.when(F.col("open") == 0, F.struct("frontier", "at_unix_us"))).alias("settled"),
@@ -223,7 +224,11 @@ def _segments(each: DataFrame) -> DataFrame:
     whole = Window.partitionBy("segment_id")
     latest = F.max(F.struct("seen_unix_us", "nth", F.col("segment_id").alias("id")))
     first = F.struct(
-        "nth", F.coalesce("owned_from", "seen_from").alias("start"), "epoch", "began_unix_us"
+        "nth",
+        F.coalesce("owned_from", "seen_from").alias("start"),
+        "epoch",
+        "began_unix_us",
+        "certified_below",
     )
     undying = F.when(
         F.col("undying_us").isNotNull(), F.struct("nth", "undying_us", "undying_unix_us")
@@ -237,7 +242,7 @@ def _segments(each: DataFrame) -> DataFrame:
     }).select(
         *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us", "is_told",
         "ended_unix_us", "is_clean", "owned_from", "previous_reach", "reach",
-        F.col("head.start").alias("start"), _judged_from(F.col("head")).alias("judged_unix_us"),
+        F.col("head.start").alias("start"), _judged_from(F.col("head")).alias("judged_from"),
         F.col("told.frontier").alias("told_below"), F.col("told.at_unix_us").alias("told_unix_us"),
         F.col("settled.frontier").alias("settled_below"),
         F.col("settled.at_unix_us").alias("settled_unix_us"),
@@ -247,12 +252,23 @@ def _segments(each: DataFrame) -> DataFrame:
 
 
 def _judged_from(head: Column) -> Column:
-    """The time from which on messages are new to the segment: what was certified then or later
-    cannot have been given in an epoch before its first one. In the group's first epoch all are."""
-    began = head["began_unix_us"]
-    is_lost = began == -EVER
-    later = F.when(is_lost, F.lit(EVER)).otherwise(began + CLOCKS_US)
-    return F.when(head["epoch"] == 1, F.lit(-EVER)).otherwise(later)
+    """(offset, unix_us): what stands there or behind, and was certified then or later, was given in
+    no epoch before the segment's first one, and is new to it. Either alone would say so, if the
+    gateway had heard of all that is certified, and if clocks agreed. Of the group's first epoch
+    everything is new; nothing is where the epoch's first line is lost, or does not say."""
+    began, below = head["began_unix_us"], head["certified_below"]
+    is_known = (began != -EVER) & below.isNotNull()
+    later = F.struct(below.alias("offset"), (began + CLOCKS_US).alias("unix_us"))
+    every, none = (
+        F.struct(F.lit(at).alias("offset"), F.lit(at).alias("unix_us")) for at in (-EVER, EVER)
+    )
+    return F.when(head["epoch"] == 1, every).when(is_known, later).otherwise(none)
+
+
+def _is_new() -> Column:
+    """Whether a message is new to its segment."""
+    of, at = F.col("judged_from"), F.col("certified_unix_us")
+    return F.coalesce((at >= of["unix_us"]) & (F.col("offset") >= of["offset"]), F.lit(False))
 
 
 def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
@@ -499,7 +515,7 @@ def _segments_of(owned: DataFrame) -> DataFrame:
     """A row for each segment."""
     same = (
         "start", "settled_below", "settled_unix_us", "undying_nth", "undying_us", "undying_unix_us",
-        "is_last", "judged_unix_us",
+        "is_last", "judged_from",
     )  # fmt: skip
     return owned.groupBy("segment_id").agg(
         *[F.first(name).alias(name) for name in (*_PLACE, "queue", *same)]
@@ -656,9 +672,8 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
         F.transform(later, lambda one: F.struct(one["nth"].alias("nth"), one["us"].alias("us")))
     )
     undying = F.struct(F.col("undying_nth").alias("nth"), F.col("undying_us").alias("us"))
-    is_new = F.col("certified_unix_us") >= F.col("judged_unix_us")
     has_key = F.col("key") != F.lit(_NO_KEY)
-    is_overdue = F.coalesce(has_key & is_new & (soonest <= undying), F.lit(False))
+    is_overdue = F.coalesce(has_key & _is_new() & (soonest <= undying), F.lit(False))
     what = (
         F.when(is_below & is_given, UNSETTLED)
         .when(is_below | (is_overdue & ~is_given), GAP)
@@ -698,10 +713,9 @@ def _inversions(given: DataFrame, owned: DataFrame) -> DataFrame:
     seen = firsts.withColumn("highest", F.max("offset").over(before))
     found = seen.where(F.col("highest") > F.col("offset"))
     told = [F.col(f"one.{name}").alias(name) for name in places]
-    ends = _segments_of(owned).select("segment_id", "judged_unix_us")
+    ends = _segments_of(owned).select("segment_id", "judged_from")
     rows = found.select("segment_id", "key", "offset", *told).join(ends, "segment_id", "left")
-    is_first = F.coalesce(F.col("certified_unix_us") >= F.col("judged_unix_us"), F.lit(False))
-    judged_ = rows.withColumn("is_known", F.col("is_known") & is_first)
+    judged_ = rows.withColumn("is_known", F.col("is_known") & _is_new())
     return _message(_single(judged_), INVERSION)
 
 

@@ -84,6 +84,7 @@ _LINE_LONGS: Final = (
     "published_unix_ms", "dispatched_unix_us", "written_unix_us", "settled_unix_us",
     "since_unix_us", "until_unix_us", "spans", "certified", "dispatched", "settled", "lines",
     "crc32", "at_unix_us", "partition", "epoch", "frontier", "open", "dying", "ahead",
+    "certified_below",
 )  # fmt: skip
 _LINE_STRINGS: Final = (
     "kind", "gateway", "tenant", "queue", "queue_id", "group", "session", "transport", "producer",
@@ -125,8 +126,8 @@ SPANS: Final = {
         gateway=StringType(), stepped_us=LongType(), tenant=StringType(), queue=StringType(),
         queue_id=StringType(), group=StringType(), group_id=StringType(), partition=LongType(),
         epoch=LongType(), event=StringType(), frontier=LongType(), open=LongType(),
-        dying=LongType(), ahead=LongType(), is_clean=BooleanType(), at_unix_us=LongType(),
-        file=StringType(),
+        dying=LongType(), ahead=LongType(), certified_below=LongType(), is_clean=BooleanType(),
+        at_unix_us=LongType(), file=StringType(),
     ),
     UNLOGGED: struct(
         gateway=StringType(), since_unix_us=LongType(), until_unix_us=LongType(),

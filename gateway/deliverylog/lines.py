@@ -176,6 +176,9 @@ class Position(_Span, tag="position", kw_only=True, gc=False):
     ahead: int | None = None
     """Of `owned`: owners before had passed something below this offset. None: nothing above the
     frontier."""
+    certified_below: int | None = None
+    """Of `owned`: below it everything had been certified by then, so that owners before may have
+    given it. Later messages are new to the epoch."""
     is_clean: bool = False
     """Of `released`: everything that was settled is durable."""
 

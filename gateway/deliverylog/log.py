@@ -330,7 +330,8 @@ class DeliveryLog:
 
     def position(
         self, queue: Queue, group: Group, partition: int, epoch: int, *, event: Event,
-        frontier: int, open_: int, dying: int, ahead: int | None = None, is_clean: bool = False,
+        frontier: int, open_: int, dying: int, ahead: int | None = None,
+        certified_below: int | None = None, is_clean: bool = False,
     ) -> None:  # fmt: skip
         """Log where a group stands in a partition; see Position."""
         self._wake()
@@ -339,7 +340,8 @@ class DeliveryLog:
             tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
             group=group.name, group_id=group.group_id, partition=partition, epoch=epoch,
             event=event, at_unix_us=self.clock.unix_us(self.now_us()),
-            frontier=frontier, open=open_, dying=dying, ahead=ahead, is_clean=is_clean,
+            frontier=frontier, open=open_, dying=dying, ahead=ahead,
+            certified_below=certified_below, is_clean=is_clean,
         )  # fmt: skip
         self._put(encode(line), SPANS, 0)
 

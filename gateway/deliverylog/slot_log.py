@@ -97,7 +97,7 @@ class SlotLog:
         passed = [last for _, last in cursor.passed] + [one.last for one in cursor.dead]
         self._stands(
             "owned", epoch, cursor.floor, aside + dead, dead,
-            ahead=max(passed) + 1 if passed else None,
+            ahead=max(passed) + 1 if passed else None, certified_below=self._waited_end,
         )  # fmt: skip
 
     def kept(self, delivery: Delivery, *, abandoned: int) -> None:
@@ -119,7 +119,7 @@ class SlotLog:
 
     def _stands(
         self, event: Event, epoch: int, frontier: int, open_: int, dying: int, *,
-        ahead: int | None = None, is_clean: bool = False,
+        ahead: int | None = None, certified_below: int | None = None, is_clean: bool = False,
     ) -> None:  # fmt: skip
         if not self._log.is_on:
             return
@@ -129,6 +129,7 @@ class SlotLog:
         self._log.position(
             self._place.queue, self._group, self._number, epoch,
             event=event, frontier=frontier, open_=open_, dying=dying, ahead=ahead,
+            certified_below=certified_below,
             is_clean=is_clean,
         )  # fmt: skip
 

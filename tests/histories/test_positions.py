@@ -43,6 +43,8 @@ async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> No
     await eventually(lambda: len(stood(logged)) == 3)
     again = logged.of(Position)[-1]
     assert (again.event, again.epoch, again.frontier) == ("owned", first.epoch + 1, 2)
+    assert (first.certified_below, again.certified_below) == (0, 4)
+    assert last.certified_below is None
 
 
 async def test_what_a_consumer_leaves_in_flight_is_open_until_its_epoch_has_ended(

@@ -1004,6 +1004,18 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         position("owned", 0, epoch=5), *keyed(2), dispatched([[0, 1, 1]]),
         position("kept", 2, T0 + 900, open=2, epoch=5),
     ],
+    "new, in the middle of a log": [
+        position("owned", 0, T0 - 20_000_000, epoch=5, certified_below=0),
+        certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
+        dispatched([[0, 1, 1]], T0 + 1_000), acked(1, T0 + 1_000, T0 + 1_500),
+        dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
+    ],
+    "old, by a clock that was late": [
+        position("owned", 0, T0 - 20_000_000, epoch=5, certified_below=2),
+        certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
+        dispatched([[0, 1, 1]], T0 + 1_000), acked(1, T0 + 1_000, T0 + 1_500),
+        dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
+    ],
     "two owners, one slow clock": [
         OWNED, certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
         dispatched([[0, 0, 1]], T0 + 2_000), acked(0, T0 + 2_000, T0 + 2_500),
@@ -1064,6 +1076,8 @@ JUDGED: dict[str, set[tuple[str, int, str | None]]] = {
         (order.SETTLED_TWICE, 1, order.UNOWNED),
     },
     "inverted": {(order.INVERSION, 1, None)},
+    "new, in the middle of a log": {(order.INVERSION, 1, None)},
+    "old, by a clock that was late": {(order.INVERSION, 1, order.UNOWNED)},
     "inverted, in the middle of a log": {(order.INVERSION, 1, order.UNOWNED)},
     "overdue, in the middle of a log": {(order.WAITING, 1, None)},
     "nobody owns": {(order.REPETITION, 1, order.UNOWNED)},
