@@ -397,7 +397,7 @@ _REASONS: Final = {
     "lost_lines": "lines of this gateway's log are lost, and one of them may explain it",
     "not_yet": "the log ends there; a later report tells",
     "closed": "lines of days that are closed are gone, and one of them may explain it",
-    "unowned": "no line says which gateway owned the partition (a log of an older version)",
+    "unowned": "no line says which gateway owned the partition, or since when",
     "": "two clocks, a seek or lost lines may explain it",
 }
 _UNSURE: Final = {
