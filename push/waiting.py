@@ -70,6 +70,7 @@ class Waiting:
         self._untaken = DeadRanges(owned.cursor.dead)
         """Of what is dead: what nobody was told to move."""
         self._decided: list[Dead] = []
+        """What has become dead, durably, and was not taken yet."""
         self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
         self.unparking = Unparking(self)
         self._inherit(owned.cursor)
@@ -297,7 +298,7 @@ class Waiting:
         ]
 
     def take_decided(self) -> list[Dead]:
-        """What has become dead, durably, since the last call: its keys wait for it no more."""
+        """Return what has become dead, durably, since the last call: no key waits for it."""
         decided, self._decided = self._decided, []
         return decided
 

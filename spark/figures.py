@@ -79,7 +79,7 @@ def collect(
 
 
 def _gateways(manifests: list[dict[str, Any]]) -> Top:
-    """Those whose files were brought, the latest first, at most USED_MAX."""
+    """Gateways whose files were brought, the latest first, at most USED_MAX."""
     by_name: dict[str, dict[str, Any]] = {}
     for entry in (entry for manifest in manifests for entry in manifest["files"]):
         name = entry.get("gateway") or getattr(parse_name(entry["name"]), "gateway", None)

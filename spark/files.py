@@ -16,7 +16,7 @@ NO_END: Final = "no good last line"
 WRONG_SUM: Final = "checksum"
 WRONG_COUNT: Final = "line count"
 FOREIGN: Final = "no delivery log"
-"""It is of something else, like the usage log, which is beside it: no fault of this log."""
+"""Why a file is passed over: something else wrote it, like the usage log, which is beside it."""
 CONTRADICTS: Final = "contradicts another file of its number"
 _OTHERS: Final = re.compile(r"(usage|audit)-[^/]*\.jsonl")
 """Names of files of the logs beside this one."""

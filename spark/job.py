@@ -159,22 +159,18 @@ def check_logs(places: Sequence[str]) -> None:
         JobFailed: a folder is not there, or a pattern matches nothing.
     """
     for place in places:
-        if "://" in place or place.startswith("file:") or glob(place) or os.path.lexists(place):
-            continue
+        is_elsewhere = "://" in place or place.startswith("file:")
         # Hadoop knows alternatives in braces, and glob does not: Spark will tell.
-        if "{" not in place:
-            what = "nothing matches" if _is_pattern(place) else "there is no folder"
-            raise JobFailed(f"{what} {place}; name one that has a delivery log.")
+        if is_elsewhere or "{" in place or os.path.lexists(place) or glob(place):
+            continue
+        what = "nothing matches" if set("*?[") & set(place) else "there is no folder"
+        raise JobFailed(f"{what} {place}; name one that has a delivery log.")
 
 
-def _is_pattern(place: str) -> bool:
-    """Whether this is a pattern."""
-    return bool(set("*?[") & set(place))
-
-
-def exit_code(done: Any, *, is_strict: bool) -> int:
-    """That of a run that came to its end and returned this: of all jobs, or of one."""
-    audit = done.get("order_audit", done) if isinstance(done, dict) else {}
+def exit_code(done: dict[str, Any], *, is_strict: bool) -> int:
+    """Return the exit code of a run that came to its end. `done`: what all jobs returned, or one.
+    `is_strict`: what could not be judged has a code of its own."""
+    audit = done.get("order_audit", done)
     if any(audit.get("faults", {}).values()):
         return EXIT_BROKEN
     is_unsure = any(audit.get(name) for name in ("unjudged", "holes", "losses", "quarantined"))

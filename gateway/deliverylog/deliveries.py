@@ -186,9 +186,10 @@ class Place:
             span = self._done = Done(outcome, reason, now_us)
             log.settling(self)
         given_us = cast(int | None, push[1])
-        if given_us is not None and log.holds:
-            log.ends(self.session_id, given_us)
-        if given_us is not None:  # no step of the clock is noticed until the span has its line
+        if given_us is not None:
+            if log.holds:
+                log.ends(self.session_id, given_us)
+            # No step of the clock is noticed until the span has its line.
             push[1] = given_us + log.clock.base_us
         span.pushes.append(encoded := encode(push))
         span.bytes += len(encoded)

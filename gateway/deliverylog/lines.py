@@ -54,7 +54,7 @@ nacked         returned by their consumer
 expired        their lease ended
 returned       taken back without having counted: with an earlier message of their key, or because
                the consumer went, or came back without them
-dying          they go to the dead letters, durably, which are told when they are there; what is
+dying          it is durable that they go to the dead letters, where they are not yet; what is
                behind them of their keys goes on
 dead_lettered  they are in the dead-letter queue, and settled here
 parked         their key was parked; the head of it

@@ -271,9 +271,10 @@ class DeliveryLog:
             self._write(self._held.pop(key), None)
 
     def ends(self, session: str | None, given_us: int) -> None:
-        """What this session was given then comes to an end, or back. Is it still held, because the
-        socket is full or no poll has come, it has its line first: else the log would say for as
-        long, or after a kill for ever, that it was never given."""
+        """Write the line of what this session was given at `given_us`, which now comes to an end or
+        back, where that line is still held because the socket is full or no poll has come. Else the
+        log would say for as long, or after a kill for ever, that it was never given. Nothing is
+        held: nothing happens."""
         held = self._held.get(session, [])
         mine = [span for span in held if span.given_us == given_us]
         if not mine:

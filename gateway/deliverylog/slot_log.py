@@ -129,8 +129,7 @@ class SlotLog:
         self._log.position(
             self._place.queue, self._group, self._number, epoch,
             event=event, frontier=frontier, open_=open_, dying=dying, ahead=ahead,
-            certified_below=certified_below,
-            is_clean=is_clean,
+            certified_below=certified_below, is_clean=is_clean,
         )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ class SlotLog:
             self._settled("returned", push.number, ranges_of(push.open, push.first))
 
     def dying(self, decided: Iterable[Dead]) -> None:
-        """These go to the dead letters, durably: what is behind them of their keys goes on."""
+        """Log what goes to the dead letters, durably: what is behind it of its keys goes on."""
         for first, last, reason in decided if self._log.is_on else ():
             run: Named = [self._number, None, first, last]
             self._place.settled("dying", run, last - first + 1, reason=reason)

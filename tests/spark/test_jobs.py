@@ -1327,7 +1327,8 @@ def test_other_targets_are_of_all_days_that_are_not_closed(
         hours = rollup(spark, lake, targets=targets)["hours"]
         rows = lake.read_rollup(spark, "latency_day", periods.SCHEMAS["latency_day"])
         of_delivery = rows.where("stage = 'delivery' AND target_us IS NOT NULL")
-        return hours, of_delivery.agg(F.sum("missed")).first()[0]  # type: ignore[index]
+        ((late,),) = of_delivery.agg(F.sum("missed")).collect()
+        return hours, late
 
     every, nothing = missed(NO_TARGETS)
     assert nothing is None
