@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.link import DeliveryList
+from gateway.delivery_ports import DeliveryList
 from gateway.slot import Slot
 from gateway.tail import Tail
 from push.ports import Partition

@@ -25,9 +25,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admission import Admission
+from gateway.admission import Admission, NotLetIn
 from gateway.audit_trail import Entry, Trail
-from gateway.auth import NotLetIn
 from gateway.client_names import name_of
 from metadata.catalog import Principal
 from push import limits

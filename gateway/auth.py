@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from gateway.access import Cookies, Pass, Tickets, is_ticket
-from gateway.admission import Admission
+from gateway.admission import Admission, NotLetIn
 from gateway.admitted import Admitted
 from gateway.limit_values import limits_of
 from gateway.origins import configured_origin, foreign, is_loopback, is_own, not_here, parse_origin
@@ -59,27 +59,11 @@ OPERATOR: Final = Principal("operator")
 OPERATORS: Final = Admission(OPERATOR)
 LET_IN: Final = Admission(ANYBODY, credential="anybody")
 """Where nobody needs credentials."""
-DETAIL: Final = (
-    "no valid credentials: this broker wants a token that it knows, in the header "
-    "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
-)
-"""All that anybody learns who has none or wrong ones."""
 REVOKED_KEPT_MAX: Final = 10_000
 """Ids of revoked tokens that are remembered, since this gateway began."""
 _OWN_SITES: Final = (None, "same-origin", "none")
 """Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
 _TOKEN: Final = credential_of("")
-
-
-class NotLetIn(Refused):
-    """A credential that is not good. `why` is a word for the audit trail and the log; whoever
-    presents it is told DETAIL, whatever is wrong."""
-
-    def __init__(self, why: str, credential: str | None = None) -> None:
-        """`credential`: the name of the one that was presented, where that is certain."""
-        self.why = why
-        self.credential = credential
-        super().__init__("unauthorized", DETAIL)
 
 
 class Judge(Protocol):

@@ -20,7 +20,7 @@ from gateway.backup_folder import (
     take_folder,
     write_manifest,
 )
-from gateway.ports import BackupProgress
+from gateway.upkeep_values import BackupProgress
 from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused

@@ -39,7 +39,6 @@ from gateway.nack_reasons import NackReasons
 from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
 from gateway.parking import Parking
-from gateway.ports import BackupProgress, SeekTo
 from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
@@ -55,6 +54,7 @@ from gateway.storage_mark import recognise
 from gateway.stores import open_stores
 from gateway.tail import Tail
 from gateway.upkeep import Upkeep
+from gateway.upkeep_values import BackupProgress, SeekTo
 from metadata.catalog import (
     Group,
     GroupSettings,

@@ -11,12 +11,12 @@ import msgspec
 from gateway import frames
 from gateway.adopting import Said, adopt_in, named, offsets_in, sort
 from gateway.delivery_lists import check_deliveries
+from gateway.delivery_ports import DeliveryList, Link
 from gateway.facts_values import (
     CreditDescription,
     OwnerDescription,
     SubscriptionDescription,
 )
-from gateway.link import DeliveryList, Link
 from gateway.settled import Settled, when_durable, when_written
 from gateway.slot import Slot
 from push import limits

@@ -23,6 +23,7 @@ from gateway.facts_values import (
 )
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
+from gateway.holding import wall_unix_ms
 from gateway.in_log import Found, count_at_rest, count_owned, find
 from gateway.nack_reasons import NackReasons
 from gateway.slot import Slot
@@ -275,14 +276,6 @@ class Explaining:
                 )
             )
         return shown
-
-
-def wall_unix_ms(*moments: float) -> list[int]:
-    """The wall's time at each of these moments of the loop's clock, as far apart as they were."""
-    loop = asyncio.get_running_loop()
-    # Whatever comes between the two readings makes the difference smaller: one of three is whole.
-    ahead_s = max(time.time() - loop.time() for _ in range(3))
-    return [round((at + ahead_s) * 1000) for at in moments]
 
 
 def _lease(one: InFlight) -> LeaseDescription:

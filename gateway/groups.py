@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from gateway.consumer import Consumer
+from gateway.delivery_ports import Link
 from gateway.group import GroupRuntime
 from gateway.group_part import RETRY_AFTER_S
-from gateway.link import Link
 from gateway.presence import Presence
 from gateway.slot_context import Context
 from metadata.catalog import Group, Membership, Principal, Queue

@@ -10,8 +10,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
-from gateway.admission import Admission
-from gateway.auth import Auth, NotLetIn
+from gateway.admission import Admission, NotLetIn
+from gateway.auth import Auth
 from gateway.client_names import name_of
 from gateway.http11 import WEBSOCKET_PATH, raw_problem
 from gateway.limiter import UNLIMITED, Limiter

@@ -12,7 +12,6 @@ from heapq import nsmallest
 
 import msgspec
 
-from gateway.explaining import wall_unix_ms
 from gateway.facts_values import HeldKey, HeldKeys, Lease, LeaseList
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
@@ -280,3 +279,11 @@ def _stored_key(number: int, key: int, retry: Retry | None, mark: Parked | None)
         until_unix_ms=retry.due_unix_ms if retry is not None and waits else None,
         since_unix_ms=mark.since_unix_ms if mark is not None else None,
     )
+
+
+def wall_unix_ms(*moments: float) -> list[int]:
+    """The wall's time at each of these moments of the loop's clock, as far apart as they were."""
+    loop = asyncio.get_running_loop()
+    # Whatever comes between the two readings makes the difference smaller: one of three is whole.
+    ahead_s = max(time.time() - loop.time() for _ in range(3))
+    return [round((at + ahead_s) * 1000) for at in moments]

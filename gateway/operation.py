@@ -14,8 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.admission import Admission
-from gateway.auth import NotLetIn
+from gateway.admission import Admission, NotLetIn
 from gateway.incoming import Incoming
 from gateway.limiter import Allowance
 from gateway.needs import Need, check_need

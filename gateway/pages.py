@@ -16,7 +16,7 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -25,9 +25,8 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
-from gateway.server import Pages
 from push import limits
 from push.errors import Refused
 
@@ -63,6 +62,19 @@ POLICY: Final = "; ".join(
 """Of the pages. Whatever a message's body holds, nothing in it runs or loads."""
 LOOK_AGAIN_S: Final = 1.0
 """So old may be what is known of the folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Routes beside the API (a demo page, a console); `public` names the paths among them that
+    need no credentials, where `/…/*` stands for everything below it."""
+
+    routes: Sequence[BaseRoute] = ()
+    public: Sequence[str] = ()
+
+
+NO_PAGES: Final = Pages()
+"""Nothing beside the API."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from gateway.groups import Groups
 from gateway.heads import Budget
 from gateway.in_log import Count, count_waiting
 from gateway.nack_reasons import NackReasons
-from gateway.ports import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
 from gateway.pursuing import Pursuing
 from gateway.slot import Slot
+from gateway.upkeep_values import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
 from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown

@@ -6,9 +6,7 @@ Every call raises `push.errors.TocsinError` for what it refuses.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
-
-import msgspec
+from typing import Protocol
 
 from gateway import link
 from gateway.audit import Audit
@@ -18,9 +16,19 @@ from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.metrics.samples import Samples
+from gateway.pull_values import PulledMessage, PullSettled
 from gateway.removing import Begin, Removed
 from gateway.settings_change import ChangingSettings
-from gateway.upkeep_values import HeldPlace, Place, Upkeeping
+from gateway.upkeep_values import (
+    BackupProgress,
+    Decided,
+    HeldPlace,
+    ParkedKeys,
+    Place,
+    SeekTo,
+    Upkeeping,
+    WhichKey,
+)
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, GroupStart, Principal, Queue, QueueSettings
 from metadata.client import Metadata
@@ -29,108 +37,6 @@ from metadata.rights import Keys as AllowedKeys
 from push.errors import TocsinError
 from push.message import Message
 from push.unparking import Verb
-
-SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
-
-BackupProgress = Callable[[str, int, int], None]
-"""(what is being done, how much of it is done, how much there is); from any thread."""
-
-
-class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message as a pull returns it. `body` holds the bytes that were published (P2)."""
-
-    receipt: str
-    id: str
-    partition: int
-    offset: int
-    attempt: int
-    """1 for the first delivery."""
-    published_unix_ms: int
-    lease_until_unix_ms: int
-    """By the gateway's clock: until then an ack, nack or extend of this receipt counts."""
-    key: str | None = None
-    body: msgspec.Raw | None = None
-    body_base64: str | None = None
-    content_type: str | None = None
-    headers: dict[str, str] | None = None
-
-
-class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ack, nack or extend by receipts did."""
-
-    settled: int
-    stale: list[str]
-    """Receipts of deliveries that have ended: settled by somebody else, expired, given anew."""
-    invalid: list[str]
-    """Receipts that this broker did not give, for this group."""
-
-
-class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key of which the head exhausted its attempts or was rejected, and which waits for an
-    operator (R18)."""
-
-    partition: int
-    key_hash: str
-    """16 hexadecimal digits: names it where it has no text."""
-    reason: str
-    """`exhausted` or `rejected`."""
-    since_unix_ms: int
-    messages: int
-    """How many wait: the head and all behind it."""
-    attempts: int
-    """Those of the head."""
-    nack: str | None = None
-    """The reason that the last nack of the head gave; left out: none did."""
-    offset: int | None = None
-    """Of the head; left out: nothing waits there."""
-    key: str | None = None
-    """Its text; left out: the head has no key, or is no longer retained."""
-    expires_unix_ms: int | None = None
-    """When the time to live of the head is over; left out: it has none, or is not known."""
-    is_exact: bool = True
-    """False: not all of the log was looked at, at least so many wait."""
-
-
-class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Parked keys of a group, by partition."""
-
-    keys: list[ParkedKey]
-    keys_parked: int
-    """How many there are in all."""
-
-
-class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The parked key that is meant: by its text, by its hash, or every one."""
-
-    key: str | None = None
-    key_hash: int | None = None
-    every: bool = False
-
-    def __str__(self) -> str:
-        """For a sentence."""
-        return f"the key {self.key!r}" if self.key is not None else f"the key {self.key_hash:016x}"
-
-
-class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Parked keys of a partition to which nothing happened."""
-
-    partition: int
-    keys: int
-    """How many."""
-    code: str
-    detail: str
-
-
-class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A decision that is durable."""
-
-    decision: Verb
-    keys: list[ParkedKey]
-    """What it was about, as that was before."""
-    keys_parked: int
-    """How many more there were that this call did not reach, or was refused: call again."""
-    refused: list[RefusedKeys] = []
-    """Of these, those that were refused; left out: none was."""
 
 
 class Parks(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.asking import Asking
 from gateway.groups import Groups
 from gateway.judging import durable, has_ended, judge, slot_of
-from gateway.ports import PullSettled
+from gateway.pull_values import PullSettled
 from gateway.receipts import Receipt, Receipts
 from gateway.slot import Slot
 from metadata.catalog import Group, Queue

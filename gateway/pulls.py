@@ -21,8 +21,8 @@ from gateway.asking import Asking
 from gateway.facts_values import OwnerDescription
 from gateway.group import GroupRuntime
 from gateway.groups import Groups
-from gateway.ports import PulledMessage, PullSettled
 from gateway.pull_settling import PullSettling
+from gateway.pull_values import PulledMessage, PullSettled
 from gateway.receipts import Receipt, Receipts
 from gateway.slot import Slot
 from metadata.catalog import ANYBODY, Group, Principal, Queue

@@ -4,8 +4,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway import frames
+from gateway.delivery_ports import Link
 from gateway.facts_values import CreditDescription, SubscriptionDescription
-from gateway.link import Link
 from push.credit import Credit
 from push.errors import Refused
 

@@ -7,9 +7,9 @@ from typing import Final
 from gateway import frames
 from gateway.agreement import UNSEEN
 from gateway.counting import Counting
+from gateway.delivery_ports import Link, StartFrom
 from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.hit_rate import HitRate
-from gateway.link import Link, StartFrom
 from gateway.queue_readers import QueueReaders
 from gateway.reader import Reader
 from gateway.tail import Tail

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.addresses import client_address
+from gateway.admission import NotLetIn
 from gateway.audit import Who
-from gateway.auth import NotLetIn
 from gateway.operation import Answer, Operation, admission, decode, read_body, reply
 from gateway.ports import BrokerPort
 from gateway.rest_account import who_asks

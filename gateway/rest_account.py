@@ -18,8 +18,9 @@ from gateway.addresses import client_address
 from gateway.audit import NOT_LET_IN, Act, Who, why_of
 from gateway.books import Books
 from gateway.operation import ADMISSION, Operation, check_rights, find_names
-from gateway.ports import BrokerPort, WhichKey
+from gateway.ports import BrokerPort
 from gateway.problems import refusal
+from gateway.upkeep_values import WhichKey
 from gateway.usage import Counter
 from metadata.catalog import NAME, Queue
 from metadata.client import has_queue

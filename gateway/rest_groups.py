@@ -9,7 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth import Auth, NotLetIn
+from gateway.admission import NotLetIn
+from gateway.auth import Auth
 from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
 from gateway.operation import (
@@ -24,11 +25,13 @@ from gateway.operation import (
     reply,
     rights,
 )
-from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
+from gateway.ports import BrokerPort
+from gateway.pull_values import PulledMessage, PullSettled
 from gateway.removing import Begin, Removed
 from gateway.rest_account import act_of, asking, changes, counter_of, who_asks
 from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
 from gateway.tcp_info import taken_of_answer
+from gateway.upkeep_values import SeekTo
 from gateway.views import group_view
 from metadata.catalog import Group, GroupSettings, GroupStart, Queue
 from metadata.settings import GroupChange, SettingChange, named_in, naming

@@ -18,8 +18,9 @@ from gateway.operation import (
     read_body,
     reply,
 )
-from gateway.ports import BrokerPort, Decided, ParkedKeys, WhichKey
+from gateway.ports import BrokerPort
 from gateway.rest_account import act_of, shown_keys
+from gateway.upkeep_values import Decided, ParkedKeys, WhichKey
 from push import limits
 from push.errors import Refused
 from push.unparking import Verb

@@ -23,7 +23,7 @@ from gateway.backup_folder import (
     digest,
     read_manifest,
 )
-from gateway.ports import BackupProgress
+from gateway.upkeep_values import BackupProgress
 from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey
 from metadata.inprocess import FILE as CATALOG_FILE

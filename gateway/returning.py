@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gateway import frames
 from gateway.account import Account
 from gateway.delivery_lists import check_deliveries
-from gateway.link import DeliveryList
+from gateway.delivery_ports import DeliveryList
 from gateway.subscriptions import Subscriptions
 from gateway.together import Said
 from push import limits

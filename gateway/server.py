@@ -14,14 +14,12 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from random import Random
 from socket import socket
 from typing import TYPE_CHECKING, Final
 
 import uvloop
-from starlette.routing import BaseRoute
 
 from gateway import supervisor
 from gateway.addresses import Addresses, parse_networks
@@ -38,6 +36,7 @@ from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
 from gateway.metrics.samples import Samples
 from gateway.metrics.serving import MetricsServer
+from gateway.pages import NO_PAGES, Pages
 from gateway.ports import WholeBroker
 from gateway.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from gateway.registry import Registry, drain_sessions
@@ -66,15 +65,6 @@ FINISH_S: Final = 2.0
 OnFatal = Callable[[str], None]
 Build = Callable[[Config, OnFatal], Awaitable[WholeBroker]]
 """Opens the broker. What it calls OnFatal with ends the process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Routes beside the API (a demo page, a console); `public` names the paths among them that
-    need no credentials, where `/…/*` stands for everything below it."""
-
-    routes: Sequence[BaseRoute] = ()
-    public: Sequence[str] = ()
 
 
 class Server:
@@ -144,7 +134,7 @@ class Server:
         build: Build,
         *,
         on_fatal: OnFatal,
-        pages: Pages = Pages(),
+        pages: Pages = NO_PAGES,
     ) -> "Server":
         """Everything open and accepting when this returns, nothing when it raises.
 
@@ -273,7 +263,7 @@ def run(
     build: Build,
     *,
     announce: Callable[[Server], None],
-    pages: Pages = Pages(),
+    pages: Pages = NO_PAGES,
 ) -> int:
     """The whole life of the process: serve until a signal; returns the exit code. `announce` is
     called when the server accepts.

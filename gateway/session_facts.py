@@ -4,8 +4,9 @@ import asyncio
 import time
 from typing import Protocol
 
+from gateway.delivery_ports import Link
 from gateway.facts_values import SessionDescription
-from gateway.link import Link, Outlet
+from gateway.link import Outlet
 from gateway.sessions import Lingering
 from gateway.subscriptions import Subscriptions
 

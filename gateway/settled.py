@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from gateway.link import DeliveryList
+from gateway.delivery_ports import DeliveryList
 from gateway.slot import Slot
 from push.giving import Judged
 

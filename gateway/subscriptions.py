@@ -8,16 +8,9 @@ from typing import Protocol
 from gateway import frames
 from gateway.admission import Admission
 from gateway.catching_up import find_queue
+from gateway.delivery_ports import DeliveryList, Link, StartFrom
 from gateway.facts_values import SubscriptionDescription
-from gateway.link import (
-    Broker,
-    Consumer,
-    DeliveryList,
-    Link,
-    Reader,
-    Settled,
-    StartFrom,
-)
+from gateway.link import Broker, Consumer, Reader, Settled
 from metadata.catalog import Group, GroupSettings, Queue, check_name
 from metadata.rights import Rights
 from push.errors import Refused, Unknown

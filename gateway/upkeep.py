@@ -10,12 +10,11 @@ from typing import TypeVar
 from gateway import looking
 from gateway.changes import Changes
 from gateway.groups import Groups
-from gateway.ports import SeekTo
 from gateway.publisher import Publisher
 from gateway.redriving import GROUP, Redriving
 from gateway.removing import Begin, Removed, Removing, check_agreed
 from gateway.starts import starts_of
-from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
+from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven, SeekTo
 from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
 from push.errors import Refused, Unknown

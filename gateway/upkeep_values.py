@@ -1,6 +1,8 @@
-"""What operators ask of queues and are told: pause, purge, peek, dead letters."""
+"""Requests of operators and the answers: pause, purge, peek, dead letters, parked keys, seeks,
+backups."""
 
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -10,6 +12,12 @@ from metadata.catalog import Principal, Queue
 from push import limits
 from push.errors import Refused
 from push.standing import State
+from push.unparking import Verb
+
+SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
+
+BackupProgress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, how much there is); from any thread."""
 
 
 class Place(NamedTuple):
@@ -164,6 +172,74 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Of dead letters."""
     after: Place | None = None
+
+
+class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key of which the head exhausted its attempts or was rejected, and which waits for an
+    operator (R18)."""
+
+    partition: int
+    key_hash: str
+    """16 hexadecimal digits: names it where it has no text."""
+    reason: str
+    """`exhausted` or `rejected`."""
+    since_unix_ms: int
+    messages: int
+    """How many wait: the head and all behind it."""
+    attempts: int
+    """Those of the head."""
+    nack: str | None = None
+    """The reason that the last nack of the head gave; left out: none did."""
+    offset: int | None = None
+    """Of the head; left out: nothing waits there."""
+    key: str | None = None
+    """Its text; left out: the head has no key, or is no longer retained."""
+    expires_unix_ms: int | None = None
+    """When the time to live of the head is over; left out: it has none, or is not known."""
+    is_exact: bool = True
+    """False: not all of the log was looked at, at least so many wait."""
+
+
+class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Parked keys of a group, by partition."""
+
+    keys: list[ParkedKey]
+    keys_parked: int
+    """How many there are in all."""
+
+
+class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The parked key that is meant: by its text, by its hash, or every one."""
+
+    key: str | None = None
+    key_hash: int | None = None
+    every: bool = False
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"the key {self.key!r}" if self.key is not None else f"the key {self.key_hash:016x}"
+
+
+class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Parked keys of a partition to which nothing happened."""
+
+    partition: int
+    keys: int
+    """How many."""
+    code: str
+    detail: str
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision that is durable."""
+
+    decision: Verb
+    keys: list[ParkedKey]
+    """What it was about, as that was before."""
+    keys_parked: int
+    """How many more there were that this call did not reach, or was refused: call again."""
+    refused: list[RefusedKeys] = []
+    """Of these, those that were refused; left out: none was."""
 
 
 class Upkeeping(Protocol):

@@ -6,15 +6,13 @@ certification; what it settles within SETTLED_US is one for each outcome.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
-from gateway.deliverylog.chunks import SETTLED
+from gateway.deliverylog.chunks import SETTLED, Counts
+from gateway.deliverylog.clock import Clock
 from gateway.deliverylog.lines import Carrier, Cause, Ended, Named, encode
 from gateway.facts_values import Transport
 from metadata.catalog import Queue
-
-if TYPE_CHECKING:
-    from gateway.deliverylog.log import DeliveryLog
 
 Run = tuple[int, int, int]
 """(partition, first offset, count)."""
@@ -95,6 +93,36 @@ class Done:
         self.count = 0
 
 
+class PlaceLog(Protocol):
+    """The delivery log, as a place writes to it. The log holds places, so they cannot import it."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened, by kind; a place adds to it."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything that was given waits for its line."""
+
+    def now_us(self) -> int:
+        """Monotonic microseconds."""
+
+    def given(self, span: Given, key: object = None) -> None:
+        """Take a span that is on its way: written with the next flush, or with what `key` takes."""
+
+    def ends(self, session: str | None, given_us: int) -> None:
+        """Write the line of what this session was given at `given_us`, if it is still held."""
+
+    def settling(self, place: "Place") -> None:
+        """Take the span that the place has begun with the next hand-over."""
+
+    def settled(self, place: "Place", span: Done) -> None:
+        """Write the line of a settled span that has ended."""
+
+
 class Place:
     """One place in a group. `session` None: that of the pulls, or with `is_nobody` of the broker
     itself."""
@@ -104,7 +132,7 @@ class Place:
     )  # fmt: skip
 
     def __init__(
-        self, log: "DeliveryLog", queue: Queue, group: str, session: Session | None = None, *,
+        self, log: PlaceLog, queue: Queue, group: str, session: Session | None = None, *,
         is_nobody: bool = False,
     ) -> None:  # fmt: skip
         self._log = log

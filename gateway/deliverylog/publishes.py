@@ -7,16 +7,14 @@ hundred messages as for a hundred publishes of one that came within RUN_US.
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+from gateway.deliverylog.clock import Clock
 from gateway.deliverylog.lines import Carrier
 from gateway.spans import Stages
 from metadata.catalog import Queue
 from push.ports import Appended, NotStored
 from push.record import Header
-
-if TYPE_CHECKING:
-    from gateway.deliverylog.log import DeliveryLog
 
 RUN_US: Final = 100
 """What came within so many microseconds may share its time, and a line."""
@@ -34,6 +32,23 @@ class Answered(Protocol):
 
 Owned = tuple[Answered, Sequence[int], int]
 """A publish, which of its messages stand in a record, and their bytes as JSON."""
+
+
+class OriginLog(Protocol):
+    """The delivery log, as an origin writes to it. The log holds origins, so they cannot import
+    it."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def now_us(self) -> int:
+        """Monotonic microseconds."""
+
+    def unknown(self, origin: "Origin", count: int) -> None:
+        """Note that for this number of its messages nobody knows whether they are stored."""
 
 
 class Origin:
@@ -61,7 +76,7 @@ class Origin:
     )  # fmt: skip
 
     def __init__(
-        self, log: "DeliveryLog", queue: Queue, accepted_us: int, messages: int, *,
+        self, log: OriginLog, queue: Queue, accepted_us: int, messages: int, *,
         transport: Carrier, producer: str | None = None, session: str | None = None,
         produced_us: int | None = None, clock_offset_us: int | None = None,
         trace: str | None = None,

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.deliverylog.deliveries import CARRIERS, Session
-from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.publishes import Origin
+from gateway.deliverylog.publishes import Origin, OriginLog
 from gateway.tracing import PARENT, Trace, trace_from
 from metadata.catalog import Principal, Queue
 from push.message import Message
@@ -43,7 +42,7 @@ class Sender:
         """What makes monotonic time of the client's, where the offset is known."""
         self._origin: Origin | None = None
 
-    def origin(self, log: DeliveryLog, host: Host, queue: Queue, frame: Frame) -> Origin:
+    def origin(self, log: OriginLog, host: Host, queue: Queue, frame: Frame) -> Origin:
         """That of this publish; also of the one before, where both came at one time."""
         now_us, first, origin = log.now_us(), frame.messages[0], self._origin
         count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
@@ -71,7 +70,7 @@ class Sender:
 
 
 def origin_of_request(
-    log: DeliveryLog, queue: Queue, producer: str, messages: Sequence[Message],
+    log: OriginLog, queue: Queue, producer: str, messages: Sequence[Message],
     trace: Trace | None,
 ) -> Origin | None:  # fmt: skip
     """That of what one request publishes, which is of this trace. None: the log is off."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway import frames
+from gateway.delivery_ports import DeliveryList, Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
-from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
+from gateway.link import Answer, Settled
 from gateway.routing import Outcome
 from gateway.soon import Soon
 from gateway.usage import Counter

@@ -14,37 +14,35 @@ from pathlib import Path
 import msgspec
 
 from gateway.audit import Audit
+from gateway.delivery_ports import Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.frames import Position
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
-from gateway.link import Consumer, Link, Reader, StartFrom
+from gateway.link import Consumer, Reader
 from gateway.metrics.samples import Samples
-from gateway.ports import (
-    Answered,
-    BackupProgress,
-    Decided,
-    ParkedKeys,
-    PulledMessage,
-    PullSettled,
-    SeekTo,
-    WhichKey,
-)
+from gateway.ports import Answered
+from gateway.pull_values import PulledMessage, PullSettled
 from gateway.receipts import Receipt, Receipts
 from gateway.removing import Begin, Removed
 from gateway.routing import Outcome
 from gateway.settings_change import ChangedSettings
 from gateway.soon import Soon
 from gateway.upkeep_values import (
+    BackupProgress,
+    Decided,
     FoundDeadLetters,
     HeldPlace,
     Look,
+    ParkedKeys,
     Peeked,
     Place,
     Purged,
     Redriven,
+    SeekTo,
+    WhichKey,
 )
 from gateway.usage import Counter
 from metadata.catalog import (

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from gateway import admin
 from gateway.admin import AdminError, AdminSocket, socket_path
 from gateway.commands import admin as admin_command
-from gateway.ports import BackupProgress, BrokerPort
+from gateway.ports import BrokerPort
+from gateway.upkeep_values import BackupProgress
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House, message

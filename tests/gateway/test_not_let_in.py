@@ -11,7 +11,7 @@ from tocsin.cli.main import explain
 
 from gateway import audit_trail
 from gateway.addresses import ClientAddress
-from gateway.auth import DETAIL, NotLetIn
+from gateway.admission import DETAIL, NotLetIn
 from gateway.books import Books
 from gateway.handshake import shake_hands
 from gateway.rest import Application

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from gateway import admin
 from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
-from gateway.admission import Admission
-from gateway.auth import DETAIL, LET_IN, Auth
+from gateway.admission import DETAIL, Admission
+from gateway.auth import LET_IN, Auth
 from gateway.books import Books
 from gateway.commands import admin as admin_command
 from gateway.limit_values import NONE, parse_limits

@@ -9,8 +9,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
-from gateway.ports import WhichKey
-from gateway.upkeep_values import Look
+from gateway.upkeep_values import Look, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import TocsinError
 from push.unparking import Verb

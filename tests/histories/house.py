@@ -20,9 +20,9 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
 from gateway.conversation import Conversation
+from gateway.delivery_ports import StartFrom
 from gateway.facts_values import Transport
 from gateway.frames import Close
-from gateway.link import StartFrom
 from gateway.reader import Reader
 from gateway.rest import Application
 from gateway.routing import Answer

@@ -16,7 +16,8 @@ import pytest
 
 from gateway.consumer import Consumer
 from gateway.facts_values import KeyInGroup
-from gateway.ports import PulledMessage, WhichKey
+from gateway.pull_values import PulledMessage
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.ring import Ring, key_hash
 from push.unparking import Verb

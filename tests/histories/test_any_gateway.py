@@ -13,8 +13,7 @@ import pytest
 
 from gateway import judging, parking, redriving, stock
 from gateway.inboxes import Inboxes
-from gateway.ports import Decided, ParkedKeys, WhichKey
-from gateway.upkeep_values import Look
+from gateway.upkeep_values import Decided, Look, ParkedKeys, WhichKey
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown

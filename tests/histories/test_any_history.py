@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.consumer import Consumer
-from gateway.ports import PulledMessage
+from gateway.pull_values import PulledMessage
 from metadata.catalog import Group, Queue
 from push.errors import Unknown
 from tests.histories.house import House, Session, eventually, message, offsets_of

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.ports import Decided, WhichKey
-from gateway.upkeep_values import Look
+from gateway.upkeep_values import Decided, Look, WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Refused
 from push.unparking import Verb

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.deliverylog.chunks import CERTIFIED, DISPATCHED, SETTLED
 from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, messages_of
-from gateway.ports import WhichKey
 from gateway.pulls import PullConsumer
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Unknown
 from push.ports import Partition

@@ -11,9 +11,9 @@ import pytest
 from gateway.auth import Auth
 from gateway.frames import Position
 from gateway.group import GroupRuntime
-from gateway.ports import SeekTo
 from gateway.pulls import PullConsumer
 from gateway.surroundings import Surroundings
+from gateway.upkeep_values import SeekTo
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused
 from tests.histories.house import (

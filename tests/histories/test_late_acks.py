@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.consumer import Consumer
-from gateway.ports import WhichKey
 from gateway.slot import Slot
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.letters import PERHAPS, STALE, Letter
 from tests.histories.house import House, Place, Session, delivery, eventually, message

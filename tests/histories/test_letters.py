@@ -13,7 +13,8 @@ import pytest
 
 from gateway.asking import Asking
 from gateway.inboxes import Inboxes
-from gateway.ports import PulledMessage, PullSettled, WhichKey
+from gateway.pull_values import PulledMessage, PullSettled
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown

@@ -10,8 +10,8 @@ import pytest
 from gateway.commits import CROWD_COMMITS_MAX
 from gateway.consumer import Consumer
 from gateway.guarded_storage import READS
-from gateway.ports import WhichKey
 from gateway.routing import Answer
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import Group, Queue
 from push import limits
 from push.company import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.frames import Nack
-from gateway.ports import WhichKey
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.ports import GroupPartition, Partition, Retry
 from tests.histories.house import House, Socket, delivery, eventually, message

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.backup import Backups
 from gateway.consumer import Consumer
-from gateway.ports import ParkedKey, WhichKey
 from gateway.restoring import restore, verify
+from gateway.upkeep_values import ParkedKey, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused

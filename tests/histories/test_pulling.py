@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway import pulls
-from gateway.ports import PulledMessage
+from gateway.pull_values import PulledMessage
 from gateway.pulls import PullConsumer
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits

@@ -8,10 +8,10 @@ import pytest
 
 from gateway import frames
 from gateway.auth import Auth
-from gateway.ports import WhichKey
 from gateway.sessions import fresh_session_id
 from gateway.stock import BELIEVED_S
 from gateway.surroundings import Surroundings
+from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tocsin import answers, settings
 
-from gateway import facts_values, ports, rest_groups, rest_queues
+from gateway import facts_values, rest_groups, rest_queues, upkeep_values
 from metadata import catalog
 from metadata.settings import AlertChange, Difference, GroupChange, QueueChange, SettingChange
 
@@ -43,9 +43,9 @@ def of_struct(form: Any) -> set[str]:
         (answers.KeyInGroup, facts_values.KeyInGroup, set()),
         (answers.HeldKey, facts_values.HeldKey, set()),
         (answers.Lease, facts_values.Lease, set()),
-        (answers.ParkedKey, ports.ParkedKey, set()),
-        (answers.ParkedKeys, ports.ParkedKeys, set()),
-        (answers.Decided, ports.Decided, set()),
+        (answers.ParkedKey, upkeep_values.ParkedKey, set()),
+        (answers.ParkedKeys, upkeep_values.ParkedKeys, set()),
+        (answers.Decided, upkeep_values.Decided, set()),
         (answers.SessionDescription, facts_values.SessionDescription, set()),
         (answers.SubscriptionDescription, facts_values.SubscriptionDescription, set()),
         (answers.Difference, Difference, set()),
