@@ -7,10 +7,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SERVER = ("push", "storage", "metadata", "gateway")
+SERVER = ("push", "storage", "metadata", "gateway", "runtime", "services")
+"""The packages of the server, whether they are there yet or not."""
 OUTSIDE = ("clients", "loadtests", "spark")
 ALL = (*SERVER, *OUTSIDE, "scripts", "tests")
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "PROTOCOL.md", "CHANGELOG.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "PROTOCOL.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _LEFT_OUT = {"__pycache__", "node_modules", "vendor", "build"}
 
 
