@@ -15,6 +15,7 @@ from tocsin.cli.streams import OutputFailed
 
 from gateway import admin as admin_socket
 from gateway.config import Config, ConfigError, load
+from gateway.master_key import MasterKeySettings
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -98,13 +99,13 @@ def _is_of_this_machine(address: str) -> bool:
     return True
 
 
-def key_settings_of(master_key_file: str | None) -> Config:
+def key_settings_of(master_key_file: str | None) -> MasterKeySettings:
     """Where the master key is, by the flag, else by the environment."""
     names = {f"TOCSIN_MASTER_KEY{rest}" for rest in ("", "_FILE", "_PROVIDER")}
     flags = {"master_key_file": master_key_file}
     if master_key_file is not None:  # the flag goes before all of them
         names = set()
-    return settings_of(names, flags)
+    return settings_of(names, flags).master_key_settings
 
 
 master_key_file_option: Final = click.option(

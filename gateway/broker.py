@@ -1,5 +1,7 @@
 """The composition: the only place that knows every part, and the calls that need several."""
 
+import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,8 +19,9 @@ from gateway.config import Config
 from gateway.counting import Counting
 from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
+from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.opening import begin_log
+from gateway.deliverylog.writer import Writer
 from gateway.describing import Describing
 from gateway.expiry import Expiry
 from gateway.explaining import Explaining
@@ -33,7 +36,8 @@ from gateway.holding import Holding
 from gateway.inboxes import Inboxes
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
-from gateway.limiter import limiter_of
+from gateway.limit_values import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
+from gateway.limiter import Limiter
 from gateway.metrics.measuring import Measuring
 from gateway.nack_reasons import NackReasons
 from gateway.orphaned_letters import OrphanedLetters
@@ -83,6 +87,34 @@ def _letters(
     return (None, None) if inbox is None else (Inboxes(inbox, looking, groups), Asking(inbox))
 
 
+def _limiter_of(config: Config, pool: Pool | None) -> Limiter:
+    return Limiter(
+        parse_limits(config.limit_principal, OF_PRINCIPAL),
+        parse_limits(config.limit_address, OF_ADDRESS),
+        parse_limits(config.limit_queue, OF_QUEUE),
+        parse_limits(config.limit_session, OF_SESSION),
+        shared=SharedLimits(pool) if pool is not None else None,
+    )
+
+
+async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
+    """Begin to log in the data folder, unless the settings say no; what the start before left is
+    finished first. `gateway`: this process's name among others; empty: there are none, and it gets
+    one for the log. Nothing is raised: a log that cannot be written says so and counts."""
+    if not config.delivery_log:
+        return
+    bounds = Bounds(
+        bytes_max=config.delivery_log_bytes_max,
+        age_s=config.delivery_log_age_s,
+        file_bytes=min(config.delivery_log_file_bytes, config.delivery_log_bytes_max // 4),
+        file_s=config.delivery_log_file_s,
+        # Publishing stops at the reserve; the log must not be what takes it there.
+        free_bytes_min=2 * config.free_bytes_reserve,
+    )
+    name = gateway or secrets.token_hex(8)
+    log.begin(await asyncio.to_thread(Writer.open, config.data_dir, name, bounds), name)
+
+
 class Broker:
     """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
     process must end and start again from the file. `pool`: where rates are shared with others;
@@ -104,7 +136,7 @@ class Broker:
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
         self.nack_reasons = NackReasons(sealer)
-        self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
+        self.limiter = _limiter_of(config, pool)
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking, is_shared=metadata.is_shared)
         log = self.delivery_log

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway import limit_values
 from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
+from gateway.master_key import MasterKeySettings
 from gateway.setting import PREFIX, Setting
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import SETTINGS
@@ -90,7 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     master_key: tuple[bytes, ...] = ()
     """The first is in use, the others are former ones."""
     master_key_file: Path | None = None
-    """None, and neither of the others: `default_master_key_file`."""
+    """None, and neither of the others: gateway.key_file.default_master_key_file."""
     master_key_provider: str | None = None
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
@@ -117,6 +118,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     limit_queue: str = ""
     limit_session: str = limit_values.SESSION_DEFAULT
     """For queues whose settings do not say their own."""
+
+    @property
+    def master_key_settings(self) -> MasterKeySettings:
+        """Where the master key is."""
+        return MasterKeySettings(self.master_key, self.master_key_file, self.master_key_provider)
 
     @property
     def needs_credentials(self) -> bool:
@@ -157,14 +163,6 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     # The XDG specification: a relative path there is to be ignored.
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     return root / "tocsin"
-
-
-def default_master_key_file(environ: Mapping[str, str]) -> Path:
-    """`$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where the data
-    is, so that who gets hold of a disk or a backup of the data has not got the key."""
-    base = environ.get("XDG_CONFIG_HOME", "")
-    root = Path(base) if base.startswith("/") else Path.home() / ".config"
-    return root / "tocsin" / "master.key"
 
 
 def load(

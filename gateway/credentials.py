@@ -1,8 +1,10 @@
 """The credentials of a broker in its process: what is configured, and what ends what (P11)."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from gateway.admitted import Admitted
 from gateway.auth import Auth
-from gateway.config import Config
 from gateway.hit_rate import FunctionHitRate, Shown
 from gateway.jwks_source import JwksSource
 from gateway.jwt_keys import Keys
@@ -11,31 +13,41 @@ from metadata.client import Metadata
 from metadata.tokens import TokenRecord, rights_of
 
 
+class JwtIssuer(NamedTuple):
+    """Whose JWTs are good here, and what they have to say."""
+
+    keys: str
+    """A path or an https address."""
+    algorithms: tuple[str, ...]
+    refresh_s: float
+    """How often the keys are read again."""
+    terms: Terms
+
+
 class Credentials:
     """Made before there is a port, inside the event loop; `start` before somebody is let in."""
 
-    def __init__(self, config: Config, metadata: Metadata) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        token: str | None,
+        origins: Sequence[str],
+        is_required: bool,
+        issuer: JwtIssuer | None,
+    ) -> None:
+        """`token`, `origins`, `is_required`: see Auth. `issuer` None: no JWT is good."""
         self.jwts: Jwts | None = None
         self._source: JwksSource | None = None
-        if config.jwt_keys is not None and config.jwt_audience is not None:
+        if issuer is not None:
             self._source = JwksSource(
-                config.jwt_keys,
-                config.jwt_algorithms,
-                self._put_keys,
-                refresh_s=config.jwt_refresh_s,
+                issuer.keys, issuer.algorithms, self._put_keys, refresh_s=issuer.refresh_s
             )
-            terms = Terms(
-                config.jwt_audience,
-                config.jwt_issuer,
-                config.jwt_rights,
-                config.jwt_rights_claim,
-                config.jwt_tenant_claim,
-            )
-            self.jwts = Jwts(terms, self._source.want)
+            self.jwts = Jwts(issuer.terms, self._source.want)
         self.auth = Auth(
-            config.token,
-            config.origins,
-            is_required=config.needs_credentials,
+            token,
+            origins,
+            is_required=is_required,
             tokens=metadata.tokens,
             jwts=self.jwts,
             secret=metadata.secret("access"),

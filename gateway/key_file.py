@@ -5,23 +5,47 @@ A file is only ever replaced as a whole and durably, so whoever reads it finds a
 or all that is in it now.
 """
 
+import base64
 import contextlib
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.setting_values import MASTER_KEY_BYTES, master_key
 from push.errors import Refused
 from storage.sqlite_open import sync_folder
 
+MASTER_KEY_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 65_536
 _REMARK: Final = (
     "# The master key of Tocsin. Without it the data cannot be read: keep a copy elsewhere.\n"
     "# The first key is in use. Those behind it are former ones, which open older backups."
 )
+
+
+def default_master_key_file(environ: Mapping[str, str]) -> Path:
+    """`$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where the data
+    is, so that who gets hold of a disk or a backup of the data has not got the key."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".config"
+    return root / "tocsin" / "master.key"
+
+
+def parse_keys(text: str) -> tuple[bytes, ...]:
+    """Keys of 32 bytes separated by commas, each as hex or base64; the first is in use. Raises
+    ValueError."""
+    return tuple(_parse_key(part.strip()) for part in text.split(","))
+
+
+def _parse_key(text: str) -> bytes:
+    if re.fullmatch(r"[0-9A-Fa-f]{64}", text):
+        return bytes.fromhex(text)
+    if not re.fullmatch(r"[A-Za-z0-9+/_-]{43}=?", text):
+        raise ValueError
+    return base64.b64decode(text.rstrip("=") + "=", altchars=b"-_" if {*"-_"} & {*text} else None)
 
 
 def read_keys(path: Path) -> list[bytes]:
@@ -45,7 +69,7 @@ def read_keys(path: Path) -> list[bytes]:
     lines = [line.strip() for line in raw.decode("utf-8-sig", errors="replace").splitlines()]
     texts = [line for line in lines if line and not line.startswith("#")]
     try:
-        keys = [key for text in texts for key in master_key(text)]
+        keys = [key for text in texts for key in parse_keys(text)]
     except ValueError:
         raise _unusable(path, "is damaged: each line is 32 bytes as hex or base64") from None
     if not keys:
@@ -56,7 +80,7 @@ def read_keys(path: Path) -> list[bytes]:
 def parse_new_key(text: str) -> bytes:
     """The one key of a text. Raises Refused(invalid_request); no key is in its text."""
     try:
-        (key,) = master_key(text.strip())
+        (key,) = parse_keys(text.strip())
     except ValueError:
         raise Refused(
             "invalid_request", "the new master key is not 32 bytes as hex or base64"

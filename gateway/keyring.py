@@ -21,19 +21,18 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import Config, default_master_key_file
 from gateway.encryption import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
+from gateway.key_file import MASTER_KEY_BYTES, default_master_key_file
 from gateway.master_key import (
     LocalMasterKey,
     MasterKey,
+    MasterKeySettings,
     Source,
     find_source,
-    is_named,
     load_provider,
     put_first,
     tell,
 )
-from gateway.setting_values import MASTER_KEY_BYTES
 from gateway.shared_keys import (
     GIVE_NEW,
     GIVE_ONE,
@@ -100,8 +99,10 @@ class Keyring:
         )
 
     @classmethod
-    async def open(cls, config: Config, data_keys: DataKeys) -> "Keyring | None":
-        """The keys of a catalog, with a fresh data key that seals; None: encryption is off, and
+    async def open(
+        cls, master_key: MasterKeySettings, data_keys: DataKeys, *, seals: bool
+    ) -> "Keyring | None":
+        """The keys of a catalog, with a fresh data key where it `seals`; None: it does not, and
         nothing was ever sealed here.
 
         Raises:
@@ -109,23 +110,24 @@ class Keyring:
                 catalog's keys are wrapped under; a sentence that says what to do.
         """
         rows = data_keys.all()
-        if not config.encryption and not rows:
+        if not seals and not rows:
             return None
         default = default_master_key_file(os.environ)
         is_shared = data_keys.refresh is not None
-        if is_shared and not is_named(config) and not default.exists():
+        if is_shared and not master_key.is_named and not default.exists():
             raise Refused("storage_unavailable", GIVE_ONE)
         may_generate = not rows and not is_shared
-        source = await asyncio.to_thread(find_source, config, default, may_generate=may_generate)
+        found = partial(find_source, master_key, default)
+        source = await asyncio.to_thread(found, may_generate=may_generate)
         tell(source)
-        ring = cls(data_keys, source, partial(find_source, config, default, may_generate=False))
+        ring = cls(data_keys, source, partial(found, may_generate=False))
         if rows:
             await asyncio.to_thread(check_master_key, rows, source)
             if is_shared:
                 ring._source = using(source, in_use(rows, source))
             elif any(row.master_key_id != source.current.key_id for row in rows):
                 await ring._rewrap(source.current)
-        if config.encryption:
+        if seals:
             ring.sealer.begin(*await ring._add_key())
             ring._arm()
         return ring

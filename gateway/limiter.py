@@ -17,19 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.config import Config
 from gateway.debtors import Claim, Debtor, Debtors, Name, own, published_bytes
-from gateway.limit_values import (
-    NONE,
-    OF_ADDRESS,
-    OF_PRINCIPAL,
-    OF_QUEUE,
-    OF_SESSION,
-    Kind,
-    Limits,
-    parse_limits,
-    per_second,
-)
+from gateway.limit_values import NONE, Kind, Limits, per_second
 from gateway.shared_limits import SOON_S, SharedLimits
 from gateway.till import Till
 from metadata.catalog import Principal, Queue
@@ -403,14 +392,3 @@ def _over_in_flight(till: Till, count: int) -> Debtor | None:
 
 def _nothing() -> None:
     """Nobody counts what awaits its answer."""
-
-
-def limiter_of(config: Config, shared: SharedLimits | None = None) -> Limiter:
-    """As the settings say. `shared`: see Limiter."""
-    return Limiter(
-        parse_limits(config.limit_principal, OF_PRINCIPAL),
-        parse_limits(config.limit_address, OF_ADDRESS),
-        parse_limits(config.limit_queue, OF_QUEUE),
-        parse_limits(config.limit_session, OF_SESSION),
-        shared=shared,
-    )

@@ -11,14 +11,19 @@ import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.encryption import NONCE_BYTES, TAG_BYTES
-from gateway.key_file import generate, is_open_to_others, read_keys, replace_keys
-from gateway.setting_values import MASTER_KEY_BYTES
+from gateway.key_file import (
+    MASTER_KEY_BYTES,
+    generate,
+    is_open_to_others,
+    read_keys,
+    replace_keys,
+)
 from push.errors import Refused
 
 logger = logging.getLogger("tocsin.encryption")
@@ -98,33 +103,35 @@ class Source:
         return f"{where} ({self.current.key_id})"
 
 
-class Wanted(Protocol):
-    """The settings that say where the key is: `gateway.config.Config` has them."""
+class MasterKeySettings(NamedTuple):
+    """Where the key is: one of these, or nothing said."""
+
+    keys: tuple[bytes, ...] = ()
+    """The first is in use, the others are former ones."""
+    file: Path | None = None
+    provider: str | None = None
+    """package.module:factory"""
 
     @property
-    def master_key(self) -> tuple[bytes, ...]: ...
-
-    @property
-    def master_key_file(self) -> Path | None: ...
-
-    @property
-    def master_key_provider(self) -> str | None: ...
+    def is_named(self) -> bool:
+        """Whether the settings say where the master key is."""
+        return bool(self.keys or self.file or self.provider)
 
 
-def find_source(wanted: Wanted, default: Path, *, may_generate: bool) -> Source:
+def find_source(wanted: MasterKeySettings, default: Path, *, may_generate: bool) -> Source:
     """The master key as the settings say; nothing said: the file `default`, which is made where
     it is missing and `may_generate`. Blocks.
 
     Raises:
         Refused: storage_unavailable: it cannot be had; a sentence that says what to do.
     """
-    if wanted.master_key_provider is not None:
-        name = wanted.master_key_provider
+    if wanted.provider is not None:
+        name = wanted.provider
         return Source("provider", load_provider(name), provider=name)
-    if wanted.master_key:
-        current, *former = map(LocalMasterKey, wanted.master_key)
+    if wanted.keys:
+        current, *former = map(LocalMasterKey, wanted.keys)
         return Source("environment", current, list(former))
-    path = wanted.master_key_file
+    path = wanted.file
     if path is not None:
         current, *former = map(LocalMasterKey, read_keys(path))
         return Source("file", current, list(former), path)
@@ -164,11 +171,6 @@ def put_first(path: Path, raw: bytes, current_id: str) -> None:
             f"{path} does not have the master key that is in use ({current_id}): put it back first",
         )
     replace_keys(path, [raw, *(key for key in keys if key != raw)])
-
-
-def is_named(wanted: Wanted) -> bool:
-    """Whether the settings say where the master key is."""
-    return bool(wanted.master_key or wanted.master_key_file or wanted.master_key_provider)
 
 
 def tell(source: Source) -> None:

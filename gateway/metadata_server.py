@@ -76,7 +76,8 @@ class NodeServer:
     @classmethod
     async def open(cls, settings: NodeSettings, *, on_fatal: Callable[[str], None]) -> "NodeServer":
         """Accepting when this returns. Raises StartError: with a sentence that says what to do."""
-        tls = Tls.of(settings.config)
+        config = settings.config
+        tls = Tls.of(config.tls_cert, config.tls_key, config.tls_client_ca)
         bound = bind(settings.host, settings.port)
         async with AsyncExitStack() as opened:
             opened.callback(bound.close)

@@ -29,9 +29,10 @@ from gateway.audit import BROKER
 from gateway.books import Books
 from gateway.collector import Collector
 from gateway.config import Config, describe
-from gateway.credentials import Credentials
+from gateway.credentials import Credentials, JwtIssuer
 from gateway.http11 import http_class
 from gateway.jwt_keys import KeysError
+from gateway.jwts import Terms
 from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
 from gateway.metrics.samples import Samples
@@ -45,6 +46,7 @@ from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.tls import Tls
 from gateway.websocket import websocket_class
+from metadata.client import Metadata
 from push import limits
 from push.errors import TocsinError
 
@@ -87,7 +89,7 @@ class Server:
         self.tls = tls
         self._watching: asyncio.Task[None] | None = None
         self.broker = broker
-        self.credentials = Credentials(config, broker.metadata)
+        self.credentials = credentials_of(config, broker.metadata)
         auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
@@ -141,7 +143,8 @@ class Server:
         Raises:
             StartError: with a sentence that says what to do.
         """
-        tls = Tls.of(config)  # first: what is wrong with files and ports is known at once
+        # First: what is wrong with files and ports is known at once.
+        tls = Tls.of(config.tls_cert, config.tls_key, config.tls_client_ca)
         tracer = _tracer_of(config)
         bound = bind(config.host, config.port)
         try:
@@ -164,7 +167,7 @@ class Server:
             raise StartError(f"The audit trail in {config.data_dir} fails: {error}.") from error
         server = cls(config, broker, bound, pages, books=books, tls=tls, tracer=tracer)
         try:
-            server._scraped = MetricsServer.of(config, broker.metrics.everything)
+            server._scraped = _scraped_of(config, broker)
             await server._admin.start()
             await server.credentials.start()
             await server._listener.start()
@@ -247,6 +250,36 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
         return OtelTracer()
     except OtelMissing as error:
         raise StartError(str(error)) from None
+
+
+def _scraped_of(config: Config, broker: WholeBroker) -> MetricsServer | None:
+    """The port for metrics alone; None: there is none. Raises StartError."""
+    if config.metrics_port is None:
+        return None
+    return MetricsServer(
+        config.metrics_host, config.metrics_port, broker.metrics.everything, config.metrics_token
+    )
+
+
+def credentials_of(config: Config, metadata: Metadata) -> Credentials:
+    """Whom the settings let in, and whom the catalog."""
+    issuer = None
+    if config.jwt_keys is not None and config.jwt_audience is not None:
+        terms = Terms(
+            config.jwt_audience,
+            config.jwt_issuer,
+            config.jwt_rights,
+            config.jwt_rights_claim,
+            config.jwt_tenant_claim,
+        )
+        issuer = JwtIssuer(config.jwt_keys, config.jwt_algorithms, config.jwt_refresh_s, terms)
+    return Credentials(
+        metadata,
+        token=config.token,
+        origins=config.origins,
+        is_required=config.needs_credentials,
+        issuer=issuer,
+    )
 
 
 def _open_books(config: Config) -> Books:

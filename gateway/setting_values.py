@@ -1,7 +1,6 @@
 """What the text of a setting may be: parsers, each raising ValueError (or KeyError, OverflowError)
 for what it is not."""
 
-import base64
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ _OTHER_HEADERS: Final = re.compile(
     "authorization|connection|content-.*|cookie|forwarded|host|origin|sec-.*|upgrade|user-agent|"
     "x-forwarded-.*"
 )
-MASTER_KEY_BYTES: Final = 32
 AUTO: Final = "auto"
 REQUIRED: Final = "required"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -165,19 +163,6 @@ _SWITCH: Final = {
 def switch(text: str) -> bool:
     """On or off."""
     return _SWITCH[text.lower()]
-
-
-def master_key(text: str) -> tuple[bytes, ...]:
-    """Keys of 32 bytes separated by commas, each as hex or base64; the first is in use."""
-    return tuple(_master_key(part.strip()) for part in text.split(","))
-
-
-def _master_key(text: str) -> bytes:
-    if re.fullmatch(r"[0-9A-Fa-f]{64}", text):
-        return bytes.fromhex(text)
-    if not re.fullmatch(r"[A-Za-z0-9+/_-]{43}=?", text):
-        raise ValueError
-    return base64.b64decode(text.rstrip("=") + "=", altchars=b"-_" if {*"-_"} & {*text} else None)
 
 
 def provider(text: str) -> str:

@@ -3,7 +3,7 @@ flags and the help are read from it."""
 
 from typing import Final
 
-from gateway import limit_values
+from gateway import key_file, limit_values
 from gateway import setting_values as values
 from gateway.setting import Setting
 from gateway.watching_settings import WATCHING
@@ -214,7 +214,7 @@ SETTINGS: Final = (
     ),
     Setting(
         "master_key",
-        values.master_key,
+        key_file.parse_keys,
         "32 bytes as 64 hexadecimal digits or as base64; behind it, separated by commas, former "
         "ones",
         "The key that wraps the keys messages are sealed under.",

@@ -34,6 +34,7 @@ from gateway.storage_clusters import (
 )
 from gateway.store_marks import ClusterMark, MarkKeeper, read_mark
 from metadata.catalog import Principal
+from metadata.data_keys import DataKeys
 from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused
@@ -85,6 +86,11 @@ async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
     return await _open_shared(config, redis_target.parse_all(config.storage), on_fatal)
 
 
+async def open_keyring(config: Config, data_keys: DataKeys) -> Keyring | None:
+    """The keys that the settings name. None, raises: as Keyring.open."""
+    return await Keyring.open(config.master_key_settings, data_keys, seals=config.encryption)
+
+
 # --- In files --------------------------------------------------------------------------------
 
 
@@ -95,7 +101,7 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
     metadata = await InProcessMetadata.open(data_dir, on_fatal=on_fatal)
     keyring = None
     try:
-        keyring = await Keyring.open(config, metadata.data_keys)
+        keyring = await open_keyring(config, metadata.data_keys)
         storage = await SqliteStorage.open(
             store,
             free_bytes_reserve=config.free_bytes_reserve,
@@ -153,7 +159,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
                 opened.push_async_callback(other.close)
             await keeper.start()
             opened.push_async_callback(keeper.close)
-            keyring = await Keyring.open(config, metadata.data_keys)
+            keyring = await open_keyring(config, metadata.data_keys)
             if keyring is not None:
                 opened.push_async_callback(keyring.close)
             sealer = keyring.sealer if keyring is not None else PLAIN

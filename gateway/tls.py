@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, NoReturn
 
 from cryptography import x509
 
-from gateway.config import Config
 from gateway.listening import StartError
 
 logger = logging.getLogger("tocsin.tls")
@@ -165,11 +164,12 @@ class Tls:
         self.context.sni_callback = self._choose
 
     @classmethod
-    def of(cls, config: Config) -> "Tls | None":
-        """What the settings ask for; None: no TLS. Raises StartError."""
-        if config.tls_cert is None or config.tls_key is None:
+    def of(cls, cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
+        """What these files give; None: without certificate and key there is no TLS. Raises
+        StartError."""
+        if cert is None or key is None:
             return None
-        return cls(Files(config.tls_cert, config.tls_key, config.tls_client_ca))
+        return cls(Files(cert, key, client_ca))
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
         """OpenSSL's hook after a client's first words, whether it named a host or not."""

@@ -4,9 +4,9 @@ id and to its master key's: none passes for another."""
 import os
 from collections.abc import Callable, Sequence
 
-from gateway.config import default_master_key_file
 from gateway.encryption import DATA_KEY_BYTES, RecordSealer
-from gateway.master_key import MasterKey, Source, Wanted, find_source
+from gateway.key_file import default_master_key_file
+from gateway.master_key import MasterKey, MasterKeySettings, Source, find_source
 from metadata.data_keys import DataKey
 from push.errors import Refused
 from push.record import RecordDamaged
@@ -97,14 +97,13 @@ def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
     )
 
 
-def opener(wanted: Wanted) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
+def opener(wanted: MasterKeySettings) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
     """For files at rest: what opens payloads under the data keys of a catalog. None: no master key
     was named, and the one where it is looked for unless told otherwise is not there or another.
 
     It raises Refused(storage_unavailable): the master key that was named is not the right one.
     """
     default = default_master_key_file(os.environ)
-    is_named = wanted.master_key or wanted.master_key_file or wanted.master_key_provider
 
     def opened(rows: Sequence[DataKey]) -> RecordSealer | None:
         kept = {row.key_id: row for row in rows}
@@ -112,7 +111,7 @@ def opener(wanted: Wanted) -> Callable[[Sequence[DataKey]], RecordSealer | None]
             source = find_source(wanted, default, may_generate=False)
             check_master_key(rows, source)
         except Refused:
-            if is_named:
+            if wanted.is_named:
                 raise
             return None
         return RecordSealer(lambda key_id: open_key(kept.get(key_id), key_id, source))

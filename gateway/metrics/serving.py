@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.config import Config
 from gateway.listening import Listener, bind
 from gateway.metrics.process import LoopLag, of_process
 from gateway.metrics.samples import Samples
@@ -143,13 +142,6 @@ class MetricsServer:
         self._bound = bind(host, port)
         self.port: int = self._bound.getsockname()[1]
         self._listener = Listener(application(collect, token), self._bound)
-
-    @classmethod
-    def of(cls, config: Config, collect: Collect) -> "MetricsServer | None":
-        """What the settings say; None: there is none. Raises StartError."""
-        if config.metrics_port is None:
-            return None
-        return cls(config.metrics_host, config.metrics_port, collect, config.metrics_token)
 
     async def start(self) -> None:
         """Accept."""

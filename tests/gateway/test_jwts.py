@@ -23,10 +23,10 @@ from gateway import jwks_source, jwts
 from gateway.admission import Admission
 from gateway.auth import Auth
 from gateway.config import Config, ConfigError, load
-from gateway.credentials import Credentials
 from gateway.jwks_source import JwksSource, fetch
 from gateway.jwt_keys import ALGORITHMS, KEYS_BYTES_MAX, KEYS_MAX, Keys, KeysError, parse_keys
 from gateway.jwts import LEEWAY_S, Jwts, Terms
+from gateway.server import credentials_of
 from loadtests.bad_credentials import AUDIENCE, ISSUER, KIDS, Issuer, to_text, unsigned
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
@@ -486,7 +486,7 @@ async def test_a_key_that_leaves_ends_what_it_has_let_in(tmp_path: Path) -> None
     path = tmp_path / "jwks.json"
     replace(path, issuer().jwks("EdDSA", "ES256"))
     config = Config(data_dir=tmp_path, jwt_keys=str(path), jwt_audience=AUDIENCE)
-    made = Credentials(config, PlainMetadata())
+    made = credentials_of(config, PlainMetadata())
     await made.start()
     ended: asyncio.Queue[str] = asyncio.Queue()
 

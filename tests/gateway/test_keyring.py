@@ -19,6 +19,7 @@ from gateway.config import Config
 from gateway.key_file import generate, parse_new_key, read_keys, replace_keys
 from gateway.keyring import Keyring
 from gateway.master_key import LocalMasterKey
+from gateway.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.inprocess import InProcessMetadata
@@ -79,7 +80,7 @@ def file(tmp_path: Path) -> Path:
 
 async def opened(catalog: Catalog, **settings: Any) -> Keyring:
     """The keys of this catalog."""
-    ring = await Keyring.open(Config(data_dir=Path(), **settings), catalog.open())
+    ring = await open_keyring(Config(data_dir=Path(), **settings), catalog.open())
     assert ring is not None
     return ring
 
@@ -224,7 +225,7 @@ async def test_the_successor_of_a_day_is_made_before_the_day_is_over(
 
 async def test_nothing_is_made_where_encryption_is_off(catalog: Catalog, tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path, encryption=False, master_key_file=tmp_path / "none")
-    assert await Keyring.open(config, catalog.open()) is None
+    assert await open_keyring(config, catalog.open()) is None
 
 
 async def test_what_was_sealed_is_read_when_encryption_is_off_and_needs_its_key(
@@ -604,6 +605,6 @@ async def test_a_data_key_whose_commit_is_unknown_is_not_used(tmp_path: Path) ->
     assert isinstance(metadata._store, ThreadedStore)
     metadata._store.file.put_data_keys = fails  # type: ignore[method-assign,assignment]
     with pytest.raises(Unknown):
-        await Keyring.open(Config(data_dir=tmp_path, master_key=(OLD,)), metadata.data_keys)
+        await open_keyring(Config(data_dir=tmp_path, master_key=(OLD,)), metadata.data_keys)
     assert fatal
     await metadata.close()

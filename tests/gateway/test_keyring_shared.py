@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from gateway import keyring
-from gateway.config import Config, default_master_key_file
-from gateway.key_file import read_keys, replace_keys
+from gateway.config import Config
+from gateway.key_file import default_master_key_file, read_keys, replace_keys
 from gateway.keyring import Keyring
 from gateway.master_key import LocalMasterKey, Source
 from gateway.shared_keys import lacking, words
+from gateway.stores import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
 from push.ports import Partition
@@ -70,7 +71,7 @@ def config(folder: Path, *keys: bytes) -> Config:
 
 async def opened(catalog: SharedCatalog, settings: Config) -> Keyring:
     """A gateway's."""
-    ring = await Keyring.open(settings, catalog.view())
+    ring = await open_keyring(settings, catalog.view())
     assert ring is not None
     return ring
 
@@ -158,7 +159,7 @@ async def test_no_master_key_is_made_where_others_would_make_one_too(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(Refused, match="give all of them the same one, in TOCSIN_MASTER_KEY"):
-        await Keyring.open(Config(data_dir=tmp_path), SharedCatalog().view())
+        await open_keyring(Config(data_dir=tmp_path), SharedCatalog().view())
     assert not default_master_key_file(os.environ).exists()
 
 
@@ -168,9 +169,9 @@ async def test_of_two_first_starts_with_different_master_keys_one_is_refused(
     """Both found no data key. Nothing is left of what came second, and the other goes on."""
     catalog = SharedCatalog()
     views = [catalog.view(), catalog.view()]
-    one = await Keyring.open(config(tmp_path / "a", OLD), views[0])
+    one = await open_keyring(config(tmp_path / "a", OLD), views[0])
     with pytest.raises(Refused, match="does not have: give it"):
-        await Keyring.open(config(tmp_path / "b", NEW), views[1])
+        await open_keyring(config(tmp_path / "b", NEW), views[1])
     assert catalog.masters == {master_id(OLD)}
     again = await opened(catalog, config(tmp_path / "a", OLD))
     assert one is not None
@@ -267,7 +268,7 @@ async def test_a_data_key_that_is_made_beside_a_rotation_is_under_the_new_master
     late = catalog.view()
     met(one)
     await one.rotate(NEW)
-    other = await Keyring.open(config(tmp_path / "b", OLD, NEW), late)
+    other = await open_keyring(config(tmp_path / "b", OLD, NEW), late)
     assert catalog.masters == {master_id(NEW)}
     assert other is not None
     assert await unsealed(one, other.sealer.seal(P0, HEADER, PAYLOAD, 1)) == PAYLOAD

@@ -12,6 +12,7 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.guarded_metadata import GuardedMetadata
 from gateway.keyring import Keyring
+from gateway.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import Metadata
 from metadata.data_keys import DataKey, Outdated
@@ -41,7 +42,7 @@ class Keys:
 
     async def opened(self, *masters: bytes) -> Keyring:
         config = Config(data_dir=self.folder, master_key=masters)
-        ring = await Keyring.open(config, self.guard.data_keys)
+        ring = await open_keyring(config, self.guard.data_keys)
         assert ring is not None
         return ring
 

@@ -22,10 +22,9 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from gateway.broker import Broker
+from gateway.broker import Broker, begin_log
 from gateway.config import Config
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.opening import begin_log
 from gateway.deliverylog.writer import FOLDER, Writer
 from gateway.facts_values import Transport
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
