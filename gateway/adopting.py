@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gateway.delivery_ports import DeliveryList
 from gateway.slot import Slot
 from gateway.tail import Tail
-from push.ports import Partition
+from push.places import Partition
 from push.ranges import Range
 from push.record import Record
 from push.resuming import adopt, can_adopt, extent, keys_wanted, name_of, number_of

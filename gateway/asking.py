@@ -13,7 +13,7 @@ from typing import NamedTuple
 from push import limits
 from push.errors import Fenced, Refused, TocsinError, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, STALE, AnyLetter, Inbox, Letter
-from push.ports import GroupPartition
+from push.places import GroupPartition
 
 
 class Said(NamedTuple):

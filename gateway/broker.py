@@ -74,8 +74,9 @@ from metadata.client import Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
+from push.places import Partition
 from push.pooling import Pool
-from push.ports import Partition, Storage
+from push.ports import Storage
 from push.sealing import PLAIN, Sealer
 
 

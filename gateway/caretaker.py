@@ -19,7 +19,7 @@ from metadata.client import Metadata
 from push.delivery import Delivery
 from push.giving import GiveOut, Taken
 from push.leases import Push
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 from push.record import Record
 from push.shares import Share
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from gateway.drawn import drawn
 from gateway.routing import OpenRecord
-from push.lanes import Lane
-from push.ports import Append, Appended, Partition, Storage
+from push.places import Partition
+from push.ports import Append, Appended, Lane, Storage
 from push.record import Header
 
 RECORD_ID_BYTES: Final = 16

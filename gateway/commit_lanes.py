@@ -1,4 +1,4 @@
-"""Commits by lane: those of one do not wait for those of another (`push.lanes`).
+"""Commits by lane: those of one do not wait for those of another (`push.ports.Lane`).
 
 Each lane has commits of its own, with its own turns, breaker and deadline, and a bound of its own
 for what waits: a level that is not met, or a primary that is down, costs those who publish there,
@@ -19,7 +19,8 @@ from gateway.tail import Tail
 from push import limits
 from push.company import REST_S, Company
 from push.errors import Refused
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from push.sharing import has_room
 
 LATE_S: Final = 0.25

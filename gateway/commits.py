@@ -27,8 +27,8 @@ from push.breaker import Breaker
 from push.company import Company
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
-from push.lanes import Lane
-from push.ports import Append, Appended, NotStored, Partition, Storage
+from push.places import Partition
+from push.ports import Append, Appended, Lane, NotStored, Storage
 from push.record import Header, Record
 
 logger = logging.getLogger("tocsin.commits")

@@ -27,7 +27,8 @@ from metadata.catalog import Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import Partition, PartitionState, Storage
+from push.places import Partition
+from push.ports import PartitionState, Storage
 from push.record import Record
 from push.waiting import DeadLetter
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gateway.drawn import drawn
 from push import limits
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from push.sealing import SEALED, is_sealed
 

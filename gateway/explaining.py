@@ -32,7 +32,8 @@ from metadata.client import Metadata
 from push import limits
 from push.dead import DeadRanges
 from push.explaining import InFlight, Waits, in_flight_of, inherited_until, left_of, waits_of
-from push.ports import Cursor, GroupPartition, Partition, Storage
+from push.places import GroupPartition, Partition
+from push.ports import Cursor, Storage
 from push.ranges import RangeSet
 from push.ring import Ring, key_hash
 

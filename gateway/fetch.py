@@ -13,7 +13,8 @@ from gateway.spans import Stages
 from gateway.tail import Tail
 from push import limits
 from push.errors import Refused, TocsinError
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from push.record import Record
 
 LINES_PER_READ_MAX: Final = 64

@@ -3,7 +3,7 @@
 A cursor that moved is written with the next flush: at once when somebody waits for it (a
 confirmed ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands
 of acks become one row. Storage puts the writes into the group commit that is next. Those of one
-lane (`push.lanes`) are written, and fail, together, and hold up nobody else's.
+lane (`push.ports.Lane`) are written, and fail, together, and hold up nobody else's.
 
 While a commit of what was published is under way in the lane, nothing else begins there. So the
 writes wait here until it has ended, and go right behind what is published next: handed over
@@ -19,7 +19,8 @@ from typing import Final, Protocol
 
 from gateway.commit_lanes import CommitLanes
 from push.errors import TocsinError, Unknown
-from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
+from push.places import GroupPartition, Partition
+from push.ports import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
 """What a crash may make come again, of acks that nobody asked to be confirmed and that their client

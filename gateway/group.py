@@ -27,7 +27,8 @@ from push import limits
 from push.delivery import Delivery
 from push.errors import Fenced, Refused, TocsinError
 from push.giving import DeliverySettings
-from push.ports import GroupPartition, Partition, is_same_owner
+from push.places import GroupPartition, Partition
+from push.ports import is_same_owner
 
 NEW_S: Final = 0.1
 """Whoever joins others is given partitions after so long. Many that join together are one change,

@@ -15,8 +15,7 @@ from typing import Any, Final, cast
 
 from push import limits
 from push.errors import Refused
-from push.looking import Looking
-from push.ports import Storage
+from push.ports import Looking, Storage
 
 READS: Final = frozenset(
     {"read", "read_each", "read_side", "offset_at"}

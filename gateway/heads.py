@@ -8,7 +8,8 @@ import msgspec
 
 from push import limits
 from push.message import Message
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from push.record import Record
 
 _MESSAGE: Final = msgspec.json.Decoder(Message)

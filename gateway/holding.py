@@ -24,7 +24,8 @@ from push import limits
 from push.explaining import InFlight, lease, waiting_in, waits_of
 from push.leases import Push, offsets_of
 from push.lines import loose
-from push.ports import GroupPartition, Parked, Partition, Retry, Storage
+from push.places import GroupPartition, Parked, Partition
+from push.ports import Retry, Storage
 from push.ranges import RangeSet
 from push.ring import key_hash
 

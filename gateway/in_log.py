@@ -14,7 +14,8 @@ from push import limits
 from push.dead import DeadRanges
 from push.explaining import waiting_of
 from push.lines import loose
-from push.ports import Cursor, GroupPartition, Partition, Storage
+from push.places import GroupPartition, Partition
+from push.ports import Cursor, Storage
 from push.ranges import RangeSet
 
 

@@ -26,7 +26,8 @@ from gateway.slot import Slot
 from push import limits
 from push.errors import TocsinError
 from push.letters import PERHAPS, SETTLED, STALE, UNREADABLE, Inbox, Letter, Unpark, letter_of
-from push.ports import GroupPartition, Storage
+from push.places import GroupPartition
+from push.ports import Storage
 
 _LOG = logging.getLogger("tocsin.inbox")
 

@@ -14,7 +14,8 @@ from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
 from metadata.client import Metadata
 from push.errors import TocsinError
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 
 logger = logging.getLogger("tocsin.janitor")
 EVERY_S: Final = 1.0

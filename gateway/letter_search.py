@@ -16,7 +16,8 @@ from metadata.catalog import Queue
 from push import limits
 from push.errors import Unknown
 from push.message import Message
-from push.ports import Partition, PartitionState, Storage
+from push.places import Partition
+from push.ports import PartitionState, Storage
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
 

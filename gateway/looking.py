@@ -17,7 +17,8 @@ from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused
 from push.message import Message
-from push.ports import GroupPartition, Partition, PartitionState, Standing, Storage
+from push.places import GroupPartition, Partition
+from push.ports import PartitionState, Standing, Storage
 from push.record import Record
 from push.ring import Ring, key_hash
 from push.standing import Standings, State

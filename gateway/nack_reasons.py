@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 
 from push.errors import Refused
-from push.ports import GroupPartition, Partition, Storage
+from push.places import GroupPartition, Partition
+from push.ports import Storage
 from push.record import RecordDamaged
 from push.sealing import PLAIN, Sealer
 

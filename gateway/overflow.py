@@ -17,7 +17,8 @@ from gateway.slot import Slot
 from gateway.slot_context import Context
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
-from push.ports import CursorState, Partition, PartitionState
+from push.places import Partition
+from push.ports import CursorState, PartitionState
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import GroupPartition, ParkedLine, Partition, Storage
+from push.places import GroupPartition, ParkedLine, Partition, Verb
+from push.ports import Storage
 from push.pursuing import Pursuit
 from push.ring import key_hash
-from push.unparking import Verb
 
 DECIDE_TIMEOUT_S: Final = 20.0
 """For a decision to become durable."""
@@ -119,7 +119,7 @@ class Parking:
         return slot if slot is not None and not slot.ended else None
 
     async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
-        """Retry, skip or release one parked key, or as many as one call may; see push.unparking.
+        """Retry, skip or release one parked key, or as many as one call may; see push.waiting.
 
         Raises:
             Refused: nothing happened; not_parked: the key is not.

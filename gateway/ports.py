@@ -36,7 +36,7 @@ from metadata.rights import ALL_KEYS
 from metadata.rights import Keys as AllowedKeys
 from push.errors import TocsinError
 from push.message import Message
-from push.unparking import Verb
+from push.places import Verb
 
 
 class Parks(Protocol):

@@ -34,7 +34,8 @@ from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused
 from push.message import Message
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from push.record import Header
 from push.sharing import has_room
 

@@ -15,7 +15,7 @@ from gateway.slot import Slot
 from metadata.catalog import Group, Queue
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import SETTLED, Letter, Verb, runs_of
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 
 Named = list[tuple[int, Receipt]]
 """Receipts, each with its place in the request."""

@@ -13,9 +13,9 @@ from gateway.slot import Slot
 from metadata.catalog import Group, Queue
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import UNREADABLE, Unpark
-from push.ports import GroupPartition, Partition, Storage
+from push.places import GroupPartition, Partition, Verb
+from push.ports import Storage
 from push.pursuing import Pursuit
-from push.unparking import Verb
 
 AGAIN_S: Final = 0.05
 """Between two looks for an owner, while a partition has none or moves, or somebody else decides."""

@@ -22,7 +22,8 @@ from gateway.tail import Tail
 from metadata.catalog import Queue
 from push import limits
 from push.errors import Refused, TocsinError
-from push.ports import Partition, PartitionState
+from push.places import Partition
+from push.ports import PartitionState
 from push.positions import overtaken
 from push.record import Record
 

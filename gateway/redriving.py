@@ -39,7 +39,8 @@ from metadata.client import Metadata
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import CursorWrite, GroupPartition, PartitionState, Storage
+from push.places import GroupPartition
+from push.ports import CursorWrite, PartitionState, Storage
 from push.ranges import RangeSet
 from push.record import Record
 

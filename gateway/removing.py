@@ -19,7 +19,8 @@ from metadata.catalog import Group, GroupStart, Principal, Queue
 from metadata.client import Metadata
 from push.alone import kept_alone, settled_of
 from push.errors import Refused
-from push.ports import GroupPartition, Partition, PartitionState, Start, Storage
+from push.places import GroupPartition, Partition
+from push.ports import PartitionState, Start, Storage
 from push.ranges import RangeSet
 
 SIDE_OFFSETS: Final = 10_000

@@ -27,7 +27,7 @@ from gateway.tracing import carried, current
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
-from push.ports import Durability
+from push.places import Durability
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

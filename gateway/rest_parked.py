@@ -23,7 +23,7 @@ from gateway.rest_account import act_of, shown_keys
 from gateway.upkeep_values import Decided, ParkedKeys, WhichKey
 from push import limits
 from push.errors import Refused
-from push.unparking import Verb
+from push.places import Verb
 
 KEYS_DEFAULT: Final = 100
 

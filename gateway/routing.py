@@ -19,7 +19,8 @@ from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
-from push.ports import Appended, NotStored, Partition, Stored
+from push.places import Partition
+from push.ports import Appended, NotStored, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, hasher
 

@@ -6,7 +6,7 @@ from typing import Final
 from gateway.routing import Route
 from push import limits
 from push.errors import Refused, TocsinError
-from push.ports import Partition
+from push.places import Partition
 from push.record import Header
 from push.sending import SendingOrder
 

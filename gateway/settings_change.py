@@ -27,7 +27,8 @@ from metadata.settings import (
     changes,
 )
 from push.errors import Refused
-from push.ports import GroupPartition, Partition, Storage
+from push.places import GroupPartition, Partition
+from push.ports import Storage
 
 TRIES_MAX: Final = 20
 """So often a change is judged anew because somebody else has changed the settings meanwhile."""

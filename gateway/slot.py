@@ -24,9 +24,9 @@ from push.delivery import Delivery
 from push.errors import TocsinError
 from push.giving import GiveOut, Judged, Taken
 from push.leases import offsets_of
-from push.ports import Cursor, CursorWrite, GroupPartition, ParkedLine, Partition, Written
+from push.places import GroupPartition, ParkedLine, Partition, Verb
+from push.ports import Cursor, CursorWrite, Written
 from push.record import Record
-from push.unparking import Verb
 from push.waiting import DeadLetter
 
 logger = logging.getLogger("tocsin.slot")
@@ -208,11 +208,11 @@ class Slot:
             self._context.flusher.mark(self, urgent=delivery.urgent)
         self._move_dead_letters()
         self._context.deadlines.set(self, delivery.next_deadline())
-        unparking = delivery.waiting.unparking
-        self.log.dying(delivery.waiting.take_decided())
-        self.log.parked(unparking.take_parked())
-        self.decisions.tell(opened := unparking.take_opened(), made=True)
-        self.decisions.tell(unparking.take_dropped(), made=False)
+        waiting = delivery.waiting
+        self.log.dying(waiting.take_decided())
+        self.log.parked(waiting.take_parked())
+        self.decisions.tell(opened := waiting.take_opened(), made=True)
+        self.decisions.tell(waiting.take_dropped(), made=False)
         self.log.opened(opened, delivery.end)
         self._end_if_drained()
 
@@ -276,11 +276,11 @@ class Slot:
         return evicted > 0
 
     def unpark(self, verb: Verb, seen: ParkedLine) -> "asyncio.Future[bool] | None":
-        """An operator's decision about a parked key; see push.unparking. The future: True once it
+        """An operator's decision about a parked key; see push.waiting. The future: True once it
         is durable, False when the epoch ended before, or the head is another one by now. None: it
         is not parked like this, or decided."""
         now = asyncio.get_running_loop().time()
-        if self.ended or not self.delivery.waiting.unparking.decide(verb, seen, now):
+        if self.ended or not self.delivery.waiting.decide(verb, seen, now):
             return None
         decided = self.decisions.wait(seen.key_hash)
         self._context.flusher.mark(self, urgent=True)

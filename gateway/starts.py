@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from metadata.catalog import GroupStart, Queue
-from push.ports import Partition, Start, Storage
+from push.places import Partition
+from push.ports import Start, Storage
 
 
 async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequence[Start]:

@@ -15,7 +15,8 @@ from typing import Final
 
 from gateway.slices import Slices
 from metadata.catalog import Group, Queue
-from push.ports import CursorState, Partition, PartitionState, Storage
+from push.places import Partition
+from push.ports import CursorState, PartitionState, Storage
 
 KEPT_MAX: Final = 200_000
 """Partitions and cursors remembered, some 300 bytes each."""

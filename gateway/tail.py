@@ -3,8 +3,8 @@
 The certified end of every partition that somebody follows, and the most recent records in
 memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
 Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
-those who are far behind, so that others are never behind them; of each lane (`push.lanes`), so that
-nobody is behind those whose server is down; and who waits too long is told so.
+those who are far behind, so that others are never behind them; of each lane (`push.ports.Lane`),
+so that nobody is behind those whose server is down; and who waits too long is told so.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from gateway.soon import Soon
 from gateway.spans import Stages
 from push import limits
 from push.errors import Refused
-from push.ports import Partition, Read, Storage
+from push.places import Partition
+from push.ports import Read, Storage
 from push.record import Record
 
 Follower = Callable[[Partition], None]

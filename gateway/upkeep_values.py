@@ -11,8 +11,8 @@ from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue
 from push import limits
 from push.errors import Refused
+from push.places import Verb
 from push.standing import State
-from push.unparking import Verb
 
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
 

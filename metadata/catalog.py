@@ -11,7 +11,7 @@ import msgspec
 
 from push import limits
 from push.errors import Refused
-from push.ports import Durability
+from push.places import Durability
 
 NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_BYTES_MAX - 1}}}")
 

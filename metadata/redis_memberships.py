@@ -12,7 +12,7 @@ from metadata.redis_rows import BEATS, MEMBERS_CHANGED, SAID, STATE, key_of
 from metadata.rows import Damaged, pack_struct, read_struct
 from metadata.shards import Arg, Shard
 from push.errors import Refused
-from push.ports import Durability
+from push.places import Durability
 
 _LOG: Final = logging.getLogger(__name__)
 _KIND: Final = "memberships"

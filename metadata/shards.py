@@ -4,7 +4,7 @@ because storage and metadata do not know each other."""
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from push.ports import Durability
+from push.places import Durability
 
 Arg = str | bytes | int
 """An argument of a function."""

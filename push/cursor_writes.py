@@ -11,7 +11,8 @@ from typing import Final
 
 from push import limits
 from push.dead import DeadRanges
-from push.ports import CursorWrite, Dead, GroupPartition, Parked, Retry, Side
+from push.places import GroupPartition, Parked
+from push.ports import CursorWrite, Dead, Retry, Side
 from push.ranges import Range, coalesce
 
 SETTLED_LOOSE_MAX: Final = 4096

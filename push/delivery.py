@@ -27,7 +27,8 @@ from push.backoff import backoff_s
 from push.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
 from push.leases import Leases, Push, offsets_of, ranges_of
 from push.lines import loose
-from push.ports import CursorWrite, GroupPartition, Owned, Written
+from push.places import GroupPartition
+from push.ports import CursorWrite, Owned, Written
 from push.ranges import Range
 from push.record import Record
 from push.scan import Scan

@@ -17,8 +17,8 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 
 from push import limits
-from push.ports import GroupPartition
-from push.unparking import Verb as Decision
+from push.places import GroupPartition
+from push.places import Verb as Decision
 
 Verb = Literal["ack", "nack", "extend"]
 Run = tuple[int, int, int]
@@ -69,7 +69,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unpark(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's decision about parked keys (push.unparking), for the owner of one epoch."""
+    """An operator's decision about parked keys (push.waiting), for the owner of one epoch."""
 
     verb: Decision
     epoch: _Number

@@ -13,33 +13,13 @@ Nothing beyond the certified offset leaves a storage (R10).
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from push.histogram import Took
-from push.lanes import Lane
-from push.looking import Looking
+from push.letters import Inbox
+from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
 from push.ranges import Range
 from push.record import Header, Record
-
-if TYPE_CHECKING:
-    from push.letters import Inbox
-
-Durability = Literal["local", "quorum", "all"]
-
-
-class Partition(NamedTuple):
-    """One ordered log. `queue_id` is never reused (R1)."""
-
-    queue_id: str
-    number: int
-
-
-class GroupPartition(NamedTuple):
-    """The place of a cursor. `group_id` is never reused either."""
-
-    group_id: str
-    partition: Partition
-
 
 OWNER_BYTES: Final = 16
 
@@ -133,15 +113,6 @@ class Side:
     offsets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A key whose head exhausted its attempts and which waits for an operator."""
-
-    key_hash: int
-    reason: str
-    since_unix_ms: int
-
-
 class Dead(NamedTuple):
     """Messages of first..last that go to the dead letters: decided, and nobody is given them any
     more. `reason`: exhausted, expired, overflow, skipped …"""
@@ -149,22 +120,6 @@ class Dead(NamedTuple):
     first: int
     last: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedLine:
-    """For looking at: a parked key, and what stands in its side line."""
-
-    key_hash: int
-    reason: str
-    since_unix_ms: int
-    messages: int
-    head: int | None
-    """The first offset of the side line; None: nothing stands there."""
-    attempts: int
-    """Those of the head."""
-    nack: bytes | None = None
-    """Of the head; see Retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +190,33 @@ class Written:
 
     refused: tuple[int, ...] = ()
     fenced: bool = False
+
+
+# --- Lanes --------------------------------------------------------------------------------------
+
+
+class Lane(NamedTuple):
+    """What of a storage fails together, and says nothing of the rest.
+
+    A lane is the acts of one level at one place of the store: one connection to one of its
+    servers. They take effect in the order of the calls. When a replica is away, the lane of the
+    level `all` fails and that of `local` goes on; when one primary of a Cluster is, its lanes do,
+    and no others.
+
+    Whoever cares for an order (R7) has what belongs together, a partition's appends, under way in
+    one lane at a time: its lane becomes another one when its queue's level is changed, or when it
+    moves.
+    """
+
+    number: int
+    doubts: int
+    """How often acts there have failed as a whole (Unknown, or no store there). Two lanes that are
+    equal: nothing has failed there in between."""
+
+
+def one_lane(_partition: Partition, _level: Durability) -> Lane:
+    """As Storage.lane, where all of it is one store, and a failure ends the process."""
+    return Lane(0, 0)
 
 
 # --- Reading and looking ------------------------------------------------------------------------
@@ -325,11 +307,45 @@ WakeUp = Callable[[Partition, int], None]
 """Called on the event loop with (partition, certified end) after an append became certified."""
 
 
+class Looking(Protocol):
+    """What a storage shows of itself, the looking half of `Storage`: changes nothing (P9).
+
+    Each call answers from one moment; two calls may be of two.
+    """
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """Every partition of a queue; empty when it is unknown."""
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """Every cursor of a group; empty when it is unknown."""
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """A cursor as its next owner would find it, without becoming one; None: unknown."""
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """Where each of the offsets first..last stands for a group; none when it is unknown."""
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """The parked keys of a (group, partition), by hash; empty when it is unknown."""
+
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """How many messages `Storage.trim` would delete with this retention: in a slice of the
+        partition, from the offset `after` on. The offset to go on from comes second; None: that
+        was the last slice."""
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """For each (partition, offset), when the record was published that holds the offset or
+        is the first one behind it, in unix milliseconds; None: nothing is retained from there on,
+        or the partition is unknown."""
+
+
 class Storage(Looking, Protocol):
     """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
 
     @property
-    def inbox(self) -> "Inbox | None":
+    def inbox(self) -> Inbox | None:
         """Where requests reach owners at other gateways (R24); None: there are none."""
 
     async def incarnation(self) -> str:

@@ -18,7 +18,7 @@ asked again about the one there is.
 from collections.abc import Iterable, Sequence
 
 from push.letters import PERHAPS, SETTLED
-from push.ports import ParkedLine
+from push.places import ParkedLine
 
 
 class Pursuit:

@@ -3,7 +3,7 @@ opened where it is read. The header stays plain (R9), and is bound to its payloa
 
 from typing import Final, Protocol
 
-from push.ports import Partition
+from push.places import Partition
 
 SEALED: Final = 1
 """The first byte of a sealed payload. A plain one is JSON and begins with "{"."""

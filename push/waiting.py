@@ -1,8 +1,21 @@
 """What a delivery has passed and not settled, and which is not in flight either: what waits.
 
 Returned and skipped messages in lines (R17, R18), the attempts they have had (R19), messages on
-their way to the dead letters, and what all that makes to be written (R16). `Delivery` owns one
-and adds the log and the leases.
+their way to the dead letters, operators' decisions about parked keys, and what all that makes to be
+written (R16). `Delivery` owns one and adds the log and the leases.
+
+A decision about a parked key is to retry, skip or release it (R17, R18):
+
+    parked ──decide──▶ all of it durably aside ──▶ one cursor write ──opened──▶ the line goes on
+
+A key stays parked, here and in the storage, until the one write is durable that unparks it and
+says what becomes of its head: that it is tried once more, or that it goes to the dead letters. So a
+crash finds it parked, or decided, and nothing in between; and of two decisions one is made.
+
+What is decided about is a key as an operator has seen it: parked since that moment, with that head.
+Where something that stands in front of the head came back meanwhile, nothing is decided, and
+whoever asked looks again. [A skip of the message that failed buries the one in front of it, and
+is answered with the one that failed.]
 """
 
 from bisect import bisect_left
@@ -13,11 +26,11 @@ from push import limits
 from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
 from push.dead import DeadRanges
-from push.lines import Line, Lines
-from push.ports import Cursor, CursorWrite, Dead, GroupPartition, Owned, Retry, Written
+from push.lines import Decision, Line, Lines
+from push.places import GroupPartition, ParkedLine, Verb
+from push.ports import Cursor, CursorWrite, Dead, Owned, Retry, Written
 from push.ranges import RangeSet
 from push.tally import Tally
-from push.unparking import Unparking
 
 
 class DeadLetter(NamedTuple):
@@ -33,9 +46,10 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "__weakref__", "_begun", "_decided", "_inherited", "_rescanned", "_untaken", "attempts",
-        "attempts_max", "dead", "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines",
-        "not_before", "park", "pending", "pull", "rejected", "returned", "tally", "unparking",
+        "__weakref__", "_begun", "_decided", "_dropped", "_heads", "_inherited", "_opened",
+        "_parked", "_released", "_rescanned", "_untaken", "attempts", "attempts_max", "dead",
+        "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines", "not_before", "park",
+        "pending", "pull", "rejected", "returned", "tally",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +86,14 @@ class Waiting:
         self._decided: list[Dead] = []
         """What has become dead, durably, and was not taken yet."""
         self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
-        self.unparking = Unparking(self)
+        self._heads: dict[int, int | None] = {}
+        """Key → its head, of decisions that are on their way."""
+        self._opened: list[int] = []
+        self._dropped: list[int] = []
+        self._parked: list[int] = []
+        self._released: set[int] = set()
+        """Keys that were released: what the previous owner tried of them, and this one had not
+        come to in the log, does not count either."""
         self._inherit(owned.cursor)
         self._inherited = sorted(self.attempts)
         self._rescanned, self._begun = False, not self.attempts
@@ -133,7 +154,7 @@ class Waiting:
 
     def join(self, line: Line, offset: int, now: float) -> None:
         """A message of the log waits in its key's line: in memory, or beyond that aside."""
-        fits = offset not in self.attempts or self.unparking.joins(line, offset)
+        fits = offset not in self.attempts or self._joins(line, offset)
         if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX or not fits:
             line.aside_unwritten += 1
             self.pending.set_aside(line.key, offset)
@@ -195,7 +216,7 @@ class Waiting:
             why = "rejected" if offset in self.rejected else "exhausted"
             if self.park:
                 if not line.parked:
-                    self.unparking.park(line, offset, why)
+                    self._park(line, offset, why)
                     self.tally.parked += 1
                 self._all_aside(line)
             else:
@@ -267,7 +288,7 @@ class Waiting:
                 line.widen()  # nothing has failed, and others may have expired behind it
             if offset in refused:
                 self.forget(offset)
-            self.unparking.go_on(line)
+            self._go_on(line)
             self.lines.settle_down(line, now)
 
     def is_dead(self, offset: int) -> bool:
@@ -359,14 +380,14 @@ class Waiting:
             line.aside += count
             line.aside_unwritten -= count
             line.opens_after = max(0, line.opens_after - count)
-            self.unparking.go_on(line)
+            self._go_on(line)
             self.lines.settle_down(line, now)
         if write.dead:
             self._died(write, answer.refused, now)
         for mark in write.parked:
             self.lines.by_key[mark.key_hash].parked_unix_ms = mark.since_unix_ms
         for key in write.unparked:
-            self.unparking.opened(self.lines.by_key[key], now)
+            self._unparked(self.lines.by_key[key], now)
         for offset, key in recorded.items():
             line = self.lines.by_key[key]
             if offset in answer.refused:  # settled already: it must not be given again (R16)
@@ -408,9 +429,9 @@ class Waiting:
         # What joined since it was asked comes later, when it is known to be durable.
         fresh, stood, line.loading = offsets[: line.loading], line.loading, None
         if line.parked:
-            self.unparking.go_on(line)
+            self._go_on(line)
         else:
-            fresh = self.unparking.admitted(line, fresh)
+            fresh = self._admitted(line, fresh)
             line.aside -= len(fresh) if fresh else stood
             line.loaded = fresh[-1] if fresh else line.loaded
             line.waiting.extend(fresh)
@@ -425,8 +446,115 @@ class Waiting:
         line = self.lines.by_key.get(key)
         if line is not None and line.loading is not None:
             line.loading = None
-            self.unparking.go_on(line)
+            self._go_on(line)
             self.lines.settle_down(line, now)
+
+    # --- Operators' decisions ----------------------------------------------------------------
+
+    def _park(self, line: Line, head: int, why: str) -> None:
+        """The line waits for an operator, since this offset is not tried again. An earlier release
+        is over."""
+        self._parked.append(head)
+        line.parked, line.forgiven = True, False
+        line.parked_unix_ms = None
+        self._released.discard(line.key)
+        self.pending.park(line.key, why)
+
+    def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
+        """Unpark a key that the storage shows like this. `take_opened` tells when the decision is
+        durable, `take_dropped` that it was not made, since the head is another one.
+
+        False, and nothing changes: the key is not parked, or was parked anew since, or something
+        was decided already.
+        """
+        line = self.lines.by_key.get(seen.key_hash)
+        if line is None or line.parked_unix_ms != seen.since_unix_ms or line.decision is not None:
+            return False
+        line.decision = Decision(verb, seen.head)
+        self._go_on(line)
+        self.lines.settle_down(line, now)
+        return True
+
+    def _go_on(self, line: Line) -> None:
+        """Something that a decision may have waited for has happened. Nothing of the line may be
+        on its way in from the side line: it would be read again. No decision: nothing happens."""
+        decision, key, pending = line.decision, line.key, self.pending
+        if decision is None or line.loading is not None or line.dying:
+            return
+        if key in self._heads:
+            return
+        unwritten = pending.first_aside(key)
+        heads = (decision.head, line.head, unwritten)
+        head = min((offset for offset in heads if offset is not None), default=None)
+        if head is not None and head == unwritten:
+            return  # when it is written
+        if head != decision.head:
+            line.decision = None
+            self._dropped.append(key)
+            return
+        if head is not None and decision.verb == "skip":
+            line.aside -= 1
+            self.doom(head, "skipped")
+        elif head is not None:
+            pending.note(Retry(head, 0))
+        self._heads[key] = head
+        pending.unpark(key)
+
+    def _unparked(self, line: Line, now: float) -> None:
+        """The write that unparks it is durable: the line goes on, in order. What joined meanwhile
+        may belong before what stands aside (R17): that is set aside first."""
+        decision, head = line.decision, self._heads.pop(line.key)
+        assert decision is not None
+        line.parked, line.decision, line.head = False, None, None
+        line.parked_unix_ms = None
+        line.window = 1
+        line.once = head if decision.verb == "retry" and head is not None else -1
+        line.forgiven = decision.verb == "release"
+        if line.forgiven:
+            self._released.add(line.key)
+        if head is not None and decision.verb != "skip":
+            self.forgive(head)
+        if not line.inherited:
+            line.opens_after = line.aside_unwritten
+        self._opened.append(line.key)
+        self.lines.settle_down(line, now)
+
+    def _admitted(self, line: Line, fresh: tuple[int, ...]) -> tuple[int, ...]:
+        """What of the next part of a side line comes into memory. A retried head comes without
+        what stands behind it, which may be exhausted and would park the key before the try."""
+        if fresh and fresh[0] <= line.once:
+            fresh = tuple(offset for offset in fresh if offset <= line.once)
+        if line.forgiven:
+            for offset in fresh:
+                self._forgive_inherited(offset)
+        return fresh
+
+    def _joins(self, line: Line, offset: int) -> bool:
+        """A message that the previous owner tried joins the line. False: it must wait aside, for
+        the head that an operator lets be tried stands before it (see `_admitted`)."""
+        if line.key in self._released:
+            self._forgive_inherited(offset)
+        return line.once < 0
+
+    def _forgive_inherited(self, offset: int) -> None:
+        if self.attempts.get(offset):  # as what was rejected has, too
+            self.forgive(offset)
+            self.pending.note(Retry(offset, 0))
+
+    def take_parked(self) -> list[int]:
+        """The heads of keys that were parked since the last call."""
+        parked, self._parked = self._parked, []
+        return parked
+
+    def take_opened(self) -> list[int]:
+        """Keys that were durably unparked since the last call."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def take_dropped(self) -> list[int]:
+        """Keys of which a decision was not made, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     # --- Settling ------------------------------------------------------------------------------
 

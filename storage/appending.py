@@ -13,7 +13,8 @@ from typing import Final
 
 from push import limits
 from push.errors import Refused
-from push.ports import Append, Appended, NotStored, Partition, PartitionState, Stored
+from push.places import Partition
+from push.ports import Append, Appended, NotStored, PartitionState, Stored
 from push.record import NO_DIGEST, Header, RecordDamaged, parse_header
 from storage.dedup import ProducerLine
 

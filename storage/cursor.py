@@ -13,11 +13,11 @@ from push import limits
 from push.cursor_writes import with_reason
 from push.dead import DeadRanges
 from push.errors import Fenced, Refused
+from push.places import Parked
 from push.ports import (
     Cursor,
     CursorWrite,
     Dead,
-    Parked,
     Retry,
     Side,
     Standing,

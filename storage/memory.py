@@ -10,18 +10,15 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from push.errors import Refused, Unknown
-from push.lanes import Lane, one_lane
+from push.places import Durability, GroupPartition, ParkedLine, Partition
 from push.ports import (
     Append,
     Appended,
     Cursor,
     CursorState,
     CursorWrite,
-    Durability,
-    GroupPartition,
+    Lane,
     Owned,
-    ParkedLine,
-    Partition,
     PartitionState,
     Read,
     Standing,
@@ -29,6 +26,7 @@ from push.ports import (
     StorageState,
     WakeUp,
     Written,
+    one_lane,
 )
 from push.record import Header, Record
 from push.sealing import PLAIN, Sealer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from push import limits
 from push.errors import Fenced, Refused
 from push.letters import ASKER_CHARS, AnyLetter
-from push.ports import GroupPartition
+from push.places import GroupPartition
 
 EpochOf = Callable[[GroupPartition], int | None]
 

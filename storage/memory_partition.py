@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from push.ports import Damage, ParkedLine, Read, Standing
+from push.places import ParkedLine
+from push.ports import Damage, Read, Standing
 from push.record import Record, RecordDamaged
 from push.sealing import PLAIN, Sealer
 from storage.appending import IdBuckets, PartitionLog

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from push.errors import TocsinError
 from push.letters import AnyLetter, Inbox
-from push.ports import GroupPartition
+from push.places import GroupPartition
 from storage.places import Places
 
 

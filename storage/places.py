@@ -6,7 +6,8 @@ one. Pure but for the question to the catalog.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 
 KNOWN_MAX: Final = 200_000
 """Queues whose places are remembered: twice as many as there may be."""

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from push.errors import Refused, TocsinError, Unknown
-from push.lanes import Lane
-from push.ports import Append, Appended, Partition
+from push.places import Partition
+from push.ports import Append, Appended, Lane
 from push.record import Header
 from push.sealing import PLAIN, Sealer
 from storage.redis_keys import queue_key

@@ -19,8 +19,8 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from push.errors import Refused
-from push.lanes import Lane
-from push.ports import Durability
+from push.places import Durability
+from push.ports import Lane
 from storage.redis_answers import Moved, unavailable
 from storage.redis_held import BEHIND
 from storage.redis_link import Address, Reach, packed

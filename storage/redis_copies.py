@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from push.ports import Durability
+from push.places import Durability
 
 STATE: Final = "state="
 

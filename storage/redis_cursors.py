@@ -14,20 +14,8 @@ from typing import Any, Final
 
 from push.dead import dead_of
 from push.errors import Unknown
-from push.ports import (
-    OWNER_BYTES,
-    CursorState,
-    CursorWrite,
-    Durability,
-    GroupPartition,
-    Owned,
-    Parked,
-    ParkedLine,
-    Partition,
-    Retry,
-    Standing,
-    Written,
-)
+from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
+from push.ports import OWNER_BYTES, CursorState, CursorWrite, Owned, Retry, Standing, Written
 from push.ranges import Range, RangeSet
 from storage.cursor import Change, GroupCursor, check_write
 from storage.redis_keys import queue_key

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from push.backoff import backoff_s
 from push.errors import Refused, Unknown
 from push.histogram import Histogram
-from push.ports import Durability
+from push.places import Durability
 from storage.redis_answers import answer, is_sure, unavailable
 from storage.redis_copies import copies_needed, doubt_of, fields
 from storage.redis_guard import out_of

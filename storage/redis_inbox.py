@@ -8,7 +8,7 @@ from typing import Any
 
 from push import limits
 from push.letters import AnyLetter
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 from storage.redis_keys import ANSWER_CHANNELS, LETTER_CHANNELS, place_of, queue_key
 from storage.redis_ports import Arg, Shard
 

@@ -22,7 +22,7 @@ names are made in the functions (redis/begin.lua), which are given the first one
 
 from typing import Final
 
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 
 CERTIFIED_CHANNELS: Final = "tocsin:certified:"
 """Messages there: a certified end, in decimal."""

@@ -14,8 +14,8 @@ from push import limits
 from push.backoff import backoff_s
 from push.breaker import Breaker
 from push.errors import Fenced, Refused, TocsinError
-from push.lanes import Lane
-from push.ports import Durability
+from push.places import Durability
+from push.ports import Lane
 from storage.redis_answers import Said, unavailable
 from storage.redis_ports import Arg, Heard, Shard, Standing
 

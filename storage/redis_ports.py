@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from push.histogram import Took
-from push.lanes import Lane
-from push.ports import Durability
+from push.places import Durability
+from push.ports import Lane
 
 Arg = str | bytes | int
 """An argument of a function, as Redis is sent it: text as UTF-8, a whole number in decimal."""

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from push import limits
-from push.ports import Damage, Partition, PartitionState, Read
+from push.places import Partition
+from push.ports import Damage, PartitionState, Read
 from push.record import Record
 from push.sealing import PLAIN, Sealer
 from storage.redis_keys import queue_key

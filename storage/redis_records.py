@@ -8,7 +8,8 @@ from struct import Struct
 from typing import Any, Final
 
 from push.errors import Refused, Unknown
-from push.ports import Append, Appended, Damage, NotStored, Partition, Stored
+from push.places import Partition
+from push.ports import Append, Appended, Damage, NotStored, Stored
 from push.record import Header, Record, RecordDamaged
 from push.sealing import Sealer
 from storage.appending import nowhere

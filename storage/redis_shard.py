@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 
 from push import limits
 from push.histogram import Took
-from push.lanes import Lane
-from push.ports import Durability
+from push.places import Durability
+from push.ports import Lane
 from storage.redis_answers import unavailable
 from storage.redis_copies import copies_needed, fields, without
 from storage.redis_guard import MARKED, Marks, check_held

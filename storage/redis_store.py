@@ -13,19 +13,16 @@ from typing import Any, TypeVar
 
 from push import limits
 from push.errors import Refused, Unknown
-from push.lanes import Lane
 from push.letters import Inbox
+from push.places import Durability, GroupPartition, ParkedLine, Partition
 from push.ports import (
     Append,
     Appended,
     Cursor,
     CursorState,
     CursorWrite,
-    Durability,
-    GroupPartition,
+    Lane,
     Owned,
-    ParkedLine,
-    Partition,
     PartitionState,
     Read,
     Standing,

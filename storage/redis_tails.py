@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from push.errors import TocsinError
-from push.ports import Durability, Partition
+from push.places import Durability, Partition
 from storage.redis_keys import queue_key
 from storage.redis_ports import Shard
 

@@ -26,18 +26,15 @@ from typing import Final, TypeVar
 
 from push import limits
 from push.errors import Refused
-from push.lanes import Lane, one_lane
+from push.places import Durability, GroupPartition, ParkedLine, Partition
 from push.ports import (
     Append,
     Appended,
     Cursor,
     CursorState,
     CursorWrite,
-    Durability,
-    GroupPartition,
+    Lane,
     Owned,
-    ParkedLine,
-    Partition,
     PartitionState,
     Read,
     Standing,
@@ -45,6 +42,7 @@ from push.ports import (
     StorageState,
     WakeUp,
     Written,
+    one_lane,
 )
 from push.record import Record
 from push.sealing import PLAIN, Sealer

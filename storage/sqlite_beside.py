@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from push.dead import dead_of
-from push.ports import Parked, Retry
+from push.places import Parked
+from push.ports import Retry
 from storage import sqlite_codec as codec
 from storage.cursor import Change, GroupCursor
 from storage.sqlite_statement import delete_each, insert

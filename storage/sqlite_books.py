@@ -13,7 +13,8 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from push.errors import Refused
-from push.ports import Append, Appended, GroupPartition, Partition, Start
+from push.places import GroupPartition, Partition
+from push.ports import Append, Appended, Start
 from push.record import Header
 from push.sealing import Sealer
 from storage import sqlite_codec as codec

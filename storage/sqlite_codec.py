@@ -9,7 +9,8 @@ import zlib
 from array import array
 from typing import Any, Final
 
-from push.ports import Partition, Retry
+from push.places import Partition
+from push.ports import Retry
 from push.ranges import RangeSet
 from storage.appending import PartitionLog
 from storage.dedup import ProducerLine

@@ -11,13 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from push.errors import Refused
-from push.ports import (
-    CursorWrite,
-    GroupPartition,
-    Owned,
-    Partition,
-    Written,
-)
+from push.places import GroupPartition, Partition
+from push.ports import CursorWrite, Owned, Written
 from push.ranges import Range, RangeSet
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog

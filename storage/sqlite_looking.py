@@ -1,4 +1,4 @@
-"""What the embedded store shows of itself: `push.looking`, on the reading connection."""
+"""What the embedded store shows of itself: `push.ports.Looking`, on the reading connection."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -6,16 +6,8 @@ from typing import Final
 
 from push import limits
 from push.dead import DeadRanges, dead_of
-from push.ports import (
-    Cursor,
-    CursorState,
-    GroupPartition,
-    Parked,
-    ParkedLine,
-    Partition,
-    PartitionState,
-    Standing,
-)
+from push.places import GroupPartition, Parked, ParkedLine, Partition
+from push.ports import Cursor, CursorState, PartitionState, Standing
 from push.ranges import RangeSet
 from storage import sqlite_codec as codec
 from storage.cursor import GroupCursor, settled_by_all

@@ -8,7 +8,7 @@ from typing import Final
 
 from push import limits
 from push.errors import Refused
-from push.ports import GroupPartition
+from push.places import GroupPartition
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
 from storage.sqlite_books import Books

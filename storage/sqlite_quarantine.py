@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from storage import sqlite_codec as codec
 from storage.sqlite_books import Books

@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 from push import limits
 from push.errors import Refused
-from push.ports import Damage, GroupPartition, Partition, Read
+from push.places import GroupPartition, Partition
+from push.ports import Damage, Read
 from push.record import Record, RecordDamaged
 from push.sealing import Sealer
 from storage import sqlite_codec as codec

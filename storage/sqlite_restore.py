@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
 from storage.sqlite_open import mark_clean, open_store

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import Final
 
 from push import limits
-from push.ports import Partition
+from push.places import Partition
 from push.ranges import RangeSet
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog

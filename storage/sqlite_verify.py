@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from push.sealing import Sealer, is_sealed
 from storage import sqlite_codec as codec

@@ -19,7 +19,8 @@ from typing import Any, Final, TypeVar
 
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import Histogram, Took
-from push.ports import Partition, WakeUp
+from push.places import Partition
+from push.ports import WakeUp
 from storage.sqlite_books import Books
 from storage.sqlite_carry import Carrier
 from storage.sqlite_copy import Copying

@@ -10,8 +10,8 @@ import msgspec
 from metadata.catalog import Principal, Queue
 from metadata.data_keys import DataKeys
 from push.errors import TocsinError
-from push.lanes import Lane
-from push.ports import Append, Appended, Partition, Read
+from push.places import Partition
+from push.ports import Append, Appended, Lane, Read
 
 
 class Mad:

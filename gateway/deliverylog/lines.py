@@ -10,7 +10,7 @@ from typing import Final, Literal, cast
 import msgspec
 
 from push.leases import ranges_of
-from push.ports import Durability
+from push.places import Durability
 
 SCHEMA: Final = 2
 """Raised when a field changes or goes; new fields and kinds do not raise it."""

@@ -7,19 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.encryption import RecordSealer
-from push.ports import (
-    Append,
-    Appended,
-    CursorWrite,
-    Dead,
-    GroupPartition,
-    Parked,
-    Partition,
-    Retry,
-    Side,
-    Storage,
-    Stored,
-)
+from push.places import GroupPartition, Parked, Partition
+from push.ports import Append, Appended, CursorWrite, Dead, Retry, Side, Storage, Stored
 from push.ranges import Range
 from push.record import NO_DIGEST, Header, RecordDamaged
 from push.sealing import PLAIN, Sealer

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from push import limits
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from storage.appending import PartitionLog
 from tests.contract.stores import (
     ANN,

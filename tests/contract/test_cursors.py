@@ -7,17 +7,8 @@ import pytest
 
 from push import limits
 from push.errors import Fenced, Refused
-from push.ports import (
-    Cursor,
-    Dead,
-    GroupPartition,
-    Parked,
-    ParkedLine,
-    Partition,
-    Retry,
-    Side,
-    Storage,
-)
+from push.places import GroupPartition, Parked, ParkedLine, Partition
+from push.ports import Cursor, Dead, Retry, Side, Storage
 from tests.contract.stores import (
     G0,
     P0,

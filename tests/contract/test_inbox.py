@@ -8,7 +8,7 @@ import pytest
 from push import limits
 from push.errors import Fenced, Refused
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter, Unpark, letter_of
-from push.ports import GroupPartition
+from push.places import GroupPartition
 from storage.memory import MemoryStorage
 from storage.memory_inbox import MemoryInbox
 from storage.redis_link import Address

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from push.errors import Refused
-from push.ports import Partition, Storage
+from push.places import Partition
+from push.ports import Storage
 from push.record import RecordDamaged
 from tests.contract.conftest import Opening
 from tests.contract.stores import (

@@ -7,7 +7,8 @@ import pytest
 
 from push import limits
 from push.errors import Refused
-from push.ports import Append, Partition, Storage
+from push.places import Partition
+from push.ports import Append, Storage
 from push.record import parse_header
 from tests.contract.stores import (
     ANN,

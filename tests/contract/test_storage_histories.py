@@ -20,17 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from push.ports import (
-    OWNER_BYTES,
-    CursorWrite,
-    Dead,
-    GroupPartition,
-    Partition,
-    Retry,
-    Side,
-    Storage,
-    Written,
-)
+from push.places import GroupPartition, Partition
+from push.ports import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
 from push.sending import SendingOrder
 from storage.memory import MemoryStorage
 from storage.redis_store import RedisStorage

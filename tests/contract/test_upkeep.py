@@ -7,7 +7,8 @@ import pytest
 
 from push import limits
 from push.errors import Refused
-from push.ports import GroupPartition, Parked, Partition, Retry, Side, Standing, Storage
+from push.places import GroupPartition, Parked, Partition
+from push.ports import Retry, Side, Standing, Storage
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
 

@@ -69,7 +69,7 @@ from metadata.settings import (
 )
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
-from push.unparking import Verb
+from push.places import Verb
 from tests.gateway.plain_tokens import PlainTokens
 
 NOW_UNIX_MS = 1_700_000_000_000

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.commit import Commit
-from push.lanes import Lane
-from push.ports import Append, Appended
+from push.ports import Append, Appended, Lane
 from storage.memory import MemoryStorage
 
 

@@ -12,7 +12,7 @@ from gateway.encryption import NONCES_AT_ONCE, RecordSealer
 from gateway.nack_reasons import NackReasons
 from push import limits
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from tests.contract.stores import P0, P1, append
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from gateway.fetch import KEPT_BYTES_MAX, KEPT_MAX, Fetch
 from gateway.tail import Tail
 from push import limits
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.house import House, message
 
 SLOTS = 100

@@ -11,7 +11,8 @@ import pytest
 from gateway.flusher import Flusher
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
-from push.ports import CursorWrite, Partition, Storage, Written
+from push.places import Partition
+from push.ports import CursorWrite, Storage, Written
 from tests.histories.house import House, codes, delivery, eventually, message, numbered
 from tests.histories.test_lanes import Acks
 

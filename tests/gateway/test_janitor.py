@@ -8,7 +8,7 @@ from gateway import janitor
 from gateway.expiry import Expiry
 from metadata.catalog import ANYBODY, GroupSettings
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 

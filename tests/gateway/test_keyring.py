@@ -26,7 +26,7 @@ from metadata.inprocess import InProcessMetadata
 from metadata.threaded_store import ThreadedStore
 from push import limits
 from push.errors import Refused, Unknown
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from tests.contract.stores import P0, append
 from tests.gateway.conftest import never

@@ -17,7 +17,7 @@ from gateway.shared_keys import lacking, words
 from gateway.stores import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from push.record import RecordDamaged
 from tests.waiting import becomes
 

@@ -19,7 +19,7 @@ from metadata.data_keys import DataKey, Outdated
 from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import TocsinError
-from push.ports import Partition
+from push.places import Partition
 from tests.conformance.virtual import run
 from tests.contract.stores import P0, append
 from tests.gateway.conftest import never

@@ -11,7 +11,7 @@ from gateway.config import Config
 from gateway.key_file import read_keys, replace_keys
 from gateway.master_key import LocalMasterKey
 from metadata.catalog import ANYBODY, QueueSettings
-from push.ports import Partition
+from push.places import Partition
 from tests.contract.stores import append
 from tests.gateway.conftest import never
 from tests.gateway.test_backup import run, serving

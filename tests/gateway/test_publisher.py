@@ -12,8 +12,8 @@ from gateway.routing import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown
-from push.lanes import Lane
-from push.ports import Append, Appended, Durability, Partition
+from push.places import Durability, Partition
+from push.ports import Append, Appended, Lane
 from tests.histories.house import House, codes, eventually, message, numbered
 
 ANN = b"producer-ann...."

@@ -15,7 +15,7 @@ from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.ports import Partition
+from push.places import Partition
 from push.record import Record
 from tests.histories.house import House, Session, eventually, numbered
 

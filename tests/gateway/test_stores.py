@@ -21,7 +21,7 @@ from gateway.stores import Stores, open_stores
 from loadtests.server import free_port
 from metadata.catalog import Principal, QueueSettings
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from tests.contract.stores import append as make_append
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, clustered, guarded, single

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.spans import Stages
 from gateway.tail import Tail
-from push.ports import Partition
+from push.places import Partition
 from push.record import Record, RecordBuilder
 from storage.memory import MemoryStorage
 from tests.contract.stores import append

@@ -13,7 +13,8 @@ from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
 from metadata.client import Metadata
 from metadata.inprocess import InProcessMetadata
 from push.errors import TocsinError
-from push.ports import GroupPartition, Owned, Partition, Storage, WakeUp
+from push.places import GroupPartition, Partition
+from push.ports import Owned, Storage, WakeUp
 from storage.memory import MemoryStorage
 from storage.memory_inbox import MemoryInbox
 from tests.conformance.virtual import run

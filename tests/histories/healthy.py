@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.upkeep_values import Look, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import TocsinError
-from push.unparking import Verb
+from push.places import Verb
 from tests.histories.house import message
 from tests.histories.logged_world import Client, Fate, LoggedGateway, World
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.agreement import Agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from push.errors import Refused, Unknown
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import delivery, numbered
 from tests.histories.mad_house import MadHouse, mad

@@ -19,8 +19,8 @@ from gateway.facts_values import KeyInGroup
 from gateway.pull_values import PulledMessage
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
+from push.places import Verb
 from push.ring import Ring, key_hash
-from push.unparking import Verb
 from tests.histories.house import WAIT_S, House, Session, message, offsets_of
 
 Where = tuple[int, int]

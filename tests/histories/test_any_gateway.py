@@ -18,8 +18,7 @@ from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import Inbox, Unpark
-from push.ports import GroupPartition, Partition
-from push.unparking import Verb
+from push.places import GroupPartition, Partition, Verb
 from tests.conformance.virtual import run
 from tests.histories import gateways
 from tests.histories.gateways import Town

@@ -16,7 +16,7 @@ import pytest
 from gateway.upkeep_values import Decided, Look, WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Refused
-from push.unparking import Verb
+from push.places import Verb
 from tests.histories.house import WAIT_S, House
 from tests.histories.test_any_history import History, Judge, Where, Witness
 

@@ -10,7 +10,7 @@ import pytest
 
 from metadata.catalog import Queue
 from push.errors import Unknown
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import delivery, numbered
 from tests.waiting import becomes

@@ -15,7 +15,7 @@ from gateway.pulls import PullConsumer
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Unknown
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.house import House, Socket, delivery, eventually, message, numbered
 from tests.histories.logged import Logged, offsets
 

@@ -12,7 +12,7 @@ import pytest
 from metadata.catalog import Group, Queue
 from metadata.redis_database import found_catalog
 from push.errors import TocsinError
-from push.ports import Partition
+from push.places import Partition
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_target import parse

@@ -1,5 +1,5 @@
 """What one level, or one primary of a Cluster, cannot do costs those who wait for it, and nobody
-else (`push.lanes`)."""
+else (`push.ports.Lane`)."""
 
 import asyncio
 from collections import Counter
@@ -16,8 +16,8 @@ from gateway.tail import Tail
 from metadata.catalog import Queue, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.lanes import Lane
-from push.ports import CursorWrite, Durability, GroupPartition, Partition, Written
+from push.places import Durability, GroupPartition, Partition
+from push.ports import CursorWrite, Lane, Written
 from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Shard
 from storage.redis_shard import LEVELS

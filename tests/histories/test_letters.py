@@ -19,7 +19,8 @@ from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
-from push.ports import CursorWrite, GroupPartition, Partition
+from push.places import GroupPartition, Partition
+from push.ports import CursorWrite
 from storage.redis_inbox import RedisInbox
 from tests.histories.house import delivery, eventually, message, numbered
 from tests.histories.redis_gateways import Gateway, a_server, emptied

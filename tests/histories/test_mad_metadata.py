@@ -10,7 +10,7 @@ from gateway.config import Config
 from metadata.catalog import ANYBODY, Membership, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.house import Socket, eventually, message, numbered
 from tests.histories.mad_house import MadHouse, mad
 from tests.mad import code_of, renamed

@@ -17,7 +17,7 @@ from push import limits
 from push.company import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import Partition
+from push.places import Partition
 from tests.histories.house import codes, delivery, eventually, message, numbered
 from tests.histories.mad_house import MadHouse, mad
 

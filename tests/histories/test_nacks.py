@@ -10,7 +10,8 @@ import pytest
 from gateway.frames import Nack
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
-from push.ports import GroupPartition, Partition, Retry
+from push.places import GroupPartition, Partition
+from push.ports import Retry
 from tests.histories.house import House, Socket, delivery, eventually, message
 from tests.histories.mad_house import MadHouse, mad
 from tests.histories.test_letters import Make, node, two

@@ -12,7 +12,7 @@ from gateway.upkeep_values import ParkedKey, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused
-from push.unparking import Verb
+from push.places import Verb
 from storage.sqlite import SqliteStorage
 from tests.histories.house import House, Session, delivery, eventually, message
 

@@ -14,7 +14,8 @@ from gateway.removing import Removed
 from gateway.subscriptions import Subscriptions
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
-from push.ports import CursorWrite, GroupPartition, Partition, Written
+from push.places import GroupPartition, Partition
+from push.ports import CursorWrite, Written
 from tests.histories.house import House, Session, delivery, eventually, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node

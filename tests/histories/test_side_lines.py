@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gateway.consumer import Consumer
 from push import limits
-from push.ports import GroupPartition
+from push.places import GroupPartition
 from storage.memory import MemoryStorage
 from tests.histories.house import House, Session, numbered, offsets_of
 

@@ -5,7 +5,7 @@ import asyncio
 from gateway.auth import Auth
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
-from push.ports import Partition
+from push.places import Partition
 from tests.gateway.wire import serve, session
 from tests.histories.house import House, message
 

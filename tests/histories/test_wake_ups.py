@@ -9,8 +9,8 @@ from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import Queue, QueueSettings
 from metadata.inprocess import InProcessMetadata
-from push.lanes import Lane
-from push.ports import Durability, Partition
+from push.places import Durability, Partition
+from push.ports import Lane
 from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
 from storage.redis_ports import Heard, Shard
 from storage.redis_store import RedisStorage

@@ -13,12 +13,12 @@ from push.backoff import backoff_s
 from push.checks import Outside, check
 from push.delivery import Delivery
 from push.giving import DeliverySettings, Judged
-from push.ports import CursorWrite, GroupPartition, Partition
+from push.places import GroupPartition, Partition, Verb
+from push.ports import CursorWrite
 from push.ranges import RangeSet
 from push.record import Record
 from push.resuming import adopt, can_adopt, keys_wanted
 from push.shares import Share
-from push.unparking import Verb
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))
@@ -144,9 +144,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         for key, line in self.delivery.waiting.lines.by_key.items():
             if line.parked:
                 self.model.parks(key)
-        for key in self.delivery.waiting.unparking.take_opened():
+        for key in self.delivery.waiting.take_opened():
             self.model.unparks(key)
-        for key in self.delivery.waiting.unparking.take_dropped():
+        for key in self.delivery.waiting.take_dropped():
             self.model.drops(key)
         for message in self.model.messages:
             if message.forgiven and self.in_memory(message):
@@ -491,11 +491,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(verb=st.sampled_from(["retry", "skip", "release"]), pick=PICK)
     def decide(self, verb: Verb, pick: int) -> None:
         """An operator decides about a parked key, or about one that is not parked."""
-        unparking = self.delivery.waiting.unparking
+        waiting = self.delivery.waiting
         if pick % 5 == 0:
             key = pick % 7 + 1
             if key not in self.model.parked:
-                assert not unparking.decide(verb, self.store.parked_line(key), self.now)
+                assert not waiting.decide(verb, self.store.parked_line(key), self.now)
                 return
         if pick % 2:
             self.write()
@@ -506,8 +506,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         seen = self.store.parked_line(key)
         if pick % 3 == 0:
             anew = replace(seen, since_unix_ms=seen.since_unix_ms - 1)
-            assert not unparking.decide(verb, anew, self.now), "R24: it was parked anew since"
-        decided = unparking.decide(verb, seen, self.now)
+            assert not waiting.decide(verb, anew, self.now), "R24: it was parked anew since"
+        decided = waiting.decide(verb, seen, self.now)
         if key in self.model.decisions:
             assert not decided, "P5: two decisions"
         elif pick % 2:

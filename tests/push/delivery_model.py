@@ -12,7 +12,8 @@ from push.dead import DeadRanges
 from push.giving import DeliverySettings, GiveOut, Judged
 from push.leases import ADOPTED
 from push.lines import loose
-from push.ports import Cursor, CursorWrite, Dead, Owned, Parked, ParkedLine, Retry, Written
+from push.places import Parked, ParkedLine
+from push.ports import Cursor, CursorWrite, Dead, Owned, Retry, Written
 from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
 from push.shares import Share

@@ -7,7 +7,8 @@ import pytest
 
 from push import limits
 from push.cursor_writes import SETTLED_LOOSE_MAX, PendingWrite
-from push.ports import GroupPartition, Parked, Partition, Retry, Side
+from push.places import GroupPartition, Parked, Partition
+from push.ports import Retry, Side
 
 PLACE = GroupPartition("g", Partition("q", 0))
 

@@ -9,7 +9,8 @@ from push import limits
 from push.checks import check
 from push.delivery import Delivery
 from push.giving import DeliverySettings, GiveOut
-from push.ports import Dead, GroupPartition, Partition, Retry
+from push.places import GroupPartition, Partition
+from push.ports import Dead, Retry
 from push.record import Record
 from push.waiting import DeadLetter
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
@@ -1236,7 +1237,7 @@ def test_an_ack_of_what_an_operator_skipped_is_stale() -> None:
     world.nack(1, 0)
     assert world.ack(1, 0) == "stale"
     world.write()
-    assert world.delivery.waiting.unparking.decide("skip", world.store.parked_line(A), world.now)
+    assert world.delivery.waiting.decide("skip", world.store.parked_line(A), world.now)
     assert world.ack(1, 0) == "stale"
     world.bury()
     world.write()

@@ -8,7 +8,7 @@ from typing import Any
 
 from push.delivery import Delivery
 from push.giving import DeliverySettings
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from push import limits
 from push.letters import Letter, Unpark, Verb, letter_of, runs_of
-from push.unparking import Verb as Decision
+from push.places import Verb as Decision
 
 deliveries = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30)
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from push.ports import Partition, PartitionState
+from push.places import Partition
+from push.ports import PartitionState
 from push.positions import (
     Gap,
     Place,

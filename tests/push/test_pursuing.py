@@ -3,7 +3,7 @@
 import pytest
 
 from push.letters import PERHAPS, SETTLED, STALE
-from push.ports import ParkedLine
+from push.places import ParkedLine
 from push.pursuing import Pursuit
 
 A, B, C = 1, 2, 3

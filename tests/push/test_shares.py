@@ -7,7 +7,7 @@ from push import limits
 from push.checks import check
 from push.delivery import Delivery
 from push.giving import DeliverySettings, GiveOut
-from push.ports import GroupPartition, Partition
+from push.places import GroupPartition, Partition
 from push.record import Record
 from push.resuming import adopt
 from push.shares import kept, share

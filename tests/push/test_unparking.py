@@ -4,8 +4,8 @@ import pytest
 
 from push import limits
 from push.checks import check
+from push.places import Verb
 from push.ports import Dead, Retry
-from push.unparking import Verb
 from tests.push.test_delivery import A, B, World, offsets
 
 
@@ -22,14 +22,14 @@ def parked(*keys: int) -> World:
 def decide(world: World, verb: Verb, key: int = A) -> bool:
     """What an operator does who has looked at the storage."""
     seen = world.store.parked_line(key)
-    decided = world.delivery.waiting.unparking.decide(verb, seen, world.now)
+    decided = world.delivery.waiting.decide(verb, seen, world.now)
     check(world.delivery)
     return decided
 
 
 def opened(world: World) -> list[int]:
     """The keys whose decisions are durable since the last look."""
-    return world.delivery.waiting.unparking.take_opened()
+    return world.delivery.waiting.take_opened()
 
 
 @pytest.mark.parametrize("verb", ["retry", "release"])
@@ -270,7 +270,7 @@ def test_a_decision_is_about_the_head_that_was_seen_and_about_no_other(verb: Ver
     assert decide(world, verb)
     assert opened(world) == []
     world.write()
-    assert world.delivery.waiting.unparking.take_dropped() == [A]
+    assert world.delivery.waiting.take_dropped() == [A]
     assert (set(world.store.parked), world.store.dead, opened(world)) == ({A}, {}, [])
     assert world.store.parked_line(A).head == 0
     assert decide(world, verb)
@@ -289,7 +289,7 @@ def test_a_decision_about_what_was_parked_anew_since_is_not_made() -> None:
     world.nack(out.push, 0)
     world.write()
     assert world.store.parked_line(A).head == seen.head
-    assert not world.delivery.waiting.unparking.decide("skip", seen, world.now)
+    assert not world.delivery.waiting.decide("skip", seen, world.now)
     assert decide(world, "skip")
 
 

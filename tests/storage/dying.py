@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from push.lanes import Lane
-from push.ports import Durability, Partition
+from push.places import Durability, Partition
+from push.ports import Lane
 from storage.redis_link import Address
 from storage.redis_ports import Arg
 from storage.redis_primary import fixed

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from push.errors import Unknown
-from push.ports import Durability
+from push.places import Durability
 from storage.redis_library import Library, joined
 from storage.redis_link import Address, Reach
 from storage.redis_ports import Heard, Standing

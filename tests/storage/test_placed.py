@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from push.errors import Refused, Unknown
-from push.lanes import Lane
-from push.ports import Append, Appended, Partition, PartitionState, Storage, StorageState
+from push.places import Partition
+from push.ports import Append, Appended, Lane, PartitionState, Storage, StorageState
 from storage.memory import MemoryStorage
 from storage.placed import PlacedStorage, within
 from storage.places import Places

@@ -8,8 +8,8 @@ import pytest
 
 from push import limits
 from push.errors import Refused, Unknown
-from push.lanes import Lane
-from push.ports import Append, Durability, Partition, Side
+from push.places import Durability, Partition
+from push.ports import Append, Lane, Side
 from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Heard, Shard, Standing
 from storage.redis_shard import Marks, RedisShard, Settings

@@ -10,8 +10,8 @@ import pytest
 
 from push import limits
 from push.errors import Refused
-from push.lanes import Lane
-from push.ports import Durability
+from push.places import Durability
+from push.ports import Lane
 from storage import redis_later
 from storage.redis_answers import Said, unavailable
 from storage.redis_held import BEHIND

@@ -7,7 +7,7 @@ import pytest
 from redis import exceptions
 
 from push.errors import Fenced, Refused, Unknown
-from push.ports import Durability
+from push.places import Durability
 from storage.redis_answers import Moved, answer, refusal
 from storage.redis_copies import copies_needed, doubt_of, fields, places, without
 from storage.redis_copying import info_period_ms

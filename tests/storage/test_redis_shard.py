@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from push.errors import Fenced, Refused, Unknown
-from push.ports import Durability
+from push.places import Durability
 from storage.redis_link import Address, Reach
 from storage.redis_provision import examine, provision, set_replicas
 from storage.redis_shard import Marks, RedisShard

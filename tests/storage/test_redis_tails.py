@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 
 from push.errors import Unknown
-from push.ports import Append, Durability
+from push.places import Durability
+from push.ports import Append
 from storage.appending import open_header
 from storage.redis_library import library
 from storage.redis_ports import Heard, Shard

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from push.ports import GroupPartition, Partition, Retry, Side
+from push.places import GroupPartition, Partition
+from push.ports import Retry, Side
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
 from storage.sqlite_carry import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from push.ports import Partition
+from push.places import Partition
 from storage.sqlite import SqliteStorage
 from storage.sqlite_copy import STEP_PAGES
 from storage.sqlite_open import STEPS, WAL_BYTES_MAX

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from push.errors import Refused
-from push.ports import Damage, Parked, Retry, Side
+from push.places import Parked
+from push.ports import Damage, Retry, Side
 from tests.contract.stores import (
     G0,
     P0,

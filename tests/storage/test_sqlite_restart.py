@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from push import limits
-from push.ports import Parked, ParkedLine, Retry, Side
+from push.places import Parked, ParkedLine
+from push.ports import Retry, Side
 from storage import sqlite_cursors
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import (

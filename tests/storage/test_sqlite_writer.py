@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from push.errors import Refused, TocsinError, Unknown
-from push.ports import Partition
+from push.places import Partition
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import P0, append, change, one, with_group

@@ -1,0 +1,54 @@
+"""Places of messages and of cursors, and keys that are parked there.
+
+Values that the storage port and letters both name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Durability = Literal["local", "quorum", "all"]
+
+
+class Partition(NamedTuple):
+    """One ordered log. `queue_id` is never reused (R1)."""
+
+    queue_id: str
+    number: int
+
+
+class GroupPartition(NamedTuple):
+    """The place of a cursor. `group_id` is never reused either."""
+
+    group_id: str
+    partition: Partition
+
+
+Verb = Literal["retry", "skip", "release"]
+"""What an operator decides about a parked key. retry: the head is tried once more, and the key is
+parked again if that fails. skip: the head goes to the dead letters. release: the attempts of all
+that was parked are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A key whose head exhausted its attempts and which waits for an operator."""
+
+    key_hash: int
+    reason: str
+    since_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedLine:
+    """For looking at: a parked key, and what stands in its side line."""
+
+    key_hash: int
+    reason: str
+    since_unix_ms: int
+    messages: int
+    head: int | None
+    """The first offset of the side line; None: nothing stands there."""
+    attempts: int
+    """Those of the head."""
+    nack: bytes | None = None
+    """Of the head; see push.ports.Retry."""
