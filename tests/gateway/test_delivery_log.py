@@ -128,7 +128,7 @@ async def test_a_step_changes_no_duration_and_is_told() -> None:
 
 
 async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
-    """By its offset, which it says once; a step of the gateway's clock in between changes neither
+    """By its offset, which it says once, or anew; a step of the gateway's clock changes neither
     the moment nor what comes later."""
     log, sink, hands = made()
     sender = Sender()
@@ -152,6 +152,8 @@ async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
     stepped = line(produced_unix_us=at_us + 1_000_000)
     assert stepped.stepped_us == 7_000_000
     assert stepped.produced_unix_us == at_us + 7_000_000
+    anew = line(produced_unix_us=at_us + 9_000_000, clock_offset_us=-2_000_000)
+    assert (anew.produced_unix_us, anew.clock_offset_us) == (at_us + 7_000_000, -2_000_000)
     assert line().produced_unix_us is None
     with_time = Message(key="k", sent_unix_ms=9)
     origin = sender.origin(
