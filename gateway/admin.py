@@ -26,8 +26,8 @@ from gateway.admin_clusters import cluster_routes
 from gateway.admin_keys import key_routes
 from gateway.audit import LOCAL, Audit, Who
 from gateway.books import Books
+from gateway.http_forms import decode, read_body, reply
 from gateway.listening import Listener
-from gateway.operation import decode, read_body, reply
 from gateway.ports import BrokerPort
 from gateway.problems import Problems, document
 from gateway.rest_account import shown_keys

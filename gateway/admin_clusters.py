@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.operation import decode, read_body, reply
+from gateway.http_forms import decode, read_body, reply
 from gateway.ports import BrokerPort
 from metadata.catalog import Principal
 

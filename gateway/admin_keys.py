@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.audit import LOCAL, Audit
+from gateway.http_forms import decode, read_body, reply
 from gateway.key_file import parse_new_key
-from gateway.operation import decode, read_body, reply
 from gateway.ports import BrokerPort, Keys
 from push.errors import Refused
 

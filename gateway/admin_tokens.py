@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from gateway.audit import LOCAL, Audit
 from gateway.auth import Auth
+from gateway.http_forms import decode, read_body, reply
 from gateway.limit_values import limits_of
-from gateway.operation import decode, read_body, reply
 from metadata.catalog import NAME
 from metadata.client import Tokens
 from metadata.tokens import (

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from gateway import supervisor
-from gateway.cluster_keeper import ClusterKeeper
+from gateway.cluster_keeper import ClusterKeeper, ClusterTold
 from gateway.leader import Leader
+from gateway.metrics.process import LoopLag, of_process
 from gateway.metrics.samples import Samples
-from gateway.metrics.serving import ManagerMetrics, MetricsServer
+from gateway.metrics.serving import MetricsServer
 from gateway.placing_duty import Placing, PlacingDuty
 from gateway.process import end_at_once
 from metadata.redis_leading import RedisLead
@@ -52,6 +55,39 @@ class Duty(Protocol):
 
     async def close(self) -> None:
         """There are no more steps."""
+
+
+class ManagerMetrics:
+    """Of a manager."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._steps: Counter[tuple[str, str]] = Counter()
+        self.lag = LoopLag()
+
+    def stepped(self, duty: str, *, is_done: bool) -> None:
+        """A step of a duty has ended."""
+        self._steps[duty, "done" if is_done else "failed"] += 1
+
+    def collect(self, *, leads: bool, term: int, told: Mapping[str, ClusterTold | None]) -> Samples:
+        """What there is now. `told`: of each cluster what this manager said last; None: nothing."""
+        began, samples = time.perf_counter(), Samples()
+        of_process(samples, "manager", self._name, self.lag)
+        samples.put("tocsin_manager_leads", leads)
+        samples.put("tocsin_manager_term", term)
+        for (duty, outcome), count in sorted(self._steps.items()):
+            samples.put("tocsin_manager_steps_total", count, duty, outcome)
+        for cluster, one in told.items():
+            if one is None or not leads:  # who leads no more knows how it was
+                continue
+            for server in one.servers:
+                samples.put("tocsin_manager_servers", 1, cluster, server.state)
+            behind = max((server.behind_bytes for server in one.servers), default=0)
+            samples.put("tocsin_manager_behind_bytes", behind, cluster)
+            age_s = max(0.0, time.time() - one.seen_unix_s)
+            samples.put("tocsin_manager_seen_age_seconds", age_s, cluster)
+        samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))
+        return samples
 
 
 class Manager:

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http_forms import Health, Readiness, decode, read_body, reply
 from gateway.metrics.serving import PATH as METRICS
-from gateway.metrics.serving import NodeMetrics, scrape, shows
-from gateway.operation import decode, read_body, reply
+from gateway.metrics.serving import scrape, shows
+from gateway.node_metrics import NodeMetrics
 from gateway.problems import Problems
-from gateway.rest_status import Health, Readiness
 from metadata.node import Node
 from metadata.service import Shards
 from metadata.service_forms import (

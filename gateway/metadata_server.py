@@ -23,7 +23,7 @@ from gateway.config import Config
 from gateway.listening import Listener, StartError, bind
 from gateway.metadata_opening import asking_nodes
 from gateway.metadata_routes import application
-from gateway.metrics.serving import NodeMetrics
+from gateway.node_metrics import NodeMetrics
 from gateway.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from gateway.setting_values import SQLITE
 from gateway.storage_clusters import check, examine_all, explained, open_shard, touches_of

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 
+from gateway.http_forms import JSON
 from gateway.needs import NEEDS
-from gateway.operation import JSON, Answer, Operation
+from gateway.operation import Answer, Operation
 from gateway.problems import MEDIA_TYPE, Problem
 from push.errors import CODES
 

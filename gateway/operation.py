@@ -1,21 +1,20 @@
 """One HTTP operation: its place, its handler, and what OpenAPI says of it, in one value.
 
 Routes and `/openapi.json` are made from the same table of operations, so that neither can lack
-what the other has. A handler reads its request with the functions below and returns a `reply`;
-everything that is wrong it raises.
+what the other has. A handler reads its request with the functions below and those of
+gateway.http_forms, and returns a `reply`; everything that is wrong it raises.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission import Admission, NotLetIn
-from gateway.incoming import Incoming
+from gateway.http_forms import JSON, json_text, receive_body
 from gateway.limiter import Allowance
 from gateway.needs import Need, check_need
 from gateway.ports import BrokerPort
@@ -26,14 +25,10 @@ from push import limits
 from push.errors import Refused
 
 Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
-JSON: Final = "application/json"
 ADMISSION: Final = "tocsin.admission"
 """Where the access layer leaves the Admission in the ASGI scope."""
-INCOMING: Final = "tocsin.incoming"
-"""Where the application leaves the Incoming that its request bodies count in."""
 ALLOWANCE: Final = "tocsin.allowance"
 """Where it leaves the Allowance that the request is charged to."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,58 +156,18 @@ async def find_names(operation: Operation, broker: BrokerPort, request: Request)
 
 
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
-    """The whole request body, valid UTF-8; `{}` where the request has none and announces none.
-
-    Stops at the bound (P9): by Content-Length before anything is read, else as soon as what came
-    is too much.
+    """The whole request body of who is still let in when it is there.
 
     Raises:
-        Refused: request_too_large, invalid_json (not UTF-8, or empty where one was announced),
-            unsupported_encoding, overloaded (too much of everybody's is incomplete), unauthorized
-            (its sender's credential has ended meanwhile).
+        Refused: as gateway.http_forms.read_body; unauthorized: its sender's credential has ended
+            meanwhile.
         ClientDisconnect: the client went away in the middle.
     """
-    _check_encoding(request)
-    declared = request.headers.get("content-length", "")
-    # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
-    if declared.isdecimal() and (len(declared) > 10 or int(declared) > bytes_max):
-        raise _too_large(bytes_max)
     began = asyncio.get_running_loop().time()
-    body = await _Body(request.scope.get(INCOMING)).read(request, bytes_max)
+    body = await receive_body(request, bytes_max)
     if ADMISSION in request.scope:
         _check_still(request, asyncio.get_running_loop().time() - began)
-    if not body.isascii():
-        try:
-            body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
-        except UnicodeDecodeError as error:
-            raise Refused("invalid_json", f"not UTF-8: {error}") from None
-    if not body and _announces_body(request):
-        raise Refused(
-            "invalid_json",
-            "the body is empty although the header announces one; send {} to mean the defaults, or "
-            "no Content-Type and no Transfer-Encoding",
-        )
-    return body or b"{}"
-
-
-def _check_encoding(request: Request) -> None:
-    """Compressed content would be taken for JSON. Raises Refused(unsupported_encoding)."""
-    codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
-    for coding in codings:
-        if coding.strip() not in ("", "identity"):
-            raise Refused(
-                "unsupported_encoding",
-                f"Content-Encoding: {coding.strip()[:100]} is not read here; send the body as it "
-                "is (identity)",
-            )
-
-
-def _announces_body(request: Request) -> bool:
-    """Whether a request says that it has a body. An empty one is then a mistake of its sender (a
-    file that is not there), and must not mean the defaults."""
-    headers = request.headers
-    length = headers.get("content-length", "0").strip("0 ")
-    return "transfer-encoding" in headers or "content-type" in headers or bool(length)
+    return json_text(request, body)
 
 
 def _check_still(request: Request, after_s: float) -> None:
@@ -223,73 +178,6 @@ def _check_still(request: Request, after_s: float) -> None:
     if left_s <= 0 or not request.app.auth.is_live(found.credential):
         raise NotLetIn("ended", found.credential)
     request.scope[ADMISSION] = found._replace(lasts_s=left_s)
-
-
-class _Body:
-    """A request body on its way."""
-
-    __slots__ = ("_incoming", "_parts", "_size")
-
-    def __init__(self, incoming: Incoming | None) -> None:
-        self._incoming = incoming
-        self._parts: list[bytes] | None = []
-        """None: given up."""
-        self._size = 0
-
-    async def read(self, request: Request, bytes_max: int) -> bytes:
-        try:
-            more = True
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                more = message.get("more_body", False)
-                # Not held while more is awaited, as Request.stream does: who has given up would go
-                # on to have it.
-                self._take(message.pop("body", b""), bytes_max)
-        finally:
-            if self._incoming is not None:
-                self._incoming.hold(self, 0)
-        assert self._parts is not None  # the last part, perhaps an empty one, is taken, too
-        return b"".join(self._parts)
-
-    def _take(self, part: bytes, bytes_max: int) -> None:
-        self._size += len(part)
-        if self._size > bytes_max:
-            raise _too_large(bytes_max)
-        if self._parts is not None:
-            self._parts.append(part)
-            if self._incoming is not None:
-                self._incoming.hold(self, self._size)
-        if self._parts is None:
-            raise _too_much()
-
-    def give_up(self) -> None:
-        """As Holder.give_up of gateway.incoming. Who reads is told with the next part, or with the
-        end of its time."""
-        self._parts = None
-
-
-def _too_much() -> Refused:
-    return Refused("overloaded", "too many requests are not complete", retry_after_s=1.0)
-
-
-def _too_large(bytes_max: int) -> Refused:
-    return Refused("request_too_large", f"a request body has at most {bytes_max} bytes here")
-
-
-def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The typed form of a body. Of a key that stands twice in an object the last one counts.
-
-    Raises:
-        Refused: invalid_json, or invalid_request with a sentence that names the field.
-    """
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise Refused("invalid_request", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused("invalid_json", str(error)) from None
 
 
 def query_number(
@@ -322,8 +210,3 @@ def limit_parameter(high: int) -> Parameter:
     """`limit`, as OpenAPI has it."""
     schema = {"type": "integer", "minimum": 1, "maximum": high}
     return Parameter("limit", "How many at most.", schema)
-
-
-def reply(value: object, status: int = 200) -> Response:
-    """A JSON answer. `msgspec.Raw` inside stands in it byte for byte (P2)."""
-    return Response(msgspec.json.encode(value), status, media_type=JSON)

@@ -37,10 +37,11 @@ from gateway.admission import Admission
 from gateway.auth import Auth, several
 from gateway.books import Books
 from gateway.client_names import name_of
+from gateway.http_forms import INCOMING
 from gateway.incoming import Incoming
 from gateway.limiter import Limiter
 from gateway.longpoll import Polls
-from gateway.operation import ADMISSION, ALLOWANCE, INCOMING, Operation
+from gateway.operation import ADMISSION, ALLOWANCE, Operation
 from gateway.origins import configured_origin
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems

@@ -13,7 +13,8 @@ from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_t
 from gateway.addresses import client_address
 from gateway.admission import NotLetIn
 from gateway.audit import Who
-from gateway.operation import Answer, Operation, admission, decode, read_body, reply
+from gateway.http_forms import decode, reply
+from gateway.operation import Answer, Operation, admission, read_body
 from gateway.ports import BrokerPort
 from gateway.rest_account import who_asks
 from push import limits

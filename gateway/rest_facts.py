@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.http_forms import reply
 from gateway.operation import (
     Answer,
     Operation,
@@ -15,7 +16,6 @@ from gateway.operation import (
     limit_parameter,
     principal,
     query_limit,
-    reply,
 )
 from gateway.ports import BrokerPort
 from gateway.upkeep_values import HeldPlace, Place

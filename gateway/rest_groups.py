@@ -13,16 +13,15 @@ from gateway.admission import NotLetIn
 from gateway.auth import Auth
 from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
+from gateway.http_forms import decode, reply
 from gateway.operation import (
     Answer,
     Operation,
     admission,
-    decode,
     find_queue,
     group_name,
     principal,
     read_body,
-    reply,
     rights,
 )
 from gateway.ports import BrokerPort

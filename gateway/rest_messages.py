@@ -10,17 +10,8 @@ from starlette.responses import Response
 
 from gateway.deliverylog.senders import origin_of_request
 from gateway.frames import error_fields
-from gateway.operation import (
-    Answer,
-    Operation,
-    allowance,
-    decode,
-    principal,
-    queue_name,
-    read_body,
-    reply,
-    rights,
-)
+from gateway.http_forms import decode, reply
+from gateway.operation import Answer, Operation, allowance, principal, queue_name, read_body, rights
 from gateway.ports import Answered, BrokerPort
 from gateway.rest_account import counter_of
 from gateway.tracing import carried, current

@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import OPERATORS
-from gateway.metrics.exposition import OPEN, TEXT, exposed, is_open
-from gateway.metrics.samples import Samples
+from gateway.metrics.serving import answer
 from gateway.operation import Answer, Operation, admission, find_queue, rights
 from gateway.ports import BrokerPort
 from gateway.views import shows_depth
@@ -30,13 +29,6 @@ async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
     is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
     sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
     return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
-
-
-async def answer(request: Request, samples: Samples) -> Response:
-    """As text, in the format that was asked for."""
-    as_open = is_open(request.headers.getlist("accept"))
-    text = await exposed(samples, as_open=as_open)
-    return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})
 
 
 _WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."

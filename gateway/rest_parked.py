@@ -6,17 +6,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.http_forms import decode, reply
 from gateway.operation import (
     Answer,
     Operation,
-    decode,
     find_queue,
     group_name,
     limit_parameter,
     principal,
     query_limit,
     read_body,
-    reply,
 )
 from gateway.ports import BrokerPort
 from gateway.rest_account import act_of, shown_keys

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.facts_values import DeadLetterQueue, QueueCounters, QueueGroup, QueuePartition
+from gateway.http_forms import decode, reply
 from gateway.operation import (
     Answer,
     Operation,
     Parameter,
-    decode,
     find_queue,
     limit_parameter,
     principal,
@@ -22,7 +22,6 @@ from gateway.operation import (
     query_number,
     queue_name,
     read_body,
-    reply,
     rights,
 )
 from gateway.ports import BrokerPort

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from gateway.addresses import client_address
 from gateway.facts_values import SessionList
+from gateway.http_forms import JSON, reply
 from gateway.longpoll import Poll, Polls
 from gateway.operation import (
-    JSON,
     Answer,
     Operation,
     Parameter,
@@ -20,7 +20,6 @@ from gateway.operation import (
     query_limit,
     query_number,
     read_body,
-    reply,
     rights,
 )
 from gateway.ports import BrokerPort

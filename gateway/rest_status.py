@@ -2,27 +2,14 @@
 
 from typing import Any, Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.facts_values import ClusterList
-from gateway.operation import JSON, Answer, Operation, principal, reply
+from gateway.http_forms import JSON, Health, Readiness, reply
+from gateway.operation import Answer, Operation, principal
 from gateway.ports import BrokerPort
 from push.errors import Refused
-
-
-class Health(msgspec.Struct):
-    """The process answers."""
-
-    status: str
-
-
-class Readiness(msgspec.Struct):
-    """`not_ready` has a sentence for each thing that is not ready; empty: send traffic here."""
-
-    ready: bool
-    not_ready: list[str]
 
 
 async def healthz(broker: BrokerPort, request: Request) -> Response:

@@ -6,11 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.http_forms import decode, reply
 from gateway.operation import (
     Answer,
     Operation,
     Parameter,
-    decode,
     find_queue,
     limit_parameter,
     principal,
@@ -18,7 +18,6 @@ from gateway.operation import (
     query_number,
     queue_name,
     read_body,
-    reply,
     rights,
 )
 from gateway.ports import BrokerPort

@@ -8,10 +8,11 @@ import pytest
 from starlette.types import ASGIApp
 
 from gateway.cluster_keeper import ClusterTold, ServerTold
+from gateway.manager import ManagerMetrics
 from gateway.metadata_routes import application as node_application
 from gateway.metrics.registry import METRICS
 from gateway.metrics.samples import Samples
-from gateway.metrics.serving import ManagerMetrics, application
+from gateway.metrics.serving import application
 from metadata.node import Node
 from metadata.service import Shards
 from tests.layout.tree import files, text

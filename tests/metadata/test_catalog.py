@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from gateway.operation import decode
+from gateway.http_forms import decode
 from metadata.catalog import (
     DeadLetterCircle,
     GroupSettings,
