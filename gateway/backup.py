@@ -21,8 +21,8 @@ from gateway.backup_folder import (
     write_manifest,
 )
 from gateway.upkeep_values import BackupProgress
-from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
+from metadata.store import FILE as CATALOG_FILE
 from push.errors import Refused
 from storage.sqlite import SqliteStorage
 from storage.sqlite_open import FILE as STORE_FILE

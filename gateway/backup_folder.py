@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.upkeep_values import BackupProgress
-from metadata.inprocess import FILE as CATALOG_FILE
+from metadata.store import FILE as CATALOG_FILE
 from metadata.store import MIGRATIONS
 from storage.sqlite_open import FILE as STORE_FILE
 from storage.sqlite_open import STEPS, sync_folder

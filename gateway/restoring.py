@@ -26,7 +26,7 @@ from gateway.backup_folder import (
 from gateway.upkeep_values import BackupProgress
 from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey
-from metadata.inprocess import FILE as CATALOG_FILE
+from metadata.store import FILE as CATALOG_FILE
 from metadata.store import CatalogStore
 from metadata.verify import CatalogReport, verify_catalog
 from push.errors import Refused

@@ -35,8 +35,9 @@ from gateway.storage_clusters import (
 from gateway.store_marks import ClusterMark, MarkKeeper, read_mark
 from metadata.catalog import Principal
 from metadata.data_keys import DataKeys
-from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
+from metadata.store import FILE as CATALOG_FILE
+from metadata.threaded_store import ThreadedStore
 from push.errors import Refused
 from push.pooling import Pool
 from push.ports import Storage
@@ -98,7 +99,9 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
     data_dir = config.data_dir
     store = data_dir / STORE_FILE
     _check_folder(data_dir, store)
-    metadata = await InProcessMetadata.open(data_dir, on_fatal=on_fatal)
+    metadata = InProcessMetadata(
+        *await ThreadedStore.open(data_dir / CATALOG_FILE, on_fatal=on_fatal)
+    )
     keyring = None
     try:
         keyring = await open_keyring(config, metadata.data_keys)

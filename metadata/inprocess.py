@@ -43,13 +43,11 @@ from metadata.settings import (
     settings_differ,
 )
 from metadata.stores import Contents, News, Store
-from metadata.threaded_store import ThreadedStore
 from metadata.token_book import TokenBook
 from push.errors import Refused
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
 
-FILE: Final = "catalog.sqlite"
 _LOG: Final = logging.getLogger(__name__)
 Placing = Callable[[str, QueueSettings], tuple[str, ...]]
 """`Queue.clusters` of a queue with this id and these settings. Raises Refused."""
@@ -77,22 +75,6 @@ class InProcessMetadata:
         self._listeners: list[QueueListener] = []
         self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
         store.follow(self.catch_up, self.tokens.doubt)
-
-    @classmethod
-    async def open(
-        cls, data_dir: Path, *, on_fatal: Callable[[str], None] | None = None
-    ) -> "InProcessMetadata":
-        """Open `<data_dir>/catalog.sqlite`, or make it, and hold it alone until `close`.
-
-        `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
-        is unknown: the process must end and start again from the file (R31). Until it does, every
-        change is refused and what is looked up is what was known to be durable.
-
-        Raises:
-            Refused: storage_unavailable, with a sentence for the operator: in use by another
-                process, of a newer version, damaged, not readable or writable.
-        """
-        return cls(*await ThreadedStore.open(data_dir / FILE, on_fatal=on_fatal))
 
     # --- Looking up, from memory -----------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from typing import Final
 from metadata.catalog import Group, Queue
 from metadata.data_keys import DataKey
 from metadata.databases import NO_ROW, NOWHERE, Database, Lost, Place, Reading, RowHeld, Write
-from metadata.rows import Damaged, pack, pack_struct, read_rows, unpack
-from metadata.store import columns_of, random_id
+from metadata.rows import Damaged, columns_of, pack, pack_struct, random_id, read_rows, unpack
 from metadata.stores import Alone, Contents, MembershipRows, News, Stale
 from metadata.tokens import TokenRecord
 from push.errors import Refused, TocsinError

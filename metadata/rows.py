@@ -1,10 +1,11 @@
-"""The catalog's rows as databases keep them: kinds, ids, and values with a checksum. Pure.
+"""The catalog's rows as databases keep them: kinds, ids, and values with a checksum.
 
 A value is a CRC-32 of its place and content as 8 hexadecimal digits, then the content (R30): a row
 that is found in another one's place is damaged, too. The checksum is written by the gateway that
 makes the row and looked at by the one that reads it: nothing on the way changes a bit unnoticed.
 """
 
+import secrets
 import zlib
 from typing import Final, TypeVar
 
@@ -20,6 +21,8 @@ from metadata.tokens import TokenRecord, rights_of
 FOLLOWED: Final = ("queues", "groups", "tokens", "data_keys", "marks", "dropped")
 """Kinds of rows that every gateway has in memory."""
 KINDS: Final = (*FOLLOWED, "ids", "memberships")
+ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+ID_LETTERS: Final = 10
 _CRC_BYTES: Final = 8
 _ENCODE: Final = msgspec.json.Encoder().encode
 StructT = TypeVar("StructT", Queue, Group, TokenRecord, DataKey, Membership)
@@ -27,6 +30,18 @@ StructT = TypeVar("StructT", Queue, Group, TokenRecord, DataKey, Membership)
 
 class Damaged(Exception):
     """A row is not what was written; says which."""
+
+
+def random_id() -> str:
+    """50 random bits as ten letters and digits: short in a log, unlike any name."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
+
+
+def columns_of(row: Queue | Group) -> tuple[str, str, str]:
+    """(id, what the name is unique in, name)."""
+    if isinstance(row, Queue):
+        return row.queue_id, row.tenant, row.name
+    return row.group_id, row.queue_id, row.name
 
 
 def pack(kind: str, row_id: str, content: bytes) -> bytes:

@@ -13,22 +13,18 @@ import msgspec
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
 from metadata.held_file import HeldFile, unusable
+from metadata.rows import columns_of, random_id
 from metadata.stores import Contents
 from metadata.token_rows import drop_token, put_token, sound_tokens
 from metadata.tokens import TokenRecord
 
+FILE: Final = "catalog.sqlite"
+"""Its name in the data folder."""
 APPLICATION_ID: Final = 0x54435331
 MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql", "tokens.sql")
-ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
-ID_LETTERS: Final = 10
 _MARK: Final = "mark:"
 _ENCODE: Final = msgspec.json.Encoder().encode
 RowT = TypeVar("RowT", Queue, Group)
-
-
-def random_id() -> str:
-    """50 random bits as ten letters and digits: short in a log, unlike any name."""
-    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
 
 
 class CatalogStore(HeldFile):
@@ -220,13 +216,6 @@ class CatalogStore(HeldFile):
         self._connection.execute(
             "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, zlib.crc32(value))
         )
-
-
-def columns_of(row: Queue | Group) -> tuple[str, str, str]:
-    """(id, what the name is unique in, name)."""
-    if isinstance(row, Queue):
-        return row.queue_id, row.tenant, row.name
-    return row.group_id, row.queue_id, row.name
 
 
 def read_membership(columns: tuple[object, object, object]) -> Membership | None:

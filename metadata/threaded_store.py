@@ -47,8 +47,13 @@ class ThreadedStore:
     ) -> "tuple[ThreadedStore, Contents]":
         """Open the file, or make it, and hold it alone until `close`; what is in it.
 
+        `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
+        is unknown: the process must end and start again from the file (R31). Until it does, every
+        change is refused and what is looked up is what was known to be durable.
+
         Raises:
-            Refused: storage_unavailable, see CatalogStore.
+            Refused: storage_unavailable, with a sentence for the operator: in use by another
+                process, of a newer version, damaged, not readable or writable.
         """
 
         def start() -> tuple[CatalogStore, Contents]:

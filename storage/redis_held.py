@@ -22,15 +22,13 @@ from push.places import Durability
 from storage.redis_answers import answer, is_sure, unavailable
 from storage.redis_copies import copies_needed, doubt_of, fields
 from storage.redis_guard import out_of
-from storage.redis_link import Link, packed
+from storage.redis_link import BACKOFF_BASE_S, BACKOFF_MAX_S, Link, packed
 
 GROUP_ACTS: Final = 1000
 GROUP_BYTES: Final = 8 << 20
 """A group takes no more than this, but at least one act."""
 REPLICAS: Final = packed("INFO", "replication", "stats")
 BEHIND: Final = "what was asked before it may not have happened"
-BACKOFF_BASE_S: Final = 0.05
-BACKOFF_MAX_S: Final = 2.0
 
 
 @dataclass(slots=True)

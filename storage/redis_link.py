@@ -8,7 +8,7 @@ back silently when they are broken: each of these makes a receipt out of nothing
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hiredis import pack_command
 from redis import asyncio as aioredis
@@ -16,6 +16,10 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, ResponseErro
 from redis.exceptions import ConnectionError as Broken
 
 from storage.redis_ports import Arg
+
+BACKOFF_BASE_S: Final = 0.05
+"""Pause before a connection that failed is made anew; it doubles with each failure."""
+BACKOFF_MAX_S: Final = 2.0
 
 
 class Address(NamedTuple):

@@ -11,8 +11,7 @@ from redis.exceptions import RedisError
 from push.backoff import backoff_s
 from push.errors import Refused, TocsinError
 from storage.redis_answers import refusal, unavailable
-from storage.redis_held import BACKOFF_BASE_S, BACKOFF_MAX_S
-from storage.redis_link import Link, packed
+from storage.redis_link import BACKOFF_BASE_S, BACKOFF_MAX_S, Link, packed
 from storage.redis_ports import Heard
 
 LINKS: Final = 8

@@ -22,12 +22,12 @@ from gateway.master_key import LocalMasterKey
 from gateway.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys, Still
-from metadata.inprocess import InProcessMetadata
 from metadata.threaded_store import ThreadedStore
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Partition
 from push.record import RecordDamaged
+from tests.catalogs import open_catalog
 from tests.contract.stores import P0, append
 from tests.gateway.conftest import never
 
@@ -597,7 +597,7 @@ async def test_data_keys_outlive_a_restart_of_the_catalog(tmp_path: Path) -> Non
 async def test_a_data_key_whose_commit_is_unknown_is_not_used(tmp_path: Path) -> None:
     """R31: the process ends; nothing was sealed under it."""
     fatal: list[str] = []
-    metadata = await InProcessMetadata.open(tmp_path, on_fatal=fatal.append)
+    metadata = await open_catalog(tmp_path, on_fatal=fatal.append)
 
     def fails(_rows: object) -> None:
         raise Unknown("the commit's outcome is not known")

@@ -16,10 +16,10 @@ from gateway.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import Metadata
 from metadata.data_keys import DataKey, Outdated
-from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import TocsinError
 from push.places import Partition
+from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.contract.stores import P0, append
 from tests.gateway.conftest import never
@@ -35,7 +35,7 @@ class Keys:
         self.folder = folder
 
     async def open(self) -> None:
-        self.catalog = await InProcessMetadata.open(self.folder)
+        self.catalog = await open_catalog(self.folder)
         self.mad = MadMetadata(self.catalog)
         self.guard = GuardedMetadata(cast(Metadata, self.mad))
         self.ring = await self.opened(OLD)
@@ -168,7 +168,7 @@ def test_who_comes_behind_another_gateways_data_key_is_told_so(tmp_path: Path) -
     """An answer like another one, and no failure of the metadata: it is wrapped again."""
 
     async def main() -> None:
-        guarded = GuardedMetadata(await InProcessMetadata.open(tmp_path))
+        guarded = GuardedMetadata(await open_catalog(tmp_path))
         row = DataKey(key_id=b"12345678", master_key_id="m", created_unix_ms=1, wrapped=b"w")
         with pytest.raises(Outdated):
             await guarded.data_keys.put([row], lambda known: False)

@@ -26,6 +26,7 @@ from metadata.scaling import HOLD_S
 from push.errors import Refused
 from storage.memory import MemoryStorage
 from storage.redis_target import Target
+from tests.catalogs import open_catalog
 from tests.waiting import becomes
 
 
@@ -75,7 +76,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """See World."""
-    metadata = await InProcessMetadata.open(tmp_path)
+    metadata = await open_catalog(tmp_path)
     yield World(tmp_path, metadata)
     await metadata.close()
 

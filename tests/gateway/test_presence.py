@@ -14,8 +14,8 @@ from gateway.slot_context import Context
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.client import Metadata
 from metadata.heartbeats import BEAT_S, GONE_S
-from metadata.inprocess import InProcessMetadata
 from push.errors import Refused, TocsinError, Unknown
+from tests.catalogs import open_catalog
 from tests.conformance.virtual import VirtualLoop, run
 from tests.histories.gateways import SharedMetadata
 
@@ -187,7 +187,7 @@ def test_a_gateway_is_there_while_whoever_has_the_rows_is_away(tmp_path: Path) -
     """A metadata service is away, and beats go to the storage (R14)."""
 
     async def main() -> None:
-        mad = SharedMetadata(await InProcessMetadata.open(tmp_path), [])
+        mad = SharedMetadata(await open_catalog(tmp_path), [])
         guard = GuardedMetadata(cast(Metadata, mad))
         parts = cast(Any, None)
         made = Presence(Context(parts, parts, parts, parts, parts, parts, parts), guard)
@@ -212,7 +212,7 @@ def test_a_gateway_is_there_while_changes_alone_are_not_confirmed(tmp_path: Path
     """A replica is away: changes wait for every copy, beats and looks do not (R14, R29)."""
 
     async def main() -> None:
-        mad = SharedMetadata(await InProcessMetadata.open(tmp_path), [])
+        mad = SharedMetadata(await open_catalog(tmp_path), [])
         guard = GuardedMetadata(cast(Metadata, mad))
         queue, _ = await guard.put_queue(ANYBODY, "orders", QueueSettings())
         group, _ = await guard.put_group(ANYBODY, queue, "billing", GroupSettings())

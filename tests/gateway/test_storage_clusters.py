@@ -7,9 +7,9 @@ import pytest
 
 from gateway.storage_clusters import Described, place_on
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.inprocess import InProcessMetadata
 from push.errors import Refused
 from storage.redis_target import parse_all
+from tests.catalogs import open_catalog
 
 TARGETS = parse_all("redis://10.0.0.1?cluster=a redis://10.0.0.2?cluster=b")
 
@@ -24,7 +24,7 @@ class Found:
 @pytest.mark.parametrize("away", ["a", "b"])
 async def test_nothing_new_is_placed_where_nobody_answers(tmp_path: Path, away: str) -> None:
     """The first one included: where the catalog is a metadata service's it may be the one."""
-    metadata = await InProcessMetadata.open(tmp_path)
+    metadata = await open_catalog(tmp_path)
     shards = {name: Found(name != away) for name in ("a", "b")}
     place_on(TARGETS, metadata, shards)
     queue, _ = await metadata.put_queue(ANYBODY, "orders", QueueSettings(partitions=4))

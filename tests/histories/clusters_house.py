@@ -13,6 +13,7 @@ from push.ports import Storage
 from storage.memory import MemoryStorage
 from storage.placed import PlacedStorage
 from storage.places import Places
+from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House
 from tests.mad import MadStorage
@@ -43,7 +44,7 @@ class ClustersHouse(House):
 
     async def open(self) -> None:
         """As the house it is."""
-        self.metadata = metadata = await InProcessMetadata.open(self.folder)
+        self.metadata = metadata = await open_catalog(self.folder)
         metadata.placing = lambda _queue_id, _settings: self.cycle
 
         def placed(queue_id: str) -> tuple[str, ...] | None:

@@ -17,6 +17,7 @@ from push.places import GroupPartition, Partition
 from push.ports import Owned, Storage, WakeUp
 from storage.memory import MemoryStorage
 from storage.memory_inbox import MemoryInbox
+from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session
 from tests.mad import Mad, MadMetadata
@@ -175,7 +176,7 @@ class Town:
 
     async def open(self, count: int) -> None:
         """So many gateways."""
-        self.catalog = await InProcessMetadata.open(self.folder)
+        self.catalog = await open_catalog(self.folder)
 
         def wake_all(partition: Partition, end: int) -> None:
             for wake_up in self.wake_ups:

@@ -30,12 +30,12 @@ from gateway.surroundings import Surroundings
 from loadtests import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
 from metadata.client import Metadata
-from metadata.inprocess import InProcessMetadata
 from push.errors import TocsinError
 from push.message import Message
 from push.ports import Storage
 from storage.memory import MemoryStorage
 from storage.sqlite import SqliteStorage
+from tests.catalogs import open_catalog
 from tests.gateway.asgi import client_of
 
 Frame = dict[str, Any]
@@ -159,7 +159,7 @@ class House:
 
     async def open(self) -> None:
         """Start the broker."""
-        metadata = await InProcessMetadata.open(self.folder)
+        metadata = await open_catalog(self.folder)
         storage: Storage = self.memory
         if self.kind == "sqlite":
             storage = await SqliteStorage.open(

@@ -8,12 +8,12 @@ from typing import Any, cast
 from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import Queue, QueueSettings
-from metadata.inprocess import InProcessMetadata
 from push.places import Durability, Partition
 from push.ports import Lane
 from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
 from storage.redis_ports import Heard, Shard
 from storage.redis_store import RedisStorage
+from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import message
 from tests.histories.redis_gateways import a_server, emptied
@@ -68,7 +68,7 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
     async def main() -> None:
         shard = TwoQueues()
         storage = RedisStorage(cast(Shard, shard), "history-1")
-        metadata = await InProcessMetadata.open(tmp_path)
+        metadata = await open_catalog(tmp_path)
         broker = Broker(Config(data_dir=tmp_path), metadata, storage)
         storage.on_certified(broker._certified)  # as Broker.start does
         place = Partition("fast", 0)

@@ -15,6 +15,7 @@ from storage.redis_link import Address, Reach
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
+from tests.catalogs import open_catalog
 from tests.metadata.nodes import Service
 from tests.servers.node import Node
 from tests.storage.standing import Standing
@@ -31,7 +32,7 @@ class SqliteKeeper:
 
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
         """What the folder holds; by one at a time."""
-        return await InProcessMetadata.open(self._folder, on_fatal=on_fatal)
+        return await open_catalog(self._folder, on_fatal=on_fatal)
 
     async def close(self) -> None:
         """Nothing is left open."""

@@ -14,8 +14,9 @@ import pytest
 
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.data_keys import DataKey
+from metadata.rows import random_id
 from metadata.sqlite_database import RowFile
-from metadata.store import APPLICATION_ID, CatalogStore, random_id
+from metadata.store import APPLICATION_ID, CatalogStore
 from metadata.verify import verify_catalog
 from push.errors import Refused, Unknown
 
@@ -367,10 +368,10 @@ CREATE_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
-from metadata.inprocess import InProcessMetadata
+from tests.catalogs import open_catalog
 
 async def main():
-    metadata = await InProcessMetadata.open(Path(sys.argv[1]))
+    metadata = await open_catalog(Path(sys.argv[1]))
     for number in range(100_000):
         name = f"{sys.argv[2]}-{number}"
         queue, _ = await metadata.put_queue(ANYBODY, name, QueueSettings())

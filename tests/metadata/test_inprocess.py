@@ -22,11 +22,12 @@ from metadata.catalog import (
     QueueSettings,
 )
 from metadata.client import Metadata
-from metadata.inprocess import FILE, InProcessMetadata
+from metadata.inprocess import InProcessMetadata
 from metadata.settings import Difference
-from metadata.store import CatalogStore
+from metadata.store import FILE, CatalogStore
 from metadata.threaded_store import ThreadedStore
 from push.errors import Fenced, Refused, Unknown
+from tests.catalogs import open_catalog
 from tests.metadata.keepers import Keeper
 
 ALICE = Principal("alice", tenant="a")
@@ -426,7 +427,7 @@ async def test_everything_is_there_after_a_restart(
 async def test_secrets_differ_by_name_and_by_catalog(
     catalog: InProcessMetadata, tmp_path: Path
 ) -> None:
-    other = await InProcessMetadata.open(tmp_path / "other")
+    other = await open_catalog(tmp_path / "other")
     secrets = {catalog.secret("a"), catalog.secret("b"), other.secret("a")}
     assert [len(one) for one in secrets] == [32, 32, 32]
     await other.close()
@@ -437,7 +438,7 @@ async def test_a_second_process_on_the_same_folder_is_refused(
     catalog: InProcessMetadata, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused, match="another process is using it"):
-        await InProcessMetadata.open(tmp_path)
+        await open_catalog(tmp_path)
     assert (await catalog.put_queue(ALICE, "orders", SETTINGS))[1]
 
 
@@ -462,7 +463,7 @@ async def test_ten_thousand_queues_start_within_a_second_and_are_found_at_once(
     with closing(CatalogStore(tmp_path / FILE)) as store:
         store.create([*queues, *groups])
     began = time.process_time()
-    catalog = await InProcessMetadata.open(tmp_path)
+    catalog = await open_catalog(tmp_path)
     opened = time.process_time()
     assert opened - began < 1
     for queue in queues:
@@ -776,7 +777,7 @@ async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
 async def test_an_unknown_commit_is_fatal_and_told_once(tmp_path: Path) -> None:
     """R31. A real failure: the file may not grow."""
     fatal: list[str] = []
-    catalog = await InProcessMetadata.open(tmp_path, on_fatal=fatal.append)
+    catalog = await open_catalog(tmp_path, on_fatal=fatal.append)
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (tmp_path / f"{FILE}-wal").stat().st_size
@@ -792,6 +793,6 @@ async def test_an_unknown_commit_is_fatal_and_told_once(tmp_path: Path) -> None:
     assert len(fatal) == 1
     assert await catalog.state() == (False, fatal[0])
     await catalog.close()
-    again = await InProcessMetadata.open(tmp_path)
+    again = await open_catalog(tmp_path)
     assert again.find_queue(ALICE, "one") == one
     await again.close()

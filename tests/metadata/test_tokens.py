@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata import token_book, tokens
-from metadata.inprocess import FILE, InProcessMetadata
-from metadata.store import CatalogStore
+from metadata.inprocess import InProcessMetadata
+from metadata.store import FILE, CatalogStore
 from metadata.tokens import TokenIndex, TokenRecord, check_record, id_of, judge, write_token
 from metadata.verify import verify_catalog
 from push import limits
 from push.errors import Refused
+from tests.catalogs import open_catalog
 from tests.gateway.plain_tokens import record, text
 from tests.metadata.keepers import Keeper
 
@@ -218,6 +219,6 @@ async def test_a_damaged_token_admits_nobody_and_the_rest_goes_on(
     report = verify_catalog(tmp_path / FILE)
     assert report.damaged == {"tokens": 1}
     assert report.rows["tokens"] == 2
-    catalog = await InProcessMetadata.open(tmp_path)
+    catalog = await open_catalog(tmp_path)
     assert catalog.tokens.listed() == [record("bbbbbbbb")]
     await catalog.close()
