@@ -25,7 +25,9 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from tokenize import COMMENT, NAME, OP, STRING, TokenInfo, generate_tokens
@@ -61,6 +63,25 @@ class Plan:
     names: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     """Module of before → top-level name of before → of after."""
     data: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def paths(self) -> dict[str, str]:
+        """Path of before → of after."""
+        modules = {
+            relative(path_of(old)): relative(new_path(new)) for old, new in self.moves.items()
+        }
+        return modules | self.data
+
+    @cached_property
+    def dotted(self) -> re.Pattern[str]:
+        """Finds a dotted name of before."""
+        words = [old for old in self.moves if old not in FILES_OF_THESE_NAMES and "." in old]
+        return any_of(words, r"(?<![\w./-])", r"(?![\w/]|\.(?:py|sql|env|md)\b)")
+
+    @cached_property
+    def placed(self) -> re.Pattern[str]:
+        """Finds a path of before."""
+        return any_of(self.paths, r"(?<![\w.-])", r"(?!\w)")
 
 
 def tracked() -> list[Path]:
@@ -316,38 +337,37 @@ def loggers(text: str, own: str) -> str:
     return text.replace("getLogger(__name__)", f'getLogger("{own}")')
 
 
+def any_of(words: Iterable[str], behind: str, before: str) -> re.Pattern[str]:
+    """What finds one of these words, the longest first; without words, nothing."""
+    listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.compile(rf"{behind}({listed}){before}" if listed else r"(?!)()")
+
+
 def rewrite_texts(text: str, plan: Plan, is_code: bool = True) -> str:
     """Dotted names (not in scripts of browsers and JSON) and paths in a text after the plan."""
-    olds = sorted(plan.moves, key=len, reverse=True)
-    dotted = [old for old in olds if old not in FILES_OF_THESE_NAMES and "." in old]
-    if dotted and is_code:
-        listed = "|".join(map(re.escape, dotted))
-        pattern = re.compile(rf"(?<![\w./-])({listed})(?![\w/]|\.(?:py|sql|env|md)\b)")
+    if is_code:
 
         def new(found: re.Match[str]) -> str:
             before = text[max(0, found.start() - 12) : found.start()]
             is_logger = re.search(r"getLogger\([\"']$", before)
             return found[1] if is_logger else plan.moves[found[1]]
 
-        text = pattern.sub(new, text)
+        text = plan.dotted.sub(new, text)
         for module, names in plan.names.items():
             after = plan.moves.get(module, module)
-            for old, name in names.items():
+            for old, name in names.items() if after in text else ():
                 place = rf"(?<![\w./]){re.escape(after)}([.:]){re.escape(old)}(?!\w)"
                 text = re.sub(place, rf"{after}\g<1>{name}", text)
-    paths = {relative(path_of(old)): relative(new_path(plan.moves[old])) for old in olds}
-    paths |= plan.data
-    if not paths:
-        return text
-    listed = "|".join(map(re.escape, sorted(paths, key=len, reverse=True)))
-    return re.sub(rf"(?<![\w.-])({listed})(?!\w)", lambda found: paths[found[1]], text)
+    return plan.placed.sub(lambda found: plan.paths[found[1]], text)
 
 
 def rewrite_strings(text: str, plan: Plan) -> str:
     """The same in the strings and comments of a module; in its code, a variable may be called
     `gateway`. Where modules are imported whole (`import a.b`), in its code, too."""
-    if re.search(r"(?m)^import (?:" + "|".join(map(re.escape, plan.moves or [" "])) + r")\b", text):
+    if any(f"import {old}\n" in text for old in plan.moves):
         return rewrite_texts(text, plan)
+    if not (plan.dotted.search(text) or plan.placed.search(text) or plan.names):
+        return text
     begins = spans(text)
     out = []
     for token in generate_tokens(StringIO(text).readline):
