@@ -14,21 +14,21 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
-from gateway.metrics.queues import age_s
 from gateway.metrics.samples import Samples
+from gateway.presence import Presence
+from gateway.publisher import Publisher
+from gateway.routing import Answer
 from gateway.scale_hook import HookFailed, ScaleHook
+from gateway.stock import Stock, age_s
 from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
+from metadata.client import Metadata
 from push.alerting import Alarm
 from push.errors import Refused, TocsinError
 from push.message import Message
-
-if TYPE_CHECKING:
-    from gateway.broker import Broker
-    from gateway.routing import Answer
 
 EVERY_S: Final = 10.0
 POST_S: Final = 5.0
@@ -74,8 +74,20 @@ async def post(address: str, body: bytes) -> None:
 class Alerting:
     """See the module. `webhooks`: addresses by name, and no other one is ever called."""
 
-    def __init__(self, broker: "Broker", webhooks: Mapping[str, str], *, post: Post = post) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        metadata: Metadata,
+        presence: Presence,
+        stock: Stock,
+        publisher: Publisher,
+        webhooks: Mapping[str, str],
+        *,
+        post: Post = post,
+    ) -> None:
+        self._metadata = metadata
+        self._presence = presence
+        self._stock = stock
+        self._publisher = publisher
         self._webhooks = webhooks
         self._post = post
         self._alarms: dict[tuple[str, str], Alarm] = {}
@@ -100,7 +112,7 @@ class Alerting:
         firing = sum(
             told.state == "firing" for kept in self._kept.values() for told in kept.values()
         )
-        is_looking = self._task is not None and not self._broker.groups.presence.is_alone
+        is_looking = self._task is not None and not self._presence.is_alone
         samples.put("tocsin_alerts_firing", firing)
         samples.put("tocsin_alerts_evaluates", is_looking)
         for outcome, count in self._posts.items():
@@ -118,9 +130,9 @@ class Alerting:
 
     async def look(self, *, now: float) -> None:
         """Look once at each queue that has alerts and is this gateway's to look at."""
-        presence = self._broker.groups.presence
+        presence = self._presence
         mine: set[str] = set()
-        for queue in self._broker.metadata.list_all_queues():
+        for queue in self._metadata.list_all_queues():
             is_kept = queue.queue_id in self._kept
             if presence.is_alone or not (queue.settings.alerts or is_kept):
                 continue
@@ -145,7 +157,7 @@ class Alerting:
     async def _look_at(self, queue: Queue, now: float) -> None:
         kept = self._kept.get(queue.queue_id)
         if kept is None:  # another gateway, or this one before its restart, may have told
-            text = self._broker.metadata.mark(_mark(queue))
+            text = self._metadata.mark(_mark(queue))
             kept = msgspec.json.decode(text, type=dict[str, Told]) if text else {}
             self._kept[queue.queue_id] = kept
         named = {alert.name: alert for alert in queue.settings.alerts}
@@ -173,22 +185,22 @@ class Alerting:
 
     async def _keep(self, queue: Queue) -> None:
         text = msgspec.json.encode(self._kept[queue.queue_id]).decode()
-        await self._broker.metadata.set_mark(_mark(queue), text)
+        await self._metadata.set_mark(_mark(queue), text)
 
     async def _value(self, queue: Queue, alert: QueueAlert) -> float:
         """What the alert is about, now. Raises TocsinError: the storage does not answer."""
-        broker, principal = self._broker, Principal(queue.holder, queue.tenant)
+        principal = Principal(queue.holder, queue.tenant)
         if alert.when == "dead_letters":
             try:
-                queue = broker.metadata.find_queue(principal, dead_letter_name(queue))
+                queue = self._metadata.find_queue(principal, dead_letter_name(queue))
             except Refused:
                 return 0.0
         groups = [
-            group for group in broker.metadata.list_groups(principal, queue)
+            group for group in self._metadata.list_groups(principal, queue)
             if alert.group in (None, group.name)
         ]  # fmt: skip
         is_of_groups = alert.when in ("lag", "oldest_age_s", "parked_keys")
-        stock = await broker.stock.of(queue, groups if is_of_groups else [])
+        stock = await self._stock.of(queue, groups if is_of_groups else [])
         if not is_of_groups:
             return float(sum(state.messages for state in stock.states))
         found = [stock.groups[one.group_id] for one in groups if one.group_id in stock.groups]
@@ -221,18 +233,18 @@ class Alerting:
         """Whether it is stored, or nobody wants it any more."""
         if alert.queue is None:
             return True
-        broker, principal = self._broker, Principal(queue.holder, queue.tenant)
+        principal = Principal(queue.holder, queue.tenant)
         name = f"{queue.queue_id}:{alert.name}:{told.since_unix_ms}:{told.state}"
         message = Message(key=queue.name, body=msgspec.Raw(body), id=name)
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def answer(found: "Answer") -> None:
+        def answer(found: Answer) -> None:
             if not answered.done():
                 answered.set_result(found)
 
         try:
-            to = broker.metadata.find_queue(principal, alert.queue)
-            broker.publisher.submit(to, [message], answer)
+            to = self._metadata.find_queue(principal, alert.queue)
+            self._publisher.submit(to, [message], answer)
             async with asyncio.timeout(PUBLISH_S):
                 outcome = (await answered).outcomes[0]
         except (TocsinError, TimeoutError) as error:

@@ -11,6 +11,7 @@ from gateway.agreement import Agreement
 from gateway.alerting import Alerting
 from gateway.asking import Asking
 from gateway.audit import BROKER, Audit, Who
+from gateway.availability import Availability
 from gateway.backup import Backups
 from gateway.caretaker import Caretaker
 from gateway.catching_up import find_queue
@@ -39,6 +40,7 @@ from gateway.keyring import Keyring
 from gateway.limit_values import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
 from gateway.limiter import Limiter
 from gateway.metrics.measuring import Measuring
+from gateway.metrics.queues import Sources
 from gateway.nack_reasons import NackReasons
 from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
@@ -130,7 +132,7 @@ class Broker:
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
-        self.draining, self.started_unix_ms = False, int(time.time() * 1000)
+        self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
         self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
         self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
@@ -151,7 +153,8 @@ class Broker:
             self.counting, self.nack_reasons)  # fmt: skip
         self.groups = Groups(context, metadata)
         self._describing = Describing(self.stock, metadata, self.groups, self.counting)
-        self.metrics, self.alerting = Measuring(self), Alerting(self, config.alert_webhooks)
+        self._availability = Availability(storage, metadata, self.groups.presence)
+        self.alerting = self._alerting_of(config)
         caretaker = Caretaker(context, self.groups, metadata)
         self.inboxes, asking = _letters(storage, looking, self.groups)
         self.parking = Parking(looking, self.groups, caretaker, asking, self.nack_reasons)
@@ -172,6 +175,7 @@ class Broker:
         self.flusher.go_behind(self.publisher.commits)
         self.hit_rates: dict[str, Shown] = self._caches()
         """Of all caches; those of other parts are added by whoever puts them together."""
+        self.metrics = self._measuring_of(config)
         self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
         self.keyring: Keyring | None = None  # None: nothing here is sealed
         self.audit = Audit(None, None, wall=time.time)
@@ -188,6 +192,27 @@ class Broker:
             "frames_of_readers": self.readers.encoded,
             **self.metadata.hit_rates,
         }
+
+    def _alerting_of(self, config: Config) -> Alerting:
+        presence, webhooks = self.groups.presence, config.alert_webhooks
+        return Alerting(self.metadata, presence, self.stock, self.publisher, webhooks)
+
+    def _measuring_of(self, config: Config) -> Measuring:
+        return Measuring(
+            Sources(self.stock, self.metadata, self.groups, self.counting),
+            storage=self.storage,
+            publisher=self.publisher,
+            pulls=self.pulls,
+            readers=self.readers,
+            dead_letters=self.dead_letters,
+            limiter=self.limiter,
+            log=self.delivery_log,
+            alerting=self.alerting,
+            availability=self._availability,
+            hit_rates=self.hit_rates,
+            queues_max=config.metrics_queues_max,
+            groups_max=config.metrics_groups_max,
+        )
 
     def _janitor_of(self, context: Context, caretaker: Caretaker) -> Janitor:
         return Janitor(
@@ -235,6 +260,11 @@ class Broker:
     def gateways(self) -> tuple[str, ...]:
         """As BrokerPort.gateways."""
         return self.groups.presence.there()
+
+    @property
+    def draining(self) -> bool:
+        """Whether this gateway is going down."""
+        return self._availability.is_leaving
 
     @property
     def soon(self) -> Soon:
@@ -286,18 +316,18 @@ class Broker:
 
     def leave(self) -> None:
         """As WholeBroker.leave."""
-        self.draining = True
+        self._availability.leave()
 
     async def drain(self) -> None:
         """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
-        self.draining = True
+        self._availability.leave()
         self.pulls.drain()
         if self.drain_sessions is not None:
             await self.drain_sessions()
 
     async def stop(self) -> None:
         """Answer every publish, write every cursor, close the stores."""
-        self.draining = True
+        self._availability.leave()
         if self.backups is not None:
             await self.backups.close()
         await self.alerting.stop()
@@ -322,18 +352,7 @@ class Broker:
 
     async def ready(self) -> list[str]:
         """What is not ready, one sentence each; empty: ready."""
-        reasons: list[str] = []
-        if self.draining:
-            reasons.append("draining: this gateway is going down")
-        state = await self.storage.state()
-        if not state.writable:  # one that is full is to be drained, by whoever comes (R29, R31)
-            reasons += state.reasons or ("the storage does not take writes",)
-        if self.groups.presence.is_alone:
-            reasons.append("this gateway is cut off, and gives nothing out until it is heard again")
-        is_ready, why = await self.metadata.state()
-        if not is_ready:
-            reasons.append(why)
-        return reasons
+        return await self._availability.reasons()
 
     # --- Queues --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ what is empty nothing can change but by an append, which is told to all.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ KEPT_MAX: Final = 200_000
 BELIEVED_S: Final = 2.0
 """How old a figure may be of what another gateway has done. [A console shows a lag for hours that
 was settled at another gateway at once.]"""
+
+
+def age_s(oldest_unix_ms: int | None) -> float:
+    """How old what was published then is by this gateway's clock; None: 0."""
+    return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
 
 
 @dataclass(slots=True)

@@ -2,11 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from gateway.alerting import Alerting
+from gateway.availability import Availability
 from gateway.counting import Published
-from gateway.hit_rate import HitRate
+from gateway.dead_letters import DeadLetters
+from gateway.deliverylog.log import DeliveryLog
+from gateway.hit_rate import HitRate, Shown
+from gateway.limiter import Limiter
 from gateway.metrics.places import REST, Places
 from gateway.metrics.process import LoopLag, of_process
 from gateway.metrics.queues import (
@@ -20,14 +25,14 @@ from gateway.metrics.queues import (
     of_queue,
 )
 from gateway.metrics.samples import Samples
+from gateway.publisher import Publisher
+from gateway.pulls import Pulls
+from gateway.readers import Readers
 from gateway.slices import Slices
 from metadata.catalog import Group, Principal, Queue
 from push.errors import TocsinError
-from push.ports import StorageState
+from push.ports import Storage, StorageState
 from push.tally import Tally
-
-if TYPE_CHECKING:
-    from gateway.broker import Broker
 
 LOOKS_S: Final = 4.0
 """For asking the storage, of all queues: a Prometheus waits for ten seconds."""
@@ -38,14 +43,39 @@ Part = Callable[[Samples], None]
 class Measuring:
     """See the module. Whoever asks while an answer is being found is given that one."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._sources = sources = Sources(
-            broker.stock, broker.metadata, broker.groups, broker.counting
-        )
-        config = broker.config
-        self._queues = Places(config.metrics_queues_max, Published())
-        self._groups = Places(config.metrics_groups_max, Tally())
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        storage: Storage,
+        publisher: Publisher,
+        pulls: Pulls,
+        readers: Readers,
+        dead_letters: DeadLetters,
+        limiter: Limiter,
+        log: DeliveryLog,
+        alerting: Alerting,
+        availability: Availability,
+        hit_rates: Mapping[str, Shown],
+        queues_max: int,
+        groups_max: int,
+    ) -> None:
+        """`hit_rates`: of all caches, also of those that are added to it later. `queues_max`,
+        `groups_max`: so many have labels of their own."""
+        self._sources = sources
+        self._storage = storage
+        self._publisher = publisher
+        self._pulls = pulls
+        self._readers = readers
+        self._dead_letters = dead_letters
+        self._limiter = limiter
+        self._delivery_log = log
+        self._alerting = alerting
+        self._availability = availability
+        self._hit_rates = hit_rates
+        self._groups_max = groups_max
+        self._queues = Places(queues_max, Published())
+        self._groups = Places(groups_max, Tally())
         self._rest = Rest(sources)
         self._under_way: asyncio.Task[Samples] | None = None
         self.lag = LoopLag()
@@ -84,12 +114,12 @@ class Measuring:
             task.exception()  # whoever waits is told; perhaps nobody does any more
 
     async def _everything(self) -> Samples:
-        began, samples, broker = time.perf_counter(), Samples(), self._broker
-        of_process(samples, "gateway", broker.groups.presence.gateway, self.lag)
+        began, samples = time.perf_counter(), Samples()
+        of_process(samples, "gateway", self._sources.groups.presence.gateway, self.lag)
         await self._state(samples)
         self._work(samples)
         self._log(samples)
-        broker.alerting.measure(samples)
+        self._alerting.measure(samples)
         for part in self.parts:
             part(samples)
         await self._of_queues(samples)
@@ -97,12 +127,12 @@ class Measuring:
         return samples
 
     async def _state(self, samples: Samples) -> None:
-        broker, reasons = self._broker, ["it cannot be asked"]
+        metadata, reasons = self._sources.metadata, ["it cannot be asked"]
         state = StorageState(False, False)
         try:
             async with asyncio.timeout(LOOKS_S):
-                state = await broker.storage.state()
-                reasons = await broker.ready()
+                state = await self._storage.state()
+                reasons = await self._availability.reasons()
         except (TimeoutError, TocsinError):
             pass  # told as not writable, and not ready
         samples.put("tocsin_ready", not reasons)
@@ -118,31 +148,31 @@ class Measuring:
                 samples.spread("tocsin_storage_fsync_seconds", one.seconds)
             else:
                 samples.spread("tocsin_storage_copies_seconds", one.seconds, one.place, one.level)
-        is_usable, _ = await broker.metadata.state()
+        is_usable, _ = await metadata.state()
         samples.put("tocsin_metadata_usable", is_usable)
-        samples.put("tocsin_metadata_age_seconds", round(broker.metadata.age_s, 3))
+        samples.put("tocsin_metadata_age_seconds", round(metadata.age_s, 3))
 
     def _work(self, samples: Samples) -> None:
-        broker, now = self._broker, asyncio.get_running_loop().time()
-        facts, presence = broker.groups.facts(), broker.groups.presence
-        samples.put("tocsin_draining", broker.draining)
+        groups, now = self._sources.groups, asyncio.get_running_loop().time()
+        facts, presence = groups.facts(), groups.presence
+        samples.put("tocsin_draining", self._availability.is_leaving)
         samples.put("tocsin_alone", presence.is_alone)
         gateways = presence.facts().get("gateways", [""])
         samples.put("tocsin_gateways", len(gateways) if isinstance(gateways, list) else 1)
-        samples.put("tocsin_groups_running", len(broker.groups.runtimes))
+        samples.put("tocsin_groups_running", len(groups.runtimes))
         samples.put("tocsin_fenced_writes_total", int(str(facts["fenced_writes"])))
         samples.put("tocsin_stale_settlements_total", int(str(facts["stale_settlements"])))
-        samples.put("tocsin_pulls_waiting", broker.pulls.waiting)
-        samples.put("tocsin_pending_messages", broker.publisher.pending_messages)
-        samples.put("tocsin_pending_bytes", broker.publisher.pending_bytes)
-        samples.put("tocsin_dead_letters_moved_total", broker.dead_letters.moved_total)
-        for limit, count in broker.limiter.refused.items():
+        samples.put("tocsin_pulls_waiting", self._pulls.waiting)
+        samples.put("tocsin_pending_messages", self._publisher.pending_messages)
+        samples.put("tocsin_pending_bytes", self._publisher.pending_bytes)
+        samples.put("tocsin_dead_letters_moved_total", self._dead_letters.moved_total)
+        for limit, count in self._limiter.refused.items():
             samples.put("tocsin_limited_total", count, limit)
-        for cache, rate in broker.hit_rates.items():
+        for cache, rate in self._hit_rates.items():
             if isinstance(rate, HitRate):
                 samples.put("tocsin_cache_hits_total", max(0, rate.hits), cache)
                 samples.put("tocsin_cache_misses_total", rate.misses, cache)
-        for number, commits in broker.publisher.commits.lanes().items():
+        for number, commits in self._publisher.commits.lanes().items():
             lane = str(number)
             samples.put("tocsin_commits_total", commits.total, lane)
             samples.spread("tocsin_commit_messages", commits.messages, lane)
@@ -155,7 +185,7 @@ class Measuring:
 
     def _log(self, samples: Samples) -> None:
         """Of the delivery log; it is off: nothing."""
-        facts = self._broker.delivery_log.facts()
+        facts = self._delivery_log.facts()
         if facts is None:
             return
         samples.put("tocsin_delivery_log_written_bytes_total", facts["written_bytes"])
@@ -212,14 +242,14 @@ class Measuring:
 
     async def _counters(self, samples: Samples, has_rest: bool) -> None:
         """Of all queues and groups, in slices."""
-        slices, counting, groups = Slices(), self._sources.counting, self._broker.groups
+        slices, counting, groups = Slices(), self._sources.counting, self._sources.groups
         for place, counted in list(counting.queues().items()):
             await slices.turn()
             of_queue(samples, self._queues.of(place) or OTHER_QUEUE, counted)
         for place, tally in list(counting.groups().items()):
             await slices.turn()
             of_group(samples, self._groups.of(place) or OTHER_GROUP, tally)
-        for place, count in self._broker.readers.counts().items():
+        for place, count in self._readers.counts().items():
             samples.put("tocsin_queue_readers", count, *(self._queues.of(place) or OTHER_QUEUE))
         if has_rest or self._queues.gone.published:
             of_queue(samples, OTHER_QUEUE, self._queues.gone)
@@ -251,10 +281,9 @@ class Measuring:
         `sees_dead_letters`: how many there are is his business, too. Raises TocsinError: the
         storage does not answer."""
         samples, labels = Samples(), (queue.tenant, queue.name)
-        groups_max = self._broker.config.metrics_groups_max
         every = self._groups_of(queue)
         named = [
-            (group, (*labels, group.name if place < groups_max else REST))
+            (group, (*labels, group.name if place < self._groups_max else REST))
             for place, group in enumerate(every)
         ]
         await look(
@@ -263,9 +292,9 @@ class Measuring:
         )  # fmt: skip
         counting = self._sources.counting
         of_queue(samples, labels, counting.queues().get(queue.queue_id, Published()))
-        readers = self._broker.readers.counts().get(queue.queue_id, 0)
+        readers = self._readers.counts().get(queue.queue_id, 0)
         samples.put("tocsin_queue_readers", readers, *labels)
         for group, own in named:
             of_group(samples, own, counting.groups().get(group.group_id, Tally()))
-            await held(samples, own, self._broker.groups, group.group_id)
+            await held(samples, own, self._sources.groups, group.group_id)
         return samples

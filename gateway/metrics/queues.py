@@ -6,7 +6,6 @@ for all others now and then, in the background, slowly (`Rest`).
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +16,7 @@ from gateway.metrics.places import REST, Labels
 from gateway.metrics.registry import EVENTS
 from gateway.metrics.samples import Samples
 from gateway.slices import Slices
-from gateway.stock import GroupStock, QueueStock, Stock
+from gateway.stock import GroupStock, QueueStock, Stock, age_s
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
 from push.errors import Refused, TocsinError
@@ -58,11 +57,6 @@ def of_group(samples: Samples, labels: Labels, tally: Tally) -> None:
         samples.put("tocsin_group_messages_total", getattr(tally, name), *labels, name)
     samples.spread("tocsin_group_dispatch_seconds", tally.dispatch_s, *labels)
     samples.spread("tocsin_group_settle_seconds", tally.settle_s, *labels)
-
-
-def age_s(oldest_unix_ms: int | None) -> float:
-    """How old what was published then is by this gateway's clock; None: 0."""
-    return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
 
 
 def stood(samples: Samples, labels: Labels, stock: QueueStock) -> None:

@@ -1,12 +1,13 @@
 """Alerts of queues' holders, over the whole broker: told once, cleared, and gone on with."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.alerting import TRIES, Alerting
+from gateway.alerting import TRIES, Alerting, Post, post
 from gateway.scale_hook import HookFailed
 from metadata.catalog import ANYBODY, Queue, QueueAlert, QueueSettings
 from push.errors import Refused
@@ -31,6 +32,14 @@ class Hook:
         self.heard.append(json.loads(body))
 
 
+def alerting_of(house: House, webhooks: Mapping[str, str] = {}, *, post: Post = post) -> Alerting:
+    """Another one than the broker of the house has."""
+    broker = house.broker
+    return Alerting(
+        broker.metadata, broker.groups.presence, broker.stock, broker.publisher, webhooks, post=post
+    )
+
+
 async def watched(house: House, **alert: Any) -> Queue:
     """A queue with an alert about its depth, told to the queue `ops`."""
     await house.queue("ops")
@@ -50,7 +59,7 @@ async def told(house: House) -> list[dict[str, Any]]:
 
 async def test_a_breach_is_told_once_and_its_end(house: House) -> None:
     queue = await watched(house)
-    alerting = Alerting(house.broker, {})
+    alerting = alerting_of(house)
     await alerting.look(now=0)
     assert await told(house) == []
     await house.publish(queue, numbered(3))
@@ -67,8 +76,8 @@ async def test_a_breach_is_told_once_and_its_end(house: House) -> None:
 async def test_the_next_gateway_goes_on_from_there(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
-    await Alerting(house.broker, {}).look(now=0)
-    other = Alerting(house.broker, {})
+    await alerting_of(house).look(now=0)
+    other = alerting_of(house)
     await other.look(now=0)
     assert [one["state"] for one in await told(house)] == ["firing"]
     await house.broker.upkeep.purge(ANYBODY, queue, None)
@@ -79,7 +88,7 @@ async def test_the_next_gateway_goes_on_from_there(house: House) -> None:
 async def test_two_that_look_at_once_tell_it_once(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
-    one, other = Alerting(house.broker, {}), Alerting(house.broker, {})
+    one, other = alerting_of(house), alerting_of(house)
     await one.look(now=0)
     mark = f"alerts:{queue.queue_id}"
     kept = json.loads(house.broker.metadata.mark(mark) or "")
@@ -94,7 +103,7 @@ async def test_a_queue_that_is_not_there_yet_is_told_when_it_is(house: House) ->
         alerts=(QueueAlert(name="deep", when="depth", above=2, lasts_s=0, queue="ops"),)
     )
     await house.publish(queue, numbered(3))
-    alerting = Alerting(house.broker, {})
+    alerting = alerting_of(house)
     await alerting.look(now=0)
     await house.queue("ops")
     await alerting.look(now=10)
@@ -106,7 +115,7 @@ async def test_a_webhook_is_tried_a_few_times(house: House) -> None:
     await house.publish(queue, numbered(3))
     hook = Hook()
     hook.fails = True
-    alerting = Alerting(house.broker, HOOKS, post=hook)
+    alerting = alerting_of(house, HOOKS, post=hook)
     for at in range(0, 100, 10):
         await alerting.look(now=at)
     assert hook.calls == TRIES
@@ -120,14 +129,14 @@ async def test_no_address_is_called_that_the_operator_has_not_named(house: House
     queue = await watched(house, queue=None, webhook="http://169.254.169.254/")
     await house.publish(queue, numbered(3))
     hook = Hook()
-    await Alerting(house.broker, HOOKS, post=hook).look(now=0)
+    await alerting_of(house, HOOKS, post=hook).look(now=0)
     assert hook.calls == 0
 
 
 async def test_an_alert_that_was_taken_back_says_nothing_more(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
-    alerting = Alerting(house.broker, {})
+    alerting = alerting_of(house)
     await alerting.look(now=0)
     await house.set_queue(queue.name, alerts=())
     await house.broker.upkeep.purge(ANYBODY, house.find(), None)
@@ -142,7 +151,7 @@ async def test_what_groups_have_not_settled_is_looked_at(
 ) -> None:
     queue = await watched(house, when=when, above=0, group=group)
     await house.group(queue)
-    alerting = Alerting(house.broker, {})
+    alerting = alerting_of(house)
     await alerting.look(now=0)
     assert await told(house) == []
     await house.publish(queue, numbered(1))

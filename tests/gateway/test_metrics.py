@@ -226,10 +226,10 @@ async def test_the_delivery_log_tells_what_it_lacks(house: House) -> None:
 
 def measure(house: House, queues_max: int, groups_max: int) -> Measuring:
     """With other bounds than the broker of the house has."""
-    house.broker.config = Config(
+    config = Config(
         data_dir=house.folder, metrics_queues_max=queues_max, metrics_groups_max=groups_max
     )
-    return Measuring(house.broker)
+    return house.broker._measuring_of(config)
 
 
 async def test_queues_beyond_the_bound_share_one_label(house: House) -> None:

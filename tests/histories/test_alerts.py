@@ -1,7 +1,6 @@
 """Who of several gateways looks after the alerts of a queue."""
 
-from gateway.alerting import Alerting
-from tests.gateway.test_alerting import told, watched
+from tests.gateway.test_alerting import alerting_of, told, watched
 from tests.histories.gateways import Town, town
 from tests.histories.house import numbered
 from tests.waiting import becomes
@@ -19,7 +18,7 @@ async def test_a_gateway_looks_only_at_what_is_its_own(town: Town) -> None:
 
     await becomes(lambda: sum(map(is_chosen, range(2))) == 1)
     chosen, other = sorted(range(2), key=is_chosen, reverse=True)
-    await Alerting(town.gateways[other].broker, {}).look(now=0)
+    await alerting_of(town.gateways[other]).look(now=0)
     assert await told(town.gateways[other]) == []
-    await Alerting(town.gateways[chosen].broker, {}).look(now=0)
+    await alerting_of(town.gateways[chosen]).look(now=0)
     assert [one["state"] for one in await told(town.gateways[other])] == ["firing"]
