@@ -28,7 +28,7 @@ class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str
     when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
     above: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-    lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60
+    lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400.0)] = 60
     """Only what is above for so long is told."""
     group: str | None = None
     """None: of all groups the one that is furthest behind."""
