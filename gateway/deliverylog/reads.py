@@ -1,5 +1,6 @@
 """What readers are given, as the delivery log is told it: one line for all that a turn of a fan-out
 reaches over WebSockets, one for each of the others. Metrics count the same, with or without it.
+Pure.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What one slot gives out and hears of, as the delivery log is told it: runs, times, and what each
 run had waited for. Metrics count the same times, whether the log is on or not. It only looks:
-nothing is ever decided by it.
+nothing is ever decided by it. Pure.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,18 +1,24 @@
 """A boundary that nothing checks is a name. What import-linter cannot see is checked here."""
 
 import ast
+import re
 from pathlib import Path
 
-from tests.layout.tree import OUTSIDE, ROOT, SERVER, each, files, imports, parsed
+from tests.layout.ratchets import modules, name_of, reasons
+from tests.layout.tree import OUTSIDE, SERVER, each, files, imports, parsed
 
-PURE = (
-    *files(".py", "push"),
-    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "together", "outbox", "usage")),
-    *(
-        Path(f"gateway/deliverylog/{name}.py")
-        for name in ("chunks", "clock", "deliveries", "lines", "publishes", "reads", "slot_log")
-    ),
-)
+
+def says_pure(path: Path) -> bool:
+    """Whether a sentence of a module's docstring begins with the word "Pure"."""
+    return re.search(r"\bPure\b", ast.get_docstring(parsed(path)) or "") is not None
+
+
+PURE = [
+    path
+    for path in files(".py", *SERVER)
+    if (path.parts[0] == "push" or says_pure(path)) and name_of(path) not in reasons("pure")
+]
+"""All rules, and every other module that says so; what ratchets.toml excepts has its reason."""
 CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""
 COMMANDS_IN_THE_SERVER = {
@@ -23,7 +29,7 @@ COMMANDS_IN_THE_SERVER = {
 all of them confirm, read times and end in the same way; of the SDK they may use nothing else."""
 
 
-@each([path for path in PURE if (ROOT / path).exists()])
+@each(PURE)
 def test_pure_modules_never_wait(path: Path) -> None:
     waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     # A Protocol says what the world offers; its `async def` is a shape, not an act.
@@ -42,7 +48,7 @@ def test_pure_modules_never_wait(path: Path) -> None:
     assert found == []
 
 
-@each([path for path in PURE if (ROOT / path).exists()])
+@each(PURE)
 def test_pure_modules_touch_no_clock_socket_or_chance(path: Path) -> None:
     forbidden = {"asyncio", "time", "datetime", "random", "secrets", "socket", "threading"}
     forbidden |= {"logging", "os", "uuid", "importlib"}
@@ -69,3 +75,9 @@ def test_nothing_but_commands_imports_commands() -> None:
     modules = {path.with_suffix("").as_posix().replace("/", ".") for path in COMMANDS_IN_THE_SERVER}
     users = {path for path in files(".py", *SERVER) if imports(path) & modules}
     assert users - COMMANDS_IN_THE_SERVER - CLIENTS_IN_THE_SERVER == set()
+
+
+def test_what_is_excepted_from_purity_is_there_and_says_that_it_is_pure() -> None:
+    for name in reasons("pure"):
+        assert name in modules(), name
+        assert says_pure(modules()[name]), name
