@@ -37,7 +37,7 @@ from typing import IO, Any, Final
 
 import click
 import tocsin
-from tocsin.http import Http
+from tocsin.api.http import Http
 
 from gateway.commands import load_config, serve, setting_options
 from gateway.config import Config

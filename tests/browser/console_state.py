@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import tocsin
-from tocsin.message import Message
+from tocsin.proto.message import Message
 
 from loadtests.proxy import Proxy
 from loadtests.server import Server

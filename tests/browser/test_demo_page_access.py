@@ -4,7 +4,7 @@ import re
 
 import pytest
 from playwright.async_api import Browser, expect
-from tocsin.http import Http
+from tocsin.api.http import Http
 
 from loadtests.server import Server
 from tests.browser.conftest import TOKEN

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import tocsin
-from tocsin import polling
-from tocsin.polling import Polling
-from tocsin.reconnecting import Reconnecting
+from tocsin.io import longpoll as polling
+from tocsin.io.longpoll import Polling
+from tocsin.proto.reconnecting import Reconnecting
 
 from gateway import frames
 from gateway.server import Server

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from tocsin.choosing import (
+from tocsin.proto.connect_policy import (
     DIED_YOUNG_MAX,
     RETURN_S,
     RETURN_S_MAX,

@@ -6,8 +6,8 @@ import json
 from random import Random
 
 import pytest
-from tocsin.clock import EVERY_S, FIRST, FIRST_EVERY_S, NEWS_US, STEP_US, BrokerClock
-from tocsin.publishing import Lane, Ticket
+from tocsin.proto.broker_clock import EVERY_S, FIRST, FIRST_EVERY_S, NEWS_US, STEP_US, BrokerClock
+from tocsin.proto.publish_lane import Lane, Ticket
 
 WALL_US = 1_763_726_400_000_000
 

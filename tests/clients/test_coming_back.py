@@ -2,9 +2,9 @@
 
 import itertools
 
-from tocsin import wire
-from tocsin.message import Message, State
-from tocsin.settling import NAMED_MESSAGES_MAX, UNHEARD_ROWS, UNHEARD_ROWS_MAX
+from tocsin.proto import wire
+from tocsin.proto.ack_ledger import NAMED_MESSAGES_MAX, UNHEARD_ROWS, UNHEARD_ROWS_MAX
+from tocsin.proto.message import Message, State
 
 from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
 

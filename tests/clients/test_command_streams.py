@@ -186,7 +186,9 @@ async def test_an_interrupt_at_any_early_moment_is_quiet(broker: FakeBroker, see
     )  # fmt: skip
     assert process.stderr is not None
     said = b""
-    last = rng.choice([b" tocsin_command\n", b" asyncio\n", b" click\n", b" tocsin.wire\n", b""])
+    last = rng.choice(
+        [b" tocsin_command\n", b" asyncio\n", b" click\n", b" tocsin.proto.wire\n", b""]
+    )
     async with asyncio.timeout(30):
         while line := await process.stderr.readline():
             said += line

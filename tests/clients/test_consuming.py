@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tocsin import wire
-from tocsin.consuming import AHEAD, Ledger
 from tocsin.errors import StaleDelivery
-from tocsin.leasing import usable_s
-from tocsin.message import Message, Settler, State
-from tocsin.places import columns, parts, ranges
+from tocsin.proto import wire
+from tocsin.proto.delivery_ledger import AHEAD, Ledger
+from tocsin.proto.leases import usable_s
+from tocsin.proto.message import Message, Settler, State
+from tocsin.proto.places import columns, parts, ranges
 
 
 class Nobody:

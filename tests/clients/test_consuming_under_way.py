@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tocsin import wire
-from tocsin.consuming import Ledger
 from tocsin.errors import StaleDelivery
-from tocsin.message import Message
+from tocsin.proto import wire
+from tocsin.proto.delivery_ledger import Ledger
+from tocsin.proto.message import Message
 
 from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
 

@@ -12,9 +12,9 @@ import pytest
 import tocsin
 from hypothesis import given
 from hypothesis import strategies as st
-from tocsin import wire
 from tocsin.effects import SQLITE, Applied, SqliteEffects, applied
-from tocsin.message import Content
+from tocsin.proto import wire
+from tocsin.proto.message import Content
 
 from tests.clients.fake_broker import FakeBroker
 

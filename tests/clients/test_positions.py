@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 import tocsin
-from tocsin import positions, wire
-from tocsin.opening import Opening
-from tocsin.positions import name_of
+from tocsin.api import positions
+from tocsin.api.positions import name_of
+from tocsin.proto import wire
+from tocsin.proto.reader_opening import Opening
 
 from gateway import frames
 from tests.clients.fake_broker import FakeBroker

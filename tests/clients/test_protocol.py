@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tocsin import codes, errors, wire
-from tocsin.outgoing import NewMessage, encode_message
-from tocsin.packing import join_frames, without_tokens
-from tocsin.publishing import Bounds
-from tocsin.wire import MESSAGE_BYTES_AIM
+from tocsin import errors
+from tocsin.proto import codes, wire
+from tocsin.proto.new_message import NewMessage, encode_message
+from tocsin.proto.packing import join_frames, without_tokens
+from tocsin.proto.publish_lane import Bounds
+from tocsin.proto.wire import MESSAGE_BYTES_AIM
 
 from gateway import frames
 from push.errors import CODES, Refused

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tocsin import wire
 from tocsin.errors import BrokerError, PublishTimeout, QueueNotFound
-from tocsin.publishing import BACKOFF_S_MAX, LIMITED_S_MAX, Bounds, Lane, Receipt, Ticket
+from tocsin.proto import wire
+from tocsin.proto.publish_lane import BACKOFF_S_MAX, LIMITED_S_MAX, Bounds, Lane, Receipt, Ticket
 
 FOREVER = float("inf")
 

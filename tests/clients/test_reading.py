@@ -1,9 +1,9 @@
 """A reader's buffer, its position and its credit (R25, R26, P10)."""
 
-from tocsin import wire
 from tocsin.errors import Gap
-from tocsin.message import ReadMessage
-from tocsin.reading import ReadLedger
+from tocsin.proto import wire
+from tocsin.proto.message import ReadMessage
+from tocsin.proto.read_ledger import ReadLedger
 
 
 def push(

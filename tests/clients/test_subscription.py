@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tocsin
-from tocsin import wire
+from tocsin.proto import wire
 
 from gateway import frames
 from tests.clients.fake_broker import FakeBroker

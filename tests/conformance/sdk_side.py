@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 import tocsin
-from tocsin.carrier import ABNORMAL, Listener
-from tocsin.choosing import Transport
-from tocsin.client import Client
+from tocsin.api.client import Client
+from tocsin.api.publisher import Publisher
 from tocsin.errors import CannotConnect, broker_error
-from tocsin.publisher import Publisher
-from tocsin.session import Session
+from tocsin.io.carrier import ABNORMAL, Listener
+from tocsin.io.session import Session
+from tocsin.proto.connect_policy import Transport
 
 from tests.conformance.replay import Event, Replay
 from tests.conformance.transcript import Deviation, Line, Transcript, frames_of

@@ -7,8 +7,8 @@ from typing import Any, cast
 import httpx2
 import msgspec
 import pytest
-from tocsin import wire
-from tocsin.message import ReadMessage
+from tocsin.proto import wire
+from tocsin.proto.message import ReadMessage
 
 from gateway import demo
 from gateway.config import Config

@@ -234,7 +234,7 @@ async def test_the_sdk_lists_dead_letters_and_sends_them_back(
         (f"i{n}", n, "exhausted") for n in range(4)
     ]
     assert (found[1].origin.partition, found[1].origin.offset, found[1].nack) == (0, 1, "declined")
-    monkeypatch.setattr("tocsin.upkeep.PER_CALL_MAX", 1)
+    monkeypatch.setattr("tocsin.api.admin.PER_CALL_MAX", 1)
     told: list[int] = []
     assert await http.redrive_dead_letters("orders", key="user-7", progress=told.append) == 2
     assert (told, await http.redrive_dead_letters("orders", limit=1)) == ([1, 2], 1)

@@ -33,8 +33,8 @@ import msgspec
 import tocsin
 import tocsin.blocking
 import tocsin.effects
-from tocsin import wire
 from tocsin.cli.main import cli
+from tocsin.proto import wire
 
 from gateway import frames
 from gateway.audit_trail import Entry

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from tocsin import wire
+from tocsin.proto import wire
 
 from gateway import frames
 from gateway.deliverylog.lines import Carrier, Cause, Ended, Event, Line

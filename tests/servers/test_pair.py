@@ -17,7 +17,7 @@ from typing import Literal
 import httpx2
 import pytest
 import tocsin
-from tocsin.choosing import Transport
+from tocsin.proto.connect_policy import Transport
 
 from loadtests.server import Server
 from loadtests.server import tocsin as command_of

@@ -16,7 +16,7 @@ async def test_long_poll_it_is_where_a_proxy_keeps_websockets_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrades: Upgrades, status: int
 ) -> None:
     """From the first connect on, after a cut, and back as soon as they get through."""
-    monkeypatch.setattr("tocsin.choosing.RETURN_S", 0.2)
+    monkeypatch.setattr("tocsin.proto.connect_policy.RETURN_S", 0.2)
     with running(tmp_path) as server:
         async with Proxy(server.port) as proxy:
             proxy.upgrades, proxy.refusal_status = upgrades, status

@@ -12,7 +12,7 @@ import pytest
 import tocsin
 from click.testing import CliRunner
 from cryptography import x509
-from tocsin.choosing import Transport
+from tocsin.proto.connect_policy import Transport
 
 from gateway.commands import admin
 from loadtests.server import Server

@@ -23,7 +23,7 @@ NAIVE = "lambda *_: True"
 """What a claim says in the negative control: everything is new."""
 PAUSE = """
 import asyncio
-from tocsin.subscription import Subscription
+from tocsin.api.subscription import Subscription
 run = Subscription.run
 async def run_with_pauses(self, handler, **more):
     async def handle(message):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx2
 import pytest
 import tocsin
-from tocsin.choosing import Transport
+from tocsin.proto.connect_policy import Transport
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 import tocsin
-from tocsin.reader import Reader
+from tocsin.api.reader import Reader
 
 from tests.servers.node import until
 from tests.system.test_cluster import Run, clusters, pids, running

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import tocsin
 import tocsin.blocking
-from tocsin.choosing import Transport
+from tocsin.proto.connect_policy import Transport
 
 from push import limits
 from tests.system.talk import running

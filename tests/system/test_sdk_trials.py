@@ -27,7 +27,7 @@ async def test_a_session_switched_in_mid_stream_gives_nothing_twice_and_loses_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R22, R25, P1, P3: refused, then stripped; back each time, at 1,500 messages a second."""
-    monkeypatch.setattr("tocsin.choosing.RETURN_S", 0.3)
+    monkeypatch.setattr("tocsin.proto.connect_policy.RETURN_S", 0.3)
     monkeypatch.setattr(trial_switch, "SWITCH_TIMEOUT_S", 20.0)
     hold(await trial_switch.switch(trial_switch.Plan(switches=4, between_s=0.4), print))
 

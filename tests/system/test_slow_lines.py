@@ -14,8 +14,8 @@ from typing import Final
 import httpx2
 import pytest
 import tocsin
-from tocsin import polling
-from tocsin.choosing import Transport
+from tocsin.io import longpoll as polling
+from tocsin.proto.connect_policy import Transport
 
 from loadtests.node import run_node
 from loadtests.proxy import HELD, Proxy, Treatment

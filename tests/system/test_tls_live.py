@@ -13,8 +13,8 @@ import pytest
 import tocsin
 import tocsin.blocking
 from click.testing import CliRunner
-from tocsin.choosing import Transport
 from tocsin.cli.main import cli
+from tocsin.proto.connect_policy import Transport
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 

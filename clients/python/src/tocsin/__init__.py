@@ -9,7 +9,12 @@ async with tocsin.connect("http://127.0.0.1:8080") as client:
 """
 
 from tocsin.answers import GroupDescription, QueueDescription
-from tocsin.client import Client, connect
+from tocsin.api.admin import DeadLetter, PeekedMessage
+from tocsin.api.client import Client, connect
+from tocsin.api.http import Http, PulledMessage, Settled
+from tocsin.api.positions import FilePositions, MemoryPositions, PositionStore, Verdict
+from tocsin.api.reader import Reader
+from tocsin.api.subscription import Subscription
 from tocsin.errors import (
     BrokerError,
     Busy,
@@ -38,16 +43,11 @@ from tocsin.errors import (
     UndecodableBody,
     WouldDelete,
 )
-from tocsin.http import Http, PulledMessage, Settled
-from tocsin.message import Message, ReadMessage
-from tocsin.outgoing import NewMessage
-from tocsin.positions import FilePositions, MemoryPositions, PositionStore, Verdict
-from tocsin.publishing import Receipt
-from tocsin.reader import Reader
+from tocsin.proto.message import Message, ReadMessage
+from tocsin.proto.new_message import NewMessage
+from tocsin.proto.publish_lane import Receipt
+from tocsin.proto.wire import Durability, Position
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
-from tocsin.subscription import Subscription
-from tocsin.upkeep import DeadLetter, PeekedMessage
-from tocsin.wire import Durability, Position
 
 __version__ = "0.1.0"
 

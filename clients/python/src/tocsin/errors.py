@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tocsin.answers import Difference
-    from tocsin.positions import Verdict
+    from tocsin.api.positions import Verdict
 
 __all__ = [
     "BrokerError",

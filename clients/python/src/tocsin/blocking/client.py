@@ -18,12 +18,7 @@ from tocsin.answers import (
     QueueDescription,
     SoughtGroup,
 )
-from tocsin.blocking.loop import LoopThread
-from tocsin.blocking.subscriptions import Reader, Subscription
-from tocsin.blocking.upkeep import Upkeep
-from tocsin.carrier import Trace
-from tocsin.choosing import Mode, Transport
-from tocsin.client import (
+from tocsin.api.client import (
     CONNECT_TIMEOUT_S,
     CREDIT,
     LINGER_S,
@@ -31,17 +26,22 @@ from tocsin.client import (
     SAVE_EVERY,
     SAVE_EVERY_S,
 )
-from tocsin.http import PulledMessage, Settled
-from tocsin.opening import OnUnknown
-from tocsin.outgoing import NewMessage
-from tocsin.positions import PositionStore
-from tocsin.publishing import Receipt
-from tocsin.reader import OnGap
-from tocsin.requesting import Token
-from tocsin.session import NAME
+from tocsin.api.http import PulledMessage, Settled
+from tocsin.api.positions import PositionStore
+from tocsin.api.reader import OnGap
+from tocsin.api.subscribing import Start
+from tocsin.blocking.loop import LoopThread
+from tocsin.blocking.subscriptions import Reader, Subscription
+from tocsin.blocking.upkeep import Upkeep
+from tocsin.io.carrier import Trace
+from tocsin.io.requests import Token
+from tocsin.io.session import NAME
+from tocsin.proto.connect_policy import Mode, Transport
+from tocsin.proto.new_message import NewMessage
+from tocsin.proto.publish_lane import Receipt
+from tocsin.proto.reader_opening import OnUnknown
+from tocsin.proto.wire import Position
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
-from tocsin.subscribing import Start
-from tocsin.wire import Position
 
 
 def connect(

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import tocsin
+from tocsin.api.positions import Verdict
 from tocsin.blocking.loop import LoopThread
 from tocsin.errors import ClientClosed
-from tocsin.message import Content, ReadMessage
-from tocsin.positions import Verdict
-from tocsin.wire import Position
+from tocsin.proto.message import Content, ReadMessage
+from tocsin.proto.wire import Position
 
 
 class Message(Content):

@@ -13,8 +13,8 @@ from tocsin.answers import (
     QueueDescription,
     SessionDescription,
 )
+from tocsin.api.admin import DeadLetter, Decision, PeekedMessage
 from tocsin.blocking.loop import LoopThread
-from tocsin.upkeep import DeadLetter, Decision, PeekedMessage
 
 T = TypeVar("T")
 

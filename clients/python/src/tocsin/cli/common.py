@@ -13,14 +13,14 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
+from tocsin.api.client import URL_DEFAULT, Client, connect
+from tocsin.api.http import Http
+from tocsin.api.subscribing import Start
 from tocsin.cli.durations import format_duration
 from tocsin.cli.interrupts import quiet_interrupt
 from tocsin.cli.streams import watched_output
 from tocsin.cli.times import local_time, parse_time
-from tocsin.client import URL_DEFAULT, Client, connect
-from tocsin.http import Http
-from tocsin.requesting import checked_url
-from tocsin.subscribing import Start
+from tocsin.io.requests import checked_url
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

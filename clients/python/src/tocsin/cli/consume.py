@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import click
 
+from tocsin.api.client import Client
+from tocsin.api.reader import Reader
+from tocsin.api.subscription import Subscription
 from tocsin.cli.common import (
     Target,
     parse_start,
@@ -21,11 +24,8 @@ from tocsin.cli.common import (
 )
 from tocsin.cli.durations import duration
 from tocsin.cli.printing import json_line, text_line
-from tocsin.client import Client
 from tocsin.errors import Gap, StaleDelivery, TocsinError, WouldDelete
-from tocsin.message import Content, Message
-from tocsin.reader import Reader
-from tocsin.subscription import Subscription
+from tocsin.proto.message import Content, Message
 
 BATCH_MAX: Final = 500
 """Messages that are written before they are acked together."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tocsin.api.admin import DeadLetter
 from tocsin.cli.common import (
     Target,
     json_option,
@@ -21,7 +22,6 @@ from tocsin.cli.progress import Progress
 from tocsin.cli.times import local_time
 from tocsin.cli.upkeep import shown_body, shown_key
 from tocsin.errors import TocsinError
-from tocsin.upkeep import DeadLetter
 
 REASONS = click.Choice(["exhausted", "rejected", "expired", "overflow", "skipped"])
 

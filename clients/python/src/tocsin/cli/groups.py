@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from tocsin.answers import CreatedGroup, GroupDescription, GroupPartition, QueueDescription
+from tocsin.api.subscribing import Start
 from tocsin.cli.common import (
     Target,
     confirm,
@@ -36,7 +37,6 @@ from tocsin.cli.queues import (
     shown_settings,
 )
 from tocsin.cli.times import local_time
-from tocsin.subscribing import Start
 
 GROUP_SETTINGS: Final = (
     Setting(

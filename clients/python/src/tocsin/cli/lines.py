@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from tocsin.cli.streams import InputFailed
-from tocsin.outgoing import NewMessage
+from tocsin.proto.new_message import NewMessage
 
 READ_BYTES: Final = 256 * 1024
 LINE_BYTES_MAX: Final = 1_048_576

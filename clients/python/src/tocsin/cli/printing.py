@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tocsin.message import Content
+from tocsin.proto.message import Content
 
 _ENCODE = msgspec.json.Encoder().encode
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from tocsin.api.client import Client
 from tocsin.cli.common import (
     Negatives,
     Target,
@@ -26,10 +27,9 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration, format_duration
 from tocsin.cli.lines import BadLine, LineSplitter, Maker, read_chunks
 from tocsin.cli.progress import Progress
-from tocsin.client import Client
 from tocsin.errors import ClientClosed, PublishManyFailed, SessionEnded, TocsinError
-from tocsin.outgoing import NewMessage
-from tocsin.publishing import Receipt
+from tocsin.proto.new_message import NewMessage
+from tocsin.proto.publish_lane import Receipt
 
 BATCH_MESSAGES: Final = 1000
 BATCHES_UNDER_WAY: Final = 8

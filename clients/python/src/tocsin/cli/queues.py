@@ -16,6 +16,7 @@ from tocsin.answers import (
     QueueDescription,
     SettingChange,
 )
+from tocsin.api.http import Http
 from tocsin.cli.common import (
     CommandT,
     T,
@@ -36,7 +37,6 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration
 from tocsin.cli.times import local_time
 from tocsin.errors import SettingsDiffer, WouldDelete
-from tocsin.http import Http
 
 
 class _Nothing(Enum):

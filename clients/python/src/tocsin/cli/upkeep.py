@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from tocsin.answers import QueueDescription
+from tocsin.api.admin import PeekedMessage
 from tocsin.cli.common import (
     Target,
     confirm,
@@ -21,8 +22,7 @@ from tocsin.cli.common import (
 )
 from tocsin.cli.printing import json_line
 from tocsin.cli.times import local_time
-from tocsin.message import Content
-from tocsin.upkeep import PeekedMessage
+from tocsin.proto.message import Content
 
 BODY_SHOWN: Final = 60
 """Characters of a body in a table."""

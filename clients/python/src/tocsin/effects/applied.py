@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from tocsin.message import Content
+from tocsin.proto.message import Content
 
 COMPACT_EVERY: Final = 256
 """Claims of a log, after which its rows are to be joined."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Protocol, TypeVar
 
 from tocsin.effects.applied import SQLITE, Applied
-from tocsin.message import Content
+from tocsin.proto.message import Content
 
 TIMEOUT_S: Final = 30.0
 TransactionT_co = TypeVar("TransactionT_co", covariant=True)

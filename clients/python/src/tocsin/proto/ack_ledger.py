@@ -9,10 +9,10 @@ nothing twice (R21).
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tocsin import wire
-from tocsin.closed import ClosedKeys
-from tocsin.message import HeldPush, Message, State
-from tocsin.places import columns, parts, ranges
+from tocsin.proto import wire
+from tocsin.proto.closed_keys import ClosedKeys
+from tocsin.proto.message import HeldPush, Message, State
+from tocsin.proto.places import columns, parts, ranges
 
 UNHEARD_ROWS: Final = 64
 """With so many rows of acks since the last question another one is asked."""

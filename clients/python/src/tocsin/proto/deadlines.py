@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from tocsin.message import HeldPush
+from tocsin.proto.message import HeldPush
 
 NEVER: Final = float("inf")
 

@@ -14,13 +14,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tocsin import codes, wire
-from tocsin.carrier import Carrier, Trace
-from tocsin.choosing import Mode, Transport
-from tocsin.dialing import Dialer, OpenCarrier
 from tocsin.errors import ClientClosed, TocsinError
-from tocsin.renewing import Renewing
-from tocsin.requesting import Token
+from tocsin.io.carrier import Carrier, Trace
+from tocsin.io.connector import Dialer, OpenCarrier
+from tocsin.io.renewing import Renewing
+from tocsin.io.requests import Token
+from tocsin.proto import codes, wire
+from tocsin.proto.connect_policy import Mode, Transport
 
 logger = logging.getLogger("tocsin")
 

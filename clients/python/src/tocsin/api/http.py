@@ -11,7 +11,6 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from tocsin import wire
 from tocsin.answers import (
     ChangedGroup,
     ChangedQueue,
@@ -21,16 +20,17 @@ from tocsin.answers import (
     QueueDescription,
     SoughtGroup,
 )
-from tocsin.calling import TIMEOUT_S, object_of, path_to
-from tocsin.carrier import SLOWEST_BYTES_PER_S
+from tocsin.api.admin import Upkeep
+from tocsin.api.subscribing import MESSAGES_MAX, Start, start_at
 from tocsin.errors import Busy, CannotConnect, InvalidRequest
-from tocsin.json_form import loss_in
-from tocsin.message import Content
-from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
+from tocsin.io.calling import TIMEOUT_S, object_of, path_to
+from tocsin.io.carrier import SLOWEST_BYTES_PER_S
+from tocsin.io.requests import Token, bearer, checked_token, fresh_token, open_http, refusal
+from tocsin.io.tls import trust, why_not_trusted
+from tocsin.proto import wire
+from tocsin.proto.json_form import loss_in
+from tocsin.proto.message import Content
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
-from tocsin.subscribing import MESSAGES_MAX, Start, start_at
-from tocsin.trusting import trust, why_not_trusted
-from tocsin.upkeep import Upkeep
 
 
 class _Pulled(wire.PushedMessage, kw_only=True):

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tocsin import wire
+from tocsin.proto import wire
 
 
 def ranges(offsets: list[int]) -> list[int]:

@@ -4,12 +4,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from tocsin import wire
 from tocsin.errors import NoToken, TocsinError
-from tocsin.requesting import Token, fresh_token
+from tocsin.io.requests import Token, fresh_token
+from tocsin.proto import wire
 
 if TYPE_CHECKING:
-    from tocsin.session import Session
+    from tocsin.io.session import Session
 
 logger = logging.getLogger("tocsin")
 

@@ -25,13 +25,13 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from tocsin import wire
-from tocsin.closed import ClosedKeys
 from tocsin.errors import StaleDelivery
-from tocsin.leasing import Leases
-from tocsin.message import HeldPush, Message, Settler, State
-from tocsin.places import ranges
-from tocsin.settling import Settlements, Ticket
+from tocsin.proto import wire
+from tocsin.proto.ack_ledger import Settlements, Ticket
+from tocsin.proto.closed_keys import ClosedKeys
+from tocsin.proto.leases import Leases
+from tocsin.proto.message import HeldPush, Message, Settler, State
+from tocsin.proto.places import ranges
 
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
-from tocsin.choosing import Transport
+from tocsin.proto.connect_policy import Transport
 
 ABNORMAL: Final = 1006
 """The close code of a transport that ended without a word (RFC 6455, 7.1.5)."""

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Literal
 
-from tocsin import wire
+from tocsin.api.keeping import Keeper
+from tocsin.api.positions import PositionStore, Verdict, name_of
+from tocsin.api.subscribing import Start, Subscribing, start_at
 from tocsin.errors import Gap, TocsinError
-from tocsin.keeping import Keeper
-from tocsin.message import ReadMessage
-from tocsin.opening import OnUnknown, Opening
-from tocsin.positions import PositionStore, Verdict, name_of
-from tocsin.reading import ReadLedger
-from tocsin.session import Session
-from tocsin.subscribing import Start, Subscribing, start_at
+from tocsin.io.session import Session
+from tocsin.proto import wire
+from tocsin.proto.message import ReadMessage
+from tocsin.proto.read_ledger import ReadLedger
+from tocsin.proto.reader_opening import OnUnknown, Opening
 
 logger = logging.getLogger("tocsin")
 

@@ -27,8 +27,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tocsin import wire
 from tocsin.errors import BrokerError, PublishTimeout, TocsinError
+from tocsin.proto import wire
 
 LIMITED: Final = "rate_limited"
 BACKOFF_S: Final = 0.05

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from tocsin import wire
 from tocsin.answers import (
     Decided,
     Explanation,
@@ -17,9 +16,10 @@ from tocsin.answers import (
     QueueDescription,
     SessionDescription,
 )
-from tocsin.calling import TIMEOUT_S, checked_text, object_of, path_to
 from tocsin.errors import CannotConnect
-from tocsin.message import Content
+from tocsin.io.calling import TIMEOUT_S, checked_text, object_of, path_to
+from tocsin.proto import wire
+from tocsin.proto.message import Content
 
 PER_CALL_MAX: Final = 1000
 """Messages that the broker shows, or sends back, in one answer."""

@@ -16,12 +16,12 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from tocsin import codes
-from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
-from tocsin.choosing import Transport
 from tocsin.errors import InvalidRequest, NotABroker
-from tocsin.packing import join_frames, without_tokens
-from tocsin.requesting import refusal
+from tocsin.io.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
+from tocsin.io.requests import refusal
+from tocsin.proto import codes
+from tocsin.proto.connect_policy import Transport
+from tocsin.proto.packing import join_frames, without_tokens
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
 """Until the broker's welcome has named its bound."""

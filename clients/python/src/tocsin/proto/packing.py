@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from tocsin.wire import FRAMES_PER_MESSAGE_MAX, MESSAGE_BYTES_AIM
+from tocsin.proto.wire import FRAMES_PER_MESSAGE_MAX, MESSAGE_BYTES_AIM
 
 _AUTH: Final = re.compile(rb'("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*')
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-from tocsin import wire
 from tocsin.errors import ClientClosed, TocsinError
-from tocsin.session import Session
+from tocsin.io.session import Session
+from tocsin.proto import wire
 
 MESSAGES_MAX: Final = (1 << 53) - 1
 """More messages than there can be."""

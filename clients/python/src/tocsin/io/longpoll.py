@@ -18,12 +18,12 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from tocsin import codes, wire
-from tocsin.carrier import ABNORMAL, SLOWEST_BYTES_PER_S, WRITE_BUFFER_BYTES, Listener, Trace
-from tocsin.choosing import Transport
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
-from tocsin.packing import join_frames, without_tokens
-from tocsin.requesting import bearer, open_http, refusal
+from tocsin.io.carrier import ABNORMAL, SLOWEST_BYTES_PER_S, WRITE_BUFFER_BYTES, Listener, Trace
+from tocsin.io.requests import bearer, open_http, refusal
+from tocsin.proto import codes, wire
+from tocsin.proto.connect_policy import Transport
+from tocsin.proto.packing import join_frames, without_tokens
 
 logger = logging.getLogger("tocsin")
 

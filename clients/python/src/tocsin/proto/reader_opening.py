@@ -8,10 +8,10 @@ without credit, and the partitions whose position is good keep theirs.
 from collections.abc import Callable
 from typing import Final, Literal
 
-from tocsin import wire
+from tocsin.api.positions import Verdict
 from tocsin.errors import PositionUnknown, TocsinError
-from tocsin.positions import Verdict
-from tocsin.reading import Places
+from tocsin.proto import wire
+from tocsin.proto.read_ledger import Places
 
 GoOn = Literal["earliest", "latest"]
 OnUnknown = Literal["raise"] | GoOn | Callable[[PositionUnknown], GoOn]

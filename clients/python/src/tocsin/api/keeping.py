@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from inspect import isawaitable
 
-from tocsin.positions import LockingPositionStore, PositionStore
-from tocsin.wire import Position
+from tocsin.api.positions import LockingPositionStore, PositionStore
+from tocsin.proto.wire import Position
 
 logger = logging.getLogger("tocsin")
 

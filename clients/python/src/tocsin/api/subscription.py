@@ -7,15 +7,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from tocsin import wire
-from tocsin.consuming import Ledger
+from tocsin.api.subscribing import MESSAGES_MAX, Start, Subscribing, start_at
 from tocsin.errors import OutcomeUnknown, StaleDelivery
-from tocsin.leasing import usable_s
-from tocsin.message import Message, State
-from tocsin.places import parts
-from tocsin.session import Session
-from tocsin.settling import Ticket
-from tocsin.subscribing import MESSAGES_MAX, Start, Subscribing, start_at
+from tocsin.io.session import Session
+from tocsin.proto import wire
+from tocsin.proto.ack_ledger import Ticket
+from tocsin.proto.delivery_ledger import Ledger
+from tocsin.proto.leases import usable_s
+from tocsin.proto.message import Message, State
+from tocsin.proto.places import parts
 
 logger = logging.getLogger("tocsin")
 

@@ -10,10 +10,10 @@ up to whoever holds the leases, who is told of what is in hand for long (`long_i
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Final
 
-from tocsin import wire
-from tocsin.deadlines import NEVER, Deadlines
-from tocsin.message import HeldPush, Message, State
-from tocsin.places import offsets_of, parts, ranges
+from tocsin.proto import wire
+from tocsin.proto.deadlines import NEVER, Deadlines
+from tocsin.proto.message import HeldPush, Message, State
+from tocsin.proto.places import offsets_of, parts, ranges
 
 MARGIN_S_MAX: Final = 2.0
 MARGIN_SHARE: Final = 0.1

@@ -22,7 +22,7 @@ from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from tocsin.errors import PositionDamaged, PositionInUse
-from tocsin.wire import Position
+from tocsin.proto.wire import Position
 
 if sys.platform == "win32":
     import msvcrt

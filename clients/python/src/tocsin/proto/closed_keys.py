@@ -15,7 +15,7 @@ holds opens with the answer to that; one that was closed since does not.
     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
 """
 
-from tocsin.message import Message
+from tocsin.proto.message import Message
 
 
 class _Closing:

@@ -8,13 +8,13 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from tocsin import wire
-from tocsin.calling import checked_text
-from tocsin.clock import BrokerClock
 from tocsin.errors import InvalidRequest, PublishManyFailed, PublishTimeout, TocsinError, TooLarge
-from tocsin.outgoing import NewMessage, encode_message
-from tocsin.publishing import Bounds, Lane, Outcome, Receipt, Ticket
-from tocsin.session import Session
+from tocsin.io.calling import checked_text
+from tocsin.io.session import Session
+from tocsin.proto import wire
+from tocsin.proto.broker_clock import BrokerClock
+from tocsin.proto.new_message import NewMessage, encode_message
+from tocsin.proto.publish_lane import Bounds, Lane, Outcome, Receipt, Ticket
 
 NEVER = float("inf")
 _FRAME_OVERHEAD_BYTES = 512

@@ -7,7 +7,7 @@ a gateway that drains says itself when to come.
 from random import Random
 from typing import Final
 
-from tocsin import codes
+from tocsin.proto import codes
 
 DELAY_S: Final = 0.1
 """Before the first attempt, at most; the bound doubles from attempt to attempt."""

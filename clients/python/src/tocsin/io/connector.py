@@ -16,10 +16,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tocsin import codes, wire
-from tocsin.carrier import ABNORMAL, Carrier, Listener, Trace
-from tocsin.choosing import Choice, Mode, Transport
-from tocsin.connection import open_connection
 from tocsin.errors import (
     BrokerError,
     Busy,
@@ -29,10 +25,14 @@ from tocsin.errors import (
     TocsinError,
     Unauthorized,
 )
-from tocsin.polling import Polling
-from tocsin.reconnecting import Reconnecting
-from tocsin.requesting import Token, fresh_token
-from tocsin.trusting import why_not_trusted
+from tocsin.io.carrier import ABNORMAL, Carrier, Listener, Trace
+from tocsin.io.longpoll import Polling
+from tocsin.io.requests import Token, fresh_token
+from tocsin.io.tls import why_not_trusted
+from tocsin.io.websocket import open_connection
+from tocsin.proto import codes, wire
+from tocsin.proto.connect_policy import Choice, Mode, Transport
+from tocsin.proto.reconnecting import Reconnecting
 
 logger = logging.getLogger("tocsin")
 

@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from tocsin import wire
 from tocsin.errors import InvalidRequest, UndecodableBody
+from tocsin.proto import wire
 
 _DECODE: Final = msgspec.json.decode
 DELAY_S_MAX: Final = 86_400.0

@@ -9,7 +9,6 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Final, Unpack
 
-from tocsin import wire
 from tocsin.answers import (
     ChangedGroup,
     ChangedQueue,
@@ -19,24 +18,25 @@ from tocsin.answers import (
     QueueDescription,
     SoughtGroup,
 )
-from tocsin.calling import TIMEOUT_S, checked_text
-from tocsin.carrier import Trace
-from tocsin.choosing import MODES, Mode, Transport
+from tocsin.api.admin import Upkeep
+from tocsin.api.http import Http, PulledMessage, Settled
+from tocsin.api.positions import PositionStore
+from tocsin.api.publisher import Publisher
+from tocsin.api.reader import OnGap, Reader
+from tocsin.api.subscribing import Start
+from tocsin.api.subscription import Subscription
 from tocsin.errors import ClientClosed
-from tocsin.http import Http, PulledMessage, Settled
-from tocsin.opening import OnUnknown
-from tocsin.outgoing import NewMessage
-from tocsin.positions import PositionStore
-from tocsin.publisher import Publisher
-from tocsin.publishing import Receipt
-from tocsin.reader import OnGap, Reader
-from tocsin.requesting import Token, checked_token, checked_url
-from tocsin.session import NAME, Session
+from tocsin.io.calling import TIMEOUT_S, checked_text
+from tocsin.io.carrier import Trace
+from tocsin.io.requests import Token, checked_token, checked_url
+from tocsin.io.session import NAME, Session
+from tocsin.io.tls import trust
+from tocsin.proto import wire
+from tocsin.proto.connect_policy import MODES, Mode, Transport
+from tocsin.proto.new_message import NewMessage
+from tocsin.proto.publish_lane import Receipt
+from tocsin.proto.reader_opening import OnUnknown
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
-from tocsin.subscribing import Start
-from tocsin.subscription import Subscription
-from tocsin.trusting import trust
-from tocsin.upkeep import Upkeep
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
 PUBLISH_TIMEOUT_S: Final = 60.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from tocsin import wire
 from tocsin.errors import InvalidRequest
-from tocsin.json_form import loss_in
+from tocsin.proto import wire
+from tocsin.proto.json_form import loss_in
 
 
 class NewMessage(msgspec.Struct):

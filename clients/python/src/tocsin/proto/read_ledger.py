@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tocsin import wire
 from tocsin.errors import Gap
-from tocsin.message import ReadMessage
+from tocsin.proto import wire
+from tocsin.proto.message import ReadMessage
 
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been handed out."""
