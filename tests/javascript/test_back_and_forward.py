@@ -19,7 +19,7 @@ from tests.waiting import becomes
 WAIT_MS: Final = 30_000
 KEEPS_NO_PAGES: Final = "--disable-back-forward-cache"
 """What Playwright starts Chromium with."""
-PAGES: Final = ("/assets/tocsin/index.js", "/assets/tocsin/codes.js")
+PAGES: Final = ("/assets/tocsin/index.js", "/assets/tocsin/proto/wire.js")
 """Documents that the browser may keep, and that do nothing by themselves."""
 SCRIPT: Final = """async (transport) => {
   const { connect } = await import("/assets/tocsin/index.js");

@@ -14,16 +14,16 @@
  * @module
  */
 
-export { Client, connect } from "./client.js";
-export { DeadLetter, PeekedMessage, PulledMessage } from "./calls.js";
+export { Client, connect } from "./api/client.js";
+export { DeadLetter, PeekedMessage, PulledMessage } from "./api/calls.js";
 export {
   BrokerError, Busy, CannotConnect, ClientClosed, Conflict, Gap, GroupNotFound, InvalidRequest,
   NotABroker, NotFound, NoToken, OutcomeUnknown, PositionUnknown, PublishManyFailed,
   PublishTimeout, QueueNotFound, SessionEnded, SettingsDiffer, StaleDelivery, TocsinError, TooLarge,
   Unauthorized, WouldDelete,
-} from "./errors.js";
-export { Message, ReadMessage } from "./message.js";
-export { Reader } from "./reader.js";
-export { Subscription } from "./subscription.js";
+} from "./proto/errors.js";
+export { Message, ReadMessage } from "./proto/delivery.js";
+export { Reader } from "./api/reader.js";
+export { Subscription } from "./api/subscription.js";
 
 export const VERSION = "0.1.0";

@@ -8,8 +8,8 @@ import { test } from "node:test";
 
 import {
   BrokerClock, EVERY_MS, FIRST, FIRST_EVERY_MS, NEWS_US, STEP_US,
-} from "../src/clock.js";
-import { Lane } from "../src/publishing.js";
+} from "../src/proto/broker-clock.js";
+import { Lane } from "../src/proto/publish-lane.js";
 
 const WALL_MS = 1_763_726_400_000;
 

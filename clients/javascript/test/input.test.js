@@ -3,13 +3,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Calls } from "../src/calls.js";
-import { Http } from "../src/http.js";
+import { Calls } from "../src/api/calls.js";
+import { Http } from "../src/io/http.js";
 import { connect } from "../src/index.js";
-import { encodeMessage, fromBase64, toBase64 } from "../src/outgoing.js";
-import { checkedUrl } from "../src/requesting.js";
-import { decode, encode, joinFrames, MESSAGE_CHARS_AIM, NotTheProtocol } from "../src/wire.js";
-import { Socket } from "../src/websocket.js";
+import { encodeMessage, fromBase64, toBase64 } from "../src/proto/message.js";
+import { checkedUrl } from "../src/io/http.js";
+import { decode, encode, joinFrames, MESSAGE_CHARS_AIM, NotTheProtocol } from "../src/proto/wire.js";
+import { Socket } from "../src/io/websocket.js";
 
 const URL = "http://broker.test";
 

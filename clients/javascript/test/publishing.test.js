@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { brokerError } from "../src/errors.js";
-import { FRAME_BYTES_AIM, Lane } from "../src/publishing.js";
-import { decode } from "../src/wire.js";
+import { brokerError } from "../src/proto/errors.js";
+import { FRAME_BYTES_AIM, Lane } from "../src/proto/publish-lane.js";
+import { decode } from "../src/proto/wire.js";
 
 const middle = () => 0.5;
 

@@ -5,15 +5,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Choice, DIED_YOUNG_MAX } from "../src/choosing.js";
-import { AHEAD, Ledger } from "../src/consuming.js";
-import { StaleDelivery } from "../src/errors.js";
-import { Message, State } from "../src/message.js";
-import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/places.js";
-import { ReadLedger } from "../src/reading.js";
-import { Reconnecting, UNAUTHORIZED_MAX } from "../src/reconnecting.js";
-import { UNHEARD_ROWS } from "../src/settling.js";
-import { decode } from "../src/wire.js";
+import { Choice, DIED_YOUNG_MAX } from "../src/proto/connect-policy.js";
+import { AHEAD, Ledger } from "../src/proto/delivery-ledger.js";
+import { StaleDelivery } from "../src/proto/errors.js";
+import { Message, State } from "../src/proto/delivery.js";
+import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/proto/wire.js";
+import { ReadLedger } from "../src/proto/read-ledger.js";
+import { Reconnecting, UNAUTHORIZED_MAX } from "../src/proto/connect-policy.js";
+import { UNHEARD_ROWS } from "../src/proto/ack-ledger.js";
+import { decode } from "../src/proto/wire.js";
 
 const middle = () => 0.5;
 const LEASE_MS = 30_000;

@@ -9,8 +9,8 @@
  * @module
  */
 
-import { State } from "./message.js";
-import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./places.js";
+import { State } from "./delivery.js";
+import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./wire.js";
 
 /** With so many rows of acks since the last question another one is asked. */
 export const UNHEARD_ROWS = 64;

@@ -1,16 +1,27 @@
 /**
- * One call over HTTP, with the client's credentials.
+ * Requests over HTTP: one call with the client's credentials, and what long poll shares with it.
  *
  * @module
  */
 
-import { between, Deferred, Timer } from "./environment.js";
-import { brokerError, BrokerError, CannotConnect, InvalidRequest, wordsOf } from "./errors.js";
-import { lossIn } from "./outgoing.js";
-import { freshToken, headersOf, refusal, slowestMs, textInParts } from "./requesting.js";
+import { between } from "../proto/backoff.js";
+import {
+  brokerError, BrokerError, CannotConnect, InvalidRequest, NotABroker, wordsOf,
+} from "../proto/errors.js";
+import { lossIn } from "../proto/message.js";
+import { exceptionOf, isObject } from "../proto/wire.js";
+import { Deferred, Timer } from "./platform.js";
+import { freshToken } from "./token.js";
 
 /** For an answer, in seconds; a pull's `waitS` comes on top. */
 export const TIMEOUT_S = 30;
+/**
+ * A line that carries so much is slow, and not dead: what is large has more time, by its size.
+ */
+export const SLOWEST_BYTES_PER_S = 8 * 1024;
+/** Of a proxy, or of a broker that starts: another attempt may succeed. */
+const BUSY_STATUSES = new Set([408, 425, 429, 500, 502, 503, 504]);
+const URL_DEFAULT = "http://127.0.0.1:8080";
 
 export class Http {
   #url;
@@ -22,7 +33,7 @@ export class Http {
   /**
    * @param {string} url
    * @param {any} token
-   * @param {import("./environment.js").Environment} environment
+   * @param {import("./platform.js").Environment} environment
    */
   constructor(url, token, environment) {
     this.#url = url;
@@ -151,49 +162,79 @@ function valueOf(text) {
 }
 
 /**
- * The path of these names below /v1.
+ * The URL of a broker, without slashes at its end; without one the page's origin, and outside of a
+ * page http://127.0.0.1:8080.
  *
- * @param {...string} names
- * @throws {InvalidRequest} one of them is no name
+ * @param {string | URL | undefined | null} given
+ * @returns {string}
+ * @throws {TypeError} it is none, and why
  */
-export function pathTo(...names) {
-  for (const name of names) {
-    const isName = typeof name === "string" && !["", ".", ".."].includes(name);
-    if (!isName || !name.isWellFormed()) { // quoting cannot keep it from meaning another path
-      throw brokerError("invalid_name", `${JSON.stringify(name) ?? typeof name} is not a name`);
-    }
+export function checkedUrl(given) {
+  const origin = globalThis.location?.origin;
+  const here = origin === undefined || origin === "null" ? URL_DEFAULT : origin;
+  const text = String(given ?? here);
+  if (!/^https?:\/\//.test(text)) {
+    throw new TypeError(`the URL of a broker begins with http:// or https://, not ${text}`);
   }
-  return `/v1/${names.map(encodeURIComponent).join("/")}`;
+  if (!URL.canParse(text)) throw new TypeError(`${text} is no URL of a broker`);
+  const url = new URL(text);
+  if (url.search || url.hash || url.username || url.password) {
+    throw new TypeError(`the URL of a broker is like http://127.0.0.1:8080, not ${text}`);
+  }
+  return text.replace(/\/+$/, "");
 }
 
-/** Those that are given, as a query. @param {Record<string, unknown>} parameters */
-export function queryOf(parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => (value ?? null) !== null);
-  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
-  return given.length === 0 ? "" : `?${query}`;
+/** How long so many bytes may be on their way. @param {number} bytes */
+export function slowestMs(bytes) {
+  return (1000 * bytes) / SLOWEST_BYTES_PER_S;
 }
 
 /**
- * Settings as the broker names them: `leaseS` is `lease_s`, in alerts, too. Names that are written
- * so already stay.
+ * The text of an answer; `onPart` is told how much has come, each time.
  *
- * @param {Record<string, unknown>} settings
+ * @param {Response} response
+ * @param {(bytes: number) => void} onPart
  */
-export function settingsOf(settings) {
-  const said = Object.entries(settings).filter(([, value]) => value !== undefined);
-  return Object.fromEntries(
-    said.map(([name, value]) => [
-      name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
-      name === "alerts" ? alertsOf(value) : value,
-    ]),
-  );
+export async function textInParts(response, onPart) {
+  if (!response.body) return response.text();
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  let bytes = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return text + decoder.decode();
+    bytes += value.byteLength;
+    text += decoder.decode(value, { stream: true });
+    onPart(bytes);
+  }
 }
 
-/** A list of alerts, or by name those that change; null takes one away. */
-function alertsOf(alerts) {
-  if (Array.isArray(alerts)) return alerts.map((alert) => settingsOf(alert));
-  const changes = Object.entries(alerts ?? {});
-  return Object.fromEntries(
-    changes.map(([name, alert]) => [name, alert === null ? null : settingsOf(alert)]),
-  );
+/** The headers of a request. @param {string | null} token @param {boolean} hasBody */
+export function headersOf(token, hasBody) {
+  return {
+    ...(token === null ? {} : { Authorization: `Bearer ${token}` }),
+    ...(hasBody ? { "Content-Type": "application/json" } : {}),
+  };
+}
+
+/**
+ * Why a request was refused, from its status and its answer's text.
+ *
+ * @param {number} status
+ * @param {string} text
+ */
+export function refusal(status, text) {
+  let problem = null;
+  try {
+    problem = JSON.parse(text);
+  } catch {
+    // a page of a proxy, perhaps
+  }
+  if (isObject(problem) && typeof problem.code === "string" && problem.code) {
+    return exceptionOf(problem);
+  }
+  if (status === 401) return brokerError("unauthorized", "the broker does not accept the token");
+  const what = `what answers is not a Tocsin broker: HTTP status ${status}`;
+  return BUSY_STATUSES.has(status) ? new CannotConnect(what) : new NotABroker(what);
 }

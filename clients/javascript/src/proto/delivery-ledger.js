@@ -21,18 +21,17 @@
  * @module
  */
 
-import { ClosedKeys } from "./closed.js";
-import { Leases } from "./leasing.js";
-import { HeldPush, Message, staleness, State } from "./message.js";
-import { isWithin, nameOf, ranges } from "./places.js";
-import { Settlements } from "./settling.js";
-import { placesOf } from "./wire.js";
+import { Settlements } from "./ack-ledger.js";
+import { HeldPush, Message, staleness, State } from "./delivery.js";
+import { Leases } from "./leases.js";
+import { isWithin, nameOf, placesOf, ranges } from "./wire.js";
 
 /** Credit is granted anew when a quarter of the window has been used up. */
 export const CREDIT_SHARE = 4;
 /** So many of a key are held behind one that is in hand for longer than a lease. */
 export const AHEAD = 8;
 const READY_GONE_MIN = 64;
+
 const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = State;
 
 /** What one consumer holds. `now` is in milliseconds of a monotonic clock. */
@@ -410,5 +409,76 @@ export class Ledger {
       frames.push({ type: "credit", subscription, granted: this.granted });
     }
     return frames;
+  }
+}
+
+export class ClosedKeys {
+  /** @type {Map<string, {key: string, partition: number, offset: number, isTold: boolean}>} */
+  #byKey = new Map();
+  /** @type {Map<number, Array<{key: string}>>} */
+  #asked = new Map();
+
+  get isEmpty() {
+    return this.#byKey.size === 0;
+  }
+
+  /** @param {string} key */
+  has(key) {
+    return this.#byKey.has(key);
+  }
+
+  /** This message of its key is returned; an earlier one that is stands for it too. */
+  close({ key, partition, offset }) {
+    if (key === null) return;
+    const closing = this.#byKey.get(key);
+    if (closing?.partition === partition && closing.offset <= offset) return;
+    this.#byKey.set(key, { key, partition, offset, isTold: false });
+  }
+
+  /** The broker has been told of these in one nack; its answer opens their keys. */
+  ask(ref, messages) {
+    const keys = new Set(messages.map((message) => message.key));
+    const closings = [...keys].map((key) => this.#byKey.get(key));
+    this.#asked.set(ref, closings.filter((closing) => closing !== undefined));
+  }
+
+  /** It has answered: what it sends from now on it sends knowing of the nack. */
+  answered(ref) {
+    for (const closing of this.#asked.get(ref) ?? []) {
+      if (this.#byKey.get(closing.key) === closing) this.#byKey.delete(closing.key);
+    }
+    this.#asked.delete(ref);
+  }
+
+  /** The broker is about to be told what is held, and with that what is not. */
+  tell() {
+    for (const closing of this.#byKey.values()) closing.isTold = true;
+  }
+
+  /** It has answered, and has heard no nack that is still to be answered. */
+  told() {
+    for (const { key, isTold } of [...this.#byKey.values()]) {
+      if (isTold) this.#byKey.delete(key);
+    }
+    this.#asked.clear();
+  }
+
+  /** It has taken these back. */
+  revoked(partition, first, last) {
+    for (const closing of [...this.#byKey.values()]) {
+      const { offset } = closing;
+      if (closing.partition === partition && first <= offset && offset <= last) {
+        this.#byKey.delete(closing.key);
+      }
+    }
+  }
+
+  /** Whether this message may come in. The one that closed the key opens it. */
+  admits(key, partition, offset) {
+    const closing = this.#byKey.get(key);
+    if (closing === undefined) return true;
+    if (closing.partition !== partition || closing.offset !== offset) return false;
+    this.#byKey.delete(key);
+    return true;
   }
 }

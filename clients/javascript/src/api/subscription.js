@@ -1,21 +1,333 @@
 /**
- * The shell around a consumer's ledger: a place in a group, as a part of the session.
+ * A place in a group: what the user sees of it, and what has it on the session. Its base classes
+ * serve readers as well.
  *
  * @module
  */
 
-import { Ledger } from "./consuming.js";
-import { Deferred } from "./environment.js";
-import { OutcomeUnknown, StaleDelivery } from "./errors.js";
-import { Joining, startAt } from "./joining.js";
-import { usableMs } from "./leasing.js";
-import { State } from "./message.js";
-import { parts } from "./places.js";
-import { report } from "./requesting.js";
-import { encode, exceptionOf } from "./wire.js";
+import { Ledger } from "../proto/delivery-ledger.js";
+import { State } from "../proto/delivery.js";
+import {
+  ClientClosed, OutcomeUnknown, StaleDelivery, TocsinError, wordsOf,
+} from "../proto/errors.js";
+import { usableMs } from "../proto/leases.js";
+import { encode, exceptionOf, parts, startAt } from "../proto/wire.js";
+import { Deferred, report, Timer } from "../io/platform.js";
 
+/** After a subscribe that was refused for the moment, it is tried again so much later. */
+export const RESUBSCRIBE_MS = 500;
+const LEAVE_TIMEOUT_MS = 5000;
 /** Where the broker does not name the group's. */
 const LEASE_MS_DEFAULT = 30_000;
+const REASON_CHARS_MAX = 500;
+
+// --- what subscriptions and readers have in common -----------------------------------------------
+
+/** A part of a session that was opened: begun, and over some day. */
+export class Opened {
+  #part;
+
+  /** @param {Consumer | import("./reader.js").ReadPart} part */
+  constructor(part) {
+    this.#part = part;
+  }
+
+  get queue() {
+    return this.#part.queue;
+  }
+
+  /** Resolves with this when the broker has let it in; rejects with what the broker says. */
+  get opened() {
+    const opened = this.#part.joined.promise.then(() => this);
+    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
+    return opened;
+  }
+
+  /** Resolves when it is over: with null when it was closed, else with the error. */
+  get ended() {
+    return this.#part.over.promise;
+  }
+
+  /** Leave. A subscription sends the acks that are queued, and returns what is not settled. */
+  async close() {
+    await this.#part.close();
+  }
+}
+
+if (Symbol.asyncDispose) {
+  Opened.prototype[Symbol.asyncDispose] = function dispose() {
+    return this.close();
+  };
+}
+
+/** A numbered subscription of a session, joined again where it has not outlived a carrier. */
+export class Joining {
+  /** Why it is over, or null. @type {TocsinError | null} */
+  failure = null;
+  /** Settled when the broker has let it in. @type {Deferred<void>} */
+  joined = new Deferred().unobserved();
+  /** Resolved when it is over: with null when it was closed, else with the error. */
+  over = new Deferred();
+  /** @type {Array<() => void>} */
+  #waiting = [];
+  #retry;
+
+  /**
+   * @param {import("../io/session.js").Session} session
+   * @param {import("../io/platform.js").Environment} environment
+   * @param {{number: number, queue: string}} what
+   */
+  constructor(session, environment, { number, queue }) {
+    this.session = session;
+    this.environment = environment;
+    this.number = number;
+    this.queue = queue;
+    this.#retry = new Timer(environment);
+  }
+
+  get now() {
+    return this.environment.now();
+  }
+
+  // --- what differs -----------------------------------------------------------------------------
+
+  /** The frame that is said to join. @param {number} _ref @returns {object} */
+  subscribe(_ref) {
+    throw new Error("abstract");
+  }
+
+  /** The broker has let us in. @param {any} _answer */
+  accepted(_answer) {}
+
+  /** Go on where the subscription still stands at the broker; false: it has to be joined. */
+  resume() {
+    return false;
+  }
+
+  // --- joining and leaving ----------------------------------------------------------------------
+
+  /** Join, after `prepare`. How it went is told by `joined` and `over`. */
+  async begin(prepare = null) {
+    try {
+      if (prepare !== null) await prepare();
+      if (this.failure !== null) return; // closed meanwhile
+      if (this.session.failure !== null) throw this.session.failure;
+      this.session.add(this);
+      this.session.route(this.number, this);
+      this.opened();
+    } catch (error) {
+      if (!(error instanceof TocsinError)) report("an unexpected error", error);
+      this.leave(error instanceof TocsinError ? error : new TocsinError(wordsOf(error)));
+    }
+  }
+
+  /** Leave: send what is queued, end the iteration. Calling it again does nothing. */
+  async close() {
+    if (this.failure !== null) return;
+    const left = new Deferred();
+    const { session } = this;
+    if (session.isOpen) {
+      session.dirty(this);
+      const ref = session.nextRef();
+      session.expect(ref, () => left.resolve());
+      session.request({ type: "unsubscribe", ref, subscription: this.number });
+    } else {
+      left.resolve();
+    }
+    this.leave(new ClientClosed("the subscription has been closed"));
+    const timer = new Timer(this.environment);
+    timer.set(LEAVE_TIMEOUT_MS, () => left.resolve());
+    await left.promise;
+    timer.cancel();
+  }
+
+  /** It is over, and this is why. */
+  leave(error) {
+    if (this.failure !== null) return;
+    this.failure = error;
+    this.session.route(this.number, null);
+    this.session.remove(this);
+    this.disconnected();
+    this.joined.reject(error);
+    this.over.resolve(error instanceof ClientClosed ? null : error);
+    this.wake(Infinity);
+  }
+
+  // --- waiting ----------------------------------------------------------------------------------
+
+  /** Until there may be something to hand out, or it is over. */
+  wait() {
+    return new Promise((resolve) => this.#waiting.push(resolve));
+  }
+
+  /** Let the first `count` that wait go on. */
+  wake(count) {
+    for (const resolve of this.#waiting.splice(0, count)) resolve();
+  }
+
+  // --- session.Part -----------------------------------------------------------------------------
+
+  /** The session stands: join, or go on. */
+  opened() {
+    this.#retry.cancel();
+    const { session } = this;
+    if (this.failure !== null || !session.isOpen || this.resume()) return;
+    if (session.resumed.has(this.number)) { // a reader, or its answer was lost
+      const ref = session.nextRef();
+      session.request({ type: "unsubscribe", ref, subscription: this.number });
+    }
+    this.join();
+  }
+
+  join() {
+    if (this.failure !== null || !this.session.isOpen) return;
+    const ref = this.session.nextRef();
+    this.session.expect(ref, (answer) => this.answered(answer));
+    this.session.request(this.subscribe(ref));
+  }
+
+  /** The answer to the subscribe; null: the connection was lost, `opened` follows. */
+  answered(answer) {
+    if (answer === null) return;
+    const { session } = this;
+    if (this.failure !== null) { // left before the broker had let us in
+      if (answer.type !== "ok") return;
+      const ref = session.nextRef();
+      session.request({ type: "unsubscribe", ref, subscription: this.number });
+    } else if (answer.type === "ok") {
+      this.accepted(answer);
+      this.joined.resolve();
+    } else if (!answer.retry) {
+      this.leave(exceptionOf(answer));
+    } else if (!session.isDraining) { // else the next connection follows
+      const pauseMs = Math.max(RESUBSCRIBE_MS, 1000 * (answer.retry_after_s ?? 0));
+      this.#retry.set(pauseMs, () => this.join());
+    }
+  }
+
+  /** The connection is lost. */
+  disconnected() {
+    this.#retry.cancel();
+  }
+
+  /** No other connection follows. */
+  failed(error) {
+    this.leave(error);
+  }
+
+  /** The broker has ended the subscription, e.g. because its queue was deleted. */
+  ended(error) {
+    this.leave(error);
+  }
+
+  /** From a reader nothing is ever taken back. */
+  revoked(_revoked) {}
+
+  /** Of a reader nothing is timed. */
+  nextDeadline() {
+    return Infinity;
+  }
+
+  /** Time has passed. */
+  expire(_now) {}
+}
+
+// --- a place in a group --------------------------------------------------------------------------
+
+/**
+ * Made by `Client.subscribe`. Without a handler it is an async iterable: each message comes when
+ * its key is free, and several loops may run over it at once. Leaving a loop does not leave the
+ * group: `close` does, and returns what is not settled.
+ */
+export class Subscription extends Opened {
+  #part;
+  #handler;
+
+  /**
+   * @param {Consumer} part
+   * @param {Function | null} handler
+   * @param {number} concurrency
+   */
+  constructor(part, handler, concurrency) {
+    super(part);
+    this.#part = part;
+    this.#handler = handler;
+    if (handler !== null) {
+      for (let worker = 0; worker < concurrency; worker += 1) this.#work(handler);
+    }
+  }
+
+  get group() {
+    return this.#part.group;
+  }
+
+  /** The next message whose key is free, if one is here; null: not now. */
+  nextNowait() {
+    return this.#part.takeNow();
+  }
+
+  /** As an async iterator. Rejects with why it is over, unless it was closed. */
+  async next() {
+    if (this.#handler !== null) {
+      throw new TypeError("its messages go to the handler that subscribe was given");
+    }
+    const message = await this.#part.next();
+    if (message !== null) return { value: message, done: false };
+    const { failure } = this.#part;
+    if (failure !== null && !(failure instanceof ClientClosed)) throw failure;
+    return { value: undefined, done: true };
+  }
+
+  /** A loop was left. */
+  async return(value) {
+    return { value, done: true };
+  }
+
+  [Symbol.asyncIterator]() {
+    return this;
+  }
+
+  /** Handle one message after another, until it is over. */
+  async #work(handler) {
+    const part = this.#part;
+    for (;;) {
+      const message = await part.next();
+      if (message === null) return;
+      const { signal } = message;
+      part.begins(message);
+      try {
+        await handler(message, { signal });
+        await settle(message, () => message.ack());
+      } catch (error) {
+        if (message.state === State.HANDED) report(`the handler failed on ${message.id}`, error);
+        const reason = reasonOf(error);
+        await settle(message, () => message.nack({ reason }));
+      } finally {
+        part.finished(message);
+      }
+    }
+  }
+}
+
+/** Settle it, unless the handler has, or it is gone. */
+async function settle(message, how) {
+  if (message.state !== State.HANDED) return;
+  try {
+    await how();
+  } catch (error) {
+    if (!(error instanceof StaleDelivery)) throw error;
+  }
+}
+
+function reasonOf(error) {
+  let kind = "";
+  try {
+    if (error instanceof Error) kind = `${error.name}: `;
+  } catch {
+    // then what it says is enough
+  }
+  return `${kind}${wordsOf(error)}`.toWellFormed().slice(0, REASON_CHARS_MAX);
+}
 
 export class Consumer extends Joining {
   /** Whether the broker may still know of what is held here. */
@@ -27,8 +339,8 @@ export class Consumer extends Joining {
   #running = new Set();
 
   /**
-   * @param {import("./session.js").Session} session
-   * @param {import("./environment.js").Environment} environment
+   * @param {import("../io/session.js").Session} session
+   * @param {import("../io/platform.js").Environment} environment
    * @param {{number: number, queue: string, group: string, credit: number, start: any,
    *     autoExtend: boolean}} what
    */

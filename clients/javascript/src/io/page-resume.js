@@ -8,8 +8,7 @@
  * @module
  */
 
-import { checkedPosition } from "./places.js";
-import { isObject } from "./wire.js";
+import { checkedPosition, isObject } from "../proto/wire.js";
 
 const VERSION = 2;
 const isWhole = Number.isSafeInteger;
@@ -32,7 +31,7 @@ export class Keeper {
   #readers = [];
 
   /**
-   * @param {import("./environment.js").Environment} environment
+   * @param {import("./platform.js").Environment} environment
    * @param {string} name
    * @param {string} url the broker's
    */

@@ -22,8 +22,8 @@
  * @module
  */
 
+import { between } from "./backoff.js";
 import { PublishTimeout } from "./errors.js";
-import { between } from "./environment.js";
 import { exceptionOf, publishFrame } from "./wire.js";
 
 /** Before the first repetition, on average; it doubles from refusal to refusal. */

@@ -70,11 +70,6 @@ export function freshName(environment) {
   return name;
 }
 
-/** A number between two. @param {() => number} random @param {number} low @param {number} high */
-export function between(random, low, high) {
-  return low + (high - low) * random();
-}
-
 /** One timer that can be set again and again; only what was set last counts. */
 export class Timer {
   #environment;
@@ -135,4 +130,9 @@ export class Deferred {
     this.promise.catch(() => {});
     return this;
   }
+}
+
+/** Something that cannot be, told to whoever looks at the console; nothing is thrown. */
+export function report(what, error) {
+  globalThis.console?.error?.(`tocsin: ${what}`, error);
 }

@@ -14,6 +14,7 @@ import { exceptionOf, gapOf, placeOf } from "./wire.js";
 const ADVICE =
   "; open the reader anew with a `start`, or let its `onUnknown` say whether to go on at the " +
   "earliest or the latest message";
+
 const KINDS = new Set(["resumed", "gap", "unknown"]);
 
 /**

@@ -114,18 +114,25 @@ export class BrokerError extends TocsinError {
 
 /** A name, a field, a message or a receipt breaks a rule; `detail` names it. */
 export class InvalidRequest extends BrokerError {}
+
 /** A message or a request is over its limit. */
 export class TooLarge extends InvalidRequest {}
+
 /** No valid token, or one without the right to do this. */
 export class Unauthorized extends BrokerError {}
+
 /** There is no such thing. */
 export class NotFound extends BrokerError {}
+
 /** There is no such queue. */
 export class QueueNotFound extends NotFound {}
+
 /** The queue has no such group. */
 export class GroupNotFound extends NotFound {}
+
 /** The request contradicts what is there already. */
 export class Conflict extends BrokerError {}
+
 /**
  * A queue or a group exists with other settings than those that were named for it, and nothing of
  * it was changed. `differences` has the `name` of each, the `current` value, and the `requested`
@@ -161,6 +168,7 @@ export class WouldDelete extends Conflict {
 
 /** Refused now; the same request may succeed later. */
 export class Busy extends BrokerError {}
+
 /** Perhaps it happened, perhaps not. Doing it again under the same id is safe. */
 export class OutcomeUnknown extends BrokerError {}
 

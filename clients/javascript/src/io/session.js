@@ -7,12 +7,11 @@
  * @module
  */
 
-import * as codes from "./codes.js";
-import { Dialer } from "./dialing.js";
-import { Deferred, Timer } from "./environment.js";
-import { ClientClosed, wordsOf } from "./errors.js";
-import { report, slowestMs } from "./requesting.js";
-import { encode, exceptionOf, NotTheProtocol, plainWelcome } from "./wire.js";
+import { ClientClosed, wordsOf } from "../proto/errors.js";
+import { CloseCode, encode, exceptionOf, NotTheProtocol, plainWelcome } from "../proto/wire.js";
+import { Dialer } from "./connector.js";
+import { slowestMs } from "./http.js";
+import { Deferred, report, Timer } from "./platform.js";
 
 /**
  * After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
@@ -27,6 +26,24 @@ export const HURRIED_MS = 3000;
 const QUIET_ROUNDS = 8;
 /** … or after so long. */
 const TURN_MS = 5;
+
+/**
+ * A publisher, a subscription or a reader: what has something to say on the session.
+ *
+ * @typedef {object} Part
+ * @property {() => void} opened the session stands, or stands again: see `resumed` and `isKnown`.
+ *     What was on its way when `disconnected` was called may be lost.
+ * @property {() => void} disconnected what carried the session is lost; perhaps another follows
+ * @property {(error: Error) => void} failed no other one follows
+ * @property {(now: number) => string[]} collect the frames that are to be sent now
+ * @property {() => number} nextDeadline when to call `expire`; Infinity: nothing is timed
+ * @property {(now: number) => void} expire time has passed
+ *
+ * One that is pushed to has these as well:
+ * @property {(push: object, now: number) => void} [pushed]
+ * @property {(revoked: object) => void} [revoked] deliveries were taken back
+ * @property {(error: Error) => void} [ended] the broker has ended the subscription
+ */
 
 export class Session {
   welcome = plainWelcome();
@@ -43,13 +60,13 @@ export class Session {
   #settings;
   #dialer;
   #carrier = null;
-  /** @type {Set<import("./joining.js").Part>} */
+  /** @type {Set<Part>} */
   #parts = new Set();
-  /** @type {Map<number, import("./joining.js").Part>} */
+  /** @type {Map<number, Part>} */
   #subscribers = new Map();
   /** @type {Set<number>} subscriptions of an earlier life of this page that may yet be claimed */
   #reserved = new Set();
-  /** @type {Set<import("./joining.js").Part>} */
+  /** @type {Set<Part>} */
   #dirty = new Set();
   #isStirred = false;
   /** @type {Deferred<void> | null} there is a flush to come */
@@ -67,7 +84,7 @@ export class Session {
   /**
    * @param {string} url
    * @param {{token: any, producer: string, name: string, mode: any, lingerS: number,
-   *     connectTimeoutMs: number, environment: import("./environment.js").Environment,
+   *     connectTimeoutMs: number, environment: import("./platform.js").Environment,
    *     trace: Function, changed: (reason: string) => void}} settings `changed`: told when the
    *     session stands, does not stand any more, or is over
    */
@@ -140,7 +157,7 @@ export class Session {
     this.flush();
     const isPolled = this.transport === "long-poll";
     if (isPolled) this.#carrier.bequeath(); // the carrier's own good-bye would take too long
-    this.#dialer.suspend(isPolled ? codes.LEAVING : codes.GOOD_BYE);
+    this.#dialer.suspend(isPolled ? CloseCode.LEAVING : CloseCode.GOOD_BYE);
     this.sessionId = "";
     this.lost();
     this.#settings.changed("the page is frozen");
@@ -239,7 +256,7 @@ export class Session {
   /** What the broker says of this session cannot be: end it, and go on with another one. */
   beginAnew() {
     this.sessionId = "";
-    this.#breakOff(codes.GOOD_BYE, "another session is needed");
+    this.#breakOff(CloseCode.GOOD_BYE, "another session is needed");
   }
 
   // --- for the parts ----------------------------------------------------------------------------
@@ -383,7 +400,7 @@ export class Session {
       this.takeIn(read());
     } catch (error) {
       if (!(error instanceof NotTheProtocol)) report("a message that cannot be", error);
-      this.#breakOff(codes.PROTOCOL_ERROR, `not tocsin.v1: ${wordsOf(error)}`);
+      this.#breakOff(CloseCode.PROTOCOL_ERROR, `not tocsin.v1: ${wordsOf(error)}`);
     }
     if (this.#now >= this.#timerAt) this.#tick(); // timers of a page that is not looked at are late
   }

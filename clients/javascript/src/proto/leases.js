@@ -10,9 +10,8 @@
  * @module
  */
 
-import { Deadlines } from "./deadlines.js";
-import { State } from "./message.js";
-import { nameOf, names, parts, ranges } from "./places.js";
+import { State } from "./delivery.js";
+import { nameOf, names, parts, ranges } from "./wire.js";
 
 export const MARGIN_MS_MAX = 2000;
 /** A lease ends here by this share of it earlier than at the broker, at most MARGIN_MS_MAX. */
@@ -37,7 +36,7 @@ export class Leases {
   #inHand = new Map();
 
   /**
-   * @param {Map<string, import("./message.js").HeldPush>} pushes what is held; its owner keeps it
+   * @param {Map<string, import("./delivery.js").HeldPush>} pushes what is held; its owner keeps it
    * @param {{leaseMs: number, autoExtend: boolean}} settings `autoExtend`: what is held is
    *     prolonged until the broker refuses
    */
@@ -199,4 +198,92 @@ function earliest(messages) {
 
 function offsetOf(message) {
   return message.offset;
+}
+
+/** The held pushes by what is due next. A push that is settled drops out by itself. */
+export class Deadlines {
+  /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} in order */
+  #fresh = [];
+  /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} a heap */
+  #others = [];
+
+  /** A push with the latest deadline so far. */
+  received(held) {
+    this.#fresh.push({ due: held.due, held });
+  }
+
+  /** A push whose times have changed. */
+  put(held) {
+    const heap = this.#others;
+    let at = heap.push({ due: held.due, held }) - 1;
+    while (at > 0) {
+      const above = (at - 1) >> 1;
+      if (heap[above].due <= heap[at].due) return;
+      [heap[above], heap[at]] = [heap[at], heap[above]];
+      at = above;
+    }
+  }
+
+  /** These are all there are. @param {Iterable<import("./delivery.js").HeldPush>} pushes */
+  reset(pushes) {
+    this.#fresh = [];
+    this.#others = [];
+    for (const held of pushes) this.put(held);
+  }
+
+  /** The pushes of which something is due; whoever is done with one puts it again. */
+  take(now) {
+    const due = [];
+    for (let first = this.#oldest(); first !== undefined && first.due <= now; ) {
+      this.#fresh.shift();
+      due.push(first.held);
+      first = this.#oldest();
+    }
+    for (let first = this.#first(); first !== undefined && first.due <= now; ) {
+      this.#pop();
+      due.push(first.held);
+      first = this.#first();
+    }
+    return due;
+  }
+
+  /** When something will be due; Infinity: nothing is held. */
+  next() {
+    return Math.min(this.#oldest()?.due ?? Infinity, this.#first()?.due ?? Infinity);
+  }
+
+  /** The first of the queue that still counts. */
+  #oldest() {
+    const fresh = this.#fresh;
+    while (fresh.length > 0 && !counts(fresh[0])) fresh.shift();
+    return fresh[0];
+  }
+
+  /** The first of the heap that still counts. */
+  #first() {
+    const heap = this.#others;
+    while (heap.length > 0 && !counts(heap[0])) this.#pop();
+    return heap[0];
+  }
+
+  #pop() {
+    const heap = this.#others;
+    const last = heap.pop();
+    if (heap.length === 0) return;
+    heap[0] = last;
+    for (let at = 0; ; ) {
+      let least = at;
+      for (const below of [2 * at + 1, 2 * at + 2]) {
+        if (below < heap.length && heap[below].due < heap[least].due) least = below;
+      }
+      if (least === at) return;
+      [heap[least], heap[at]] = [heap[at], heap[least]];
+      at = least;
+    }
+  }
+}
+
+/** Whether its push is not settled, and was not put again since. */
+function counts({ due, held }) {
+  return held.left > 0 && due === held.due;
 }

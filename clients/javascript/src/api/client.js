@@ -4,21 +4,17 @@
  * @module
  */
 
+import { MODES } from "../proto/connect-policy.js";
+import { ClientClosed, InvalidRequest } from "../proto/errors.js";
+import { checkedUrl, Http } from "../io/http.js";
+import { Keeper } from "../io/page-resume.js";
+import { environmentOf, freshName, report, Timer } from "../io/platform.js";
+import { Session } from "../io/session.js";
+import { checkedToken, Renewing } from "../io/token.js";
 import { Calls } from "./calls.js";
-import { MODES } from "./choosing.js";
-import { Consumer } from "./consumer.js";
-import { environmentOf, freshName, Timer } from "./environment.js";
-import { ClientClosed, InvalidRequest } from "./errors.js";
-import { Http } from "./http.js";
-import { atLeastOne } from "./joining.js";
-import { Keeper } from "./keeping.js";
 import { Publisher } from "./publisher.js";
-import { Reader } from "./reader.js";
-import { ReadPart } from "./readpart.js";
-import { Renewing } from "./renewing.js";
-import { checkedToken, checkedUrl, report } from "./requesting.js";
-import { Session } from "./session.js";
-import { Subscription } from "./subscription.js";
+import { Reader, ReadPart } from "./reader.js";
+import { Consumer, Subscription } from "./subscription.js";
 
 const PUBLISH_TIMEOUT_S = 60;
 const CONNECT_TIMEOUT_S = 10;
@@ -45,7 +41,7 @@ const PUBLISH_OPTIONS = new Set([
  *
  * @param {string | URL} [url] http or https; without it the page's origin, and outside of a page
  *     http://127.0.0.1:8080
- * @param {import("../index.d.ts").ConnectOptions} [options]
+ * @param {import("../../index.d.ts").ConnectOptions} [options]
  * @returns {Promise<Client>} rejects with CannotConnect (nothing answers, or no broker), the
  *     broker's refusal (Unauthorized, …), or a TypeError: an option is wrong
  */
@@ -412,4 +408,10 @@ function traced(trace) {
 function withoutToken(hello) {
   const { token, ...shown } = JSON.parse(hello);
   return JSON.stringify(token === undefined ? shown : { ...shown, token: "…" });
+}
+
+/** A whole number that is at least 1. Throws TypeError: it is none. */
+export function atLeastOne(name, value) {
+  if (Number.isSafeInteger(value) && value >= 1) return value;
+  throw new TypeError(`${name} is a whole number from 1 on, not ${String(value)}`);
 }

@@ -8,16 +8,14 @@
  * @module
  */
 
-import * as codes from "./codes.js";
-import { Choice } from "./choosing.js";
-import { Deferred, Timer } from "./environment.js";
+import { Choice, Reconnecting } from "../proto/connect-policy.js";
 import {
-  BrokerError, CannotConnect, NotABroker, TocsinError, Unauthorized, wordsOf,
-} from "./errors.js";
-import { endOf, Greeting } from "./greeting.js";
-import { Polling } from "./polling.js";
-import { Reconnecting } from "./reconnecting.js";
-import { freshToken, report } from "./requesting.js";
+  BrokerError, CannotConnect, NotABroker, SessionEnded, TocsinError, Unauthorized, wordsOf,
+} from "../proto/errors.js";
+import { CloseCode, exceptionOf, mayReconnect } from "../proto/wire.js";
+import { Polling } from "./longpoll.js";
+import { Deferred, report, Timer } from "./platform.js";
+import { freshToken } from "./token.js";
 import { Socket } from "./websocket.js";
 
 /**
@@ -40,6 +38,7 @@ const UPGRADE_SHARE = 0.5;
  * @property {() => void} lost what was on its way is lost; perhaps it goes on elsewhere
  * @property {(error: TocsinError) => void} failed it goes on nowhere
  */
+
 export class Dialer {
   /** The carrier that stands, or null. */
   carrier = null;
@@ -72,7 +71,7 @@ export class Dialer {
    * @param {Host & import("./websocket.js").Listener} host
    * @param {string} url
    * @param {{token: any, mode: "auto" | "websocket" | "long-poll", connectTimeoutMs: number,
-   *     environment: import("./environment.js").Environment, trace: Function}} settings
+   *     environment: import("./platform.js").Environment, trace: Function}} settings
    */
   constructor(host, url, settings) {
     const { environment, mode, token } = settings;
@@ -137,7 +136,7 @@ export class Dialer {
   }
 
   /** The page is left, or frozen: end the carrier; the broker keeps the session by this code. */
-  suspend(code = codes.LEAVING) {
+  suspend(code = CloseCode.LEAVING) {
     this.#isSuspended = true;
     this.#departures += 1;
     this.#stopWaiting();
@@ -153,7 +152,7 @@ export class Dialer {
   wake() {
     if (!this.#isSuspended) return;
     this.#isSuspended = false;
-    if (this.carrier === null) this.#lost(codes.ABNORMAL, "the page was left");
+    if (this.carrier === null) this.#lost(CloseCode.ABNORMAL, "the page was left");
   }
 
   /**
@@ -176,7 +175,7 @@ export class Dialer {
 
   /** What a user reads when a carrier ended before its welcome. */
   unopened(closeCode, reason) {
-    const why = reason || (closeCode === codes.ABNORMAL ? "" : `close code ${closeCode}`);
+    const why = reason || (closeCode === CloseCode.ABNORMAL ? "" : `close code ${closeCode}`);
     return (
       `cannot reach a Tocsin broker at ${this.#url}${why ? `: ${why}` : ""}. Does it run, is the ` +
       "URL right, and may this page talk to it (its origin, TOCSIN_ORIGINS)?"
@@ -235,7 +234,7 @@ export class Dialer {
     this.#attemptAt = this.#isBack ? this.#now : null;
     this.#endedMeanwhile = null;
     timer.set(connectTimeoutMs * (isShort ? UPGRADE_SHARE : 1), () =>
-      greeting.refuse(new CannotConnect(this.unopened(codes.ABNORMAL, "it does not answer"))),
+      greeting.refuse(new CannotConnect(this.unopened(CloseCode.ABNORMAL, "it does not answer"))),
     );
     try {
       carrier.listen(greeting);
@@ -319,13 +318,13 @@ export class Dialer {
     if (this.carrier !== null) {
       this.#choice.lost(this.carrier.transport, {
         livedMs: this.#now - this.#welcomedAt,
-        wasTold: closeCode !== codes.ABNORMAL,
+        wasTold: closeCode !== CloseCode.ABNORMAL,
       });
     }
     this.carrier = null;
-    if (closeCode === codes.PROTOCOL_ERROR) this.#reconnecting.broken();
+    if (closeCode === CloseCode.PROTOCOL_ERROR) this.#reconnecting.broken();
     // One that was replaced was so by an attempt of this client, whose welcome may be lost.
-    const code = closeCode === codes.REPLACED ? codes.ABNORMAL : closeCode;
+    const code = closeCode === CloseCode.REPLACED ? CloseCode.ABNORMAL : closeCode;
     if (this.#opening !== null) this.#endedMeanwhile = [code, reason];
     else this.#lost(code, reason);
   }
@@ -391,8 +390,73 @@ export class Dialer {
   }
 
   #isWorthRepeating(error) {
-    if (error instanceof Unauthorized) return this.#reconnecting.mayReconnect(codes.UNAUTHORIZED);
+    if (error instanceof Unauthorized) return this.#reconnecting.mayReconnect(CloseCode.UNAUTHORIZED);
     if (error instanceof CannotConnect) return true;
     return error instanceof BrokerError && error.retry;
   }
+}
+
+/** The listener of a carrier until its welcome. */
+export class Greeting {
+  /** @type {Deferred<void>} */
+  welcomed = new Deferred().unobserved();
+  #dialer;
+  #carrier;
+  #hello;
+
+  constructor(dialer, carrier, hello) {
+    this.#dialer = dialer;
+    this.#carrier = carrier;
+    this.#hello = hello;
+  }
+
+  /**
+   * Where a long poll stands, it first comes to rest: a post that arrived behind this hello would
+   * be refused, and what it said be said again.
+   */
+  async onOpen() {
+    await this.#dialer.rest();
+    this.#carrier.send([this.#hello]);
+  }
+
+  /** The welcome, or why there is none. */
+  onFrames(read) {
+    let frames;
+    try {
+      frames = read();
+    } catch (error) {
+      const why = wordsOf(error);
+      this.refuse(new NotABroker(`what answers does not talk tocsin.v1: ${why}`));
+      return;
+    }
+    for (const frame of frames) {
+      if (frame.type === "welcome") {
+        this.welcomed.resolve();
+        this.#dialer.onWelcome(this.#carrier, frame, frames);
+        return;
+      }
+      if (frame.type === "error") this.refuse(exceptionOf(frame));
+    }
+  }
+
+  onWritable() {}
+
+  /** There was no welcome. */
+  onClosed(closeCode, reason) {
+    const { refusal } = this.#carrier;
+    if (refusal !== null && refusal.code !== "cannot_connect") this.refuse(refusal);
+    else if (closeCode === CloseCode.UNAUTHORIZED || !mayReconnect(closeCode)) {
+      this.refuse(endOf(closeCode, reason));
+    } else this.refuse(new CannotConnect(this.#dialer.unopened(closeCode, reason)));
+  }
+
+  refuse(error) {
+    this.welcomed.reject(error);
+  }
+}
+
+/** Why a session goes on nowhere. */
+export function endOf(closeCode, reason) {
+  if (closeCode === CloseCode.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
+  return new SessionEnded(closeCode, reason);
 }

@@ -9,13 +9,14 @@
  * @module
  */
 
-import * as codes from "./codes.js";
-import { Deferred, Timer } from "./environment.js";
 import {
   BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized, wordsOf,
-} from "./errors.js";
-import { headersOf, refusal, report, slowestMs, textInParts } from "./requesting.js";
-import { FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames } from "./wire.js";
+} from "../proto/errors.js";
+import {
+  CloseCode, FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames,
+} from "../proto/wire.js";
+import { headersOf, refusal, slowestMs, textInParts } from "./http.js";
+import { Deferred, report, Timer } from "./platform.js";
 import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
 /** How long a poll waits for something to come. */
@@ -76,7 +77,7 @@ export class Polling {
 
   /**
    * @param {string} url the broker's
-   * @param {{environment: import("./environment.js").Environment, trace: Function,
+   * @param {{environment: import("./platform.js").Environment, trace: Function,
    *     token: string | null}} settings
    */
   constructor(url, { environment, trace, token }) {
@@ -118,7 +119,7 @@ export class Polling {
    * As Socket.close: what was said is posted, then the session is deleted. With another code than
    * those of a good-bye it goes on without this carrier, which ends at once.
    */
-  close(code = codes.GOOD_BYE, reason = "") {
+  close(code = CloseCode.GOOD_BYE, reason = "") {
     if (!LAST_WORDS.has(code)) {
       this.#end(code, reason); // deleted, the session could not go on elsewhere
     } else if (this.#ending === null && !this.#isOver) {
@@ -150,7 +151,7 @@ export class Polling {
 
   /** As Socket.abort. */
   abort(reason = "") {
-    this.#end(codes.ABNORMAL, reason);
+    this.#end(CloseCode.ABNORMAL, reason);
   }
 
   /** The page goes, and will not come back: the session ends, as far as a page can still say so. */
@@ -173,14 +174,14 @@ export class Polling {
       await work;
     } catch (error) {
       if (error instanceof NotFound) {
-        this.#end(codes.ABNORMAL, "the broker does not know the session any more");
+        this.#end(CloseCode.ABNORMAL, "the broker does not know the session any more");
         return;
       }
       if (!(error instanceof BrokerError || error instanceof CannotConnect)) {
         report("an unexpected error: the long poll ends", error); // half a carrier would be silent
       }
       this.refusal = error instanceof Error ? error : null;
-      const code = error instanceof Unauthorized ? codes.UNAUTHORIZED : codes.ABNORMAL;
+      const code = error instanceof Unauthorized ? CloseCode.UNAUTHORIZED : CloseCode.ABNORMAL;
       this.#end(code, wordsOf(error));
     }
   }

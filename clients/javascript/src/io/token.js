@@ -1,15 +1,51 @@
 /**
- * A session whose token runs out asks for a fresh one in time, and goes on with it.
+ * The token: checked when it is given, fetched when it is needed, and renewed before it runs out.
  *
  * @module
  */
 
-import { freshToken } from "./requesting.js";
+import { NoToken, wordsOf } from "../proto/errors.js";
 
+const TOKEN = /^[!-~]+$/;
+const NO_TOKEN = "is no token: a word of printable ASCII, without blanks or the end of a line";
 /** After this share of its life a token is followed by a fresh one. */
 const RENEW_SHARE = 0.8;
 /** So long after an attempt that failed comes the next one, at the earliest. */
 const AGAIN_MS = 5000;
+
+/**
+ * The token; what a function returns is checked when it has. What a wrong one is, is not said.
+ *
+ * @throws {TypeError} it cannot stand in a header
+ */
+export function checkedToken(token) {
+  const isAbsent = token === undefined || token === null;
+  const isText = typeof token === "string" && TOKEN.test(token);
+  if (!isAbsent && !isText && typeof token !== "function") {
+    throw new TypeError(`the token ${NO_TOKEN}`);
+  }
+  return token ?? null;
+}
+
+/**
+ * The text to present now; null: there is none.
+ *
+ * @throws {NoToken} the function that is to return one has failed, or returned none
+ */
+export async function freshToken(token) {
+  if (typeof token !== "function") return token;
+  let text;
+  try {
+    text = await token();
+  } catch (cause) {
+    const why = wordsOf(cause);
+    throw new NoToken(`the function that is to return a token has failed: ${why}`, { cause });
+  }
+  if (typeof text !== "string" || !TOKEN.test(text)) {
+    throw new NoToken(`what the function for the token returned ${NO_TOKEN}`);
+  }
+  return text;
+}
 
 /**
  * A part of the session, where a function returns tokens. Without one there is nothing to do: the
@@ -27,7 +63,7 @@ export class Renewing {
   /**
    * @param {import("./session.js").Session} session
    * @param {() => string | Promise<string>} token
-   * @param {import("./environment.js").Environment} environment
+   * @param {import("./platform.js").Environment} environment
    */
   constructor(session, token, environment) {
     this.#session = session;

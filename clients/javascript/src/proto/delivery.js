@@ -5,7 +5,7 @@
  */
 
 import { InvalidRequest, StaleDelivery } from "./errors.js";
-import { fromBase64 } from "./outgoing.js";
+import { fromBase64 } from "./message.js";
 
 /** What the broker takes with a nack and an extend. */
 const DELAY_S_MAX = 86_400;

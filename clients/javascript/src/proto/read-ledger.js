@@ -14,8 +14,8 @@
  * @module
  */
 
+import { ReadMessage } from "./delivery.js";
 import { Gap } from "./errors.js";
-import { ReadMessage } from "./message.js";
 import { gapOf, placeOf, placesOf } from "./wire.js";
 
 /** Credit is granted anew when a quarter of the window has been handed out. */

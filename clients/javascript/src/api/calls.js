@@ -5,11 +5,10 @@
  * @module
  */
 
-import { CannotConnect, InvalidRequest } from "./errors.js";
-import { pathTo, queryOf, settingsOf, TIMEOUT_S } from "./http.js";
-import { startAt } from "./joining.js";
-import { Content } from "./message.js";
-import { isObject } from "./wire.js";
+import { Content } from "../proto/delivery.js";
+import { brokerError, CannotConnect, InvalidRequest } from "../proto/errors.js";
+import { isObject, startAt } from "../proto/wire.js";
+import { TIMEOUT_S } from "../io/http.js";
 
 /** Messages that the broker shows, or sends back, in one answer. */
 const PER_CALL_MAX = 1000;
@@ -293,4 +292,52 @@ function objectOf(value) {
 function listOf(value) {
   if (Array.isArray(value) && value.every(isObject)) return value;
   throw new CannotConnect("what answers is not a Tocsin broker: its answer has no such list");
+}
+
+/**
+ * The path of these names below /v1.
+ *
+ * @param {...string} names
+ * @throws {InvalidRequest} one of them is no name
+ */
+export function pathTo(...names) {
+  for (const name of names) {
+    const isName = typeof name === "string" && !["", ".", ".."].includes(name);
+    if (!isName || !name.isWellFormed()) { // quoting cannot keep it from meaning another path
+      throw brokerError("invalid_name", `${JSON.stringify(name) ?? typeof name} is not a name`);
+    }
+  }
+  return `/v1/${names.map(encodeURIComponent).join("/")}`;
+}
+
+/** Those that are given, as a query. @param {Record<string, unknown>} parameters */
+export function queryOf(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => (value ?? null) !== null);
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
+  return given.length === 0 ? "" : `?${query}`;
+}
+
+/**
+ * Settings as the broker names them: `leaseS` is `lease_s`, in alerts, too. Names that are written
+ * so already stay.
+ *
+ * @param {Record<string, unknown>} settings
+ */
+export function settingsOf(settings) {
+  const said = Object.entries(settings).filter(([, value]) => value !== undefined);
+  return Object.fromEntries(
+    said.map(([name, value]) => [
+      name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+      name === "alerts" ? alertsOf(value) : value,
+    ]),
+  );
+}
+
+/** A list of alerts, or by name those that change; null takes one away. */
+function alertsOf(alerts) {
+  if (Array.isArray(alerts)) return alerts.map((alert) => settingsOf(alert));
+  const changes = Object.entries(alerts ?? {});
+  return Object.fromEntries(
+    changes.map(([name, alert]) => [name, alert === null ? null : settingsOf(alert)]),
+  );
 }

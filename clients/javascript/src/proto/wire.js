@@ -1,5 +1,6 @@
 /**
- * The frames of `tocsin.v1` as this client writes and reads them. Pure.
+ * Frames, delivery lists, positions and close codes of `tocsin.v1`, as this client writes and reads
+ * them. Pure.
  *
  * A WebSocket message carries one frame, an object, or several, an array of objects. What is read
  * tolerates what it does not know, fields and frames, so that a newer broker can add; a known field
@@ -10,6 +11,7 @@
 
 import { brokerError } from "./errors.js";
 
+export const SUBPROTOCOL = "tocsin.v1";
 /** Frames that the broker takes in one message. */
 export const FRAMES_PER_MESSAGE_MAX = 256;
 /**
@@ -19,11 +21,50 @@ export const FRAMES_PER_MESSAGE_MAX = 256;
 export const MESSAGE_CHARS_AIM = 64 * 1024;
 /** What a client may say before a welcome has named the bounds. */
 export const FRAME_BYTES_MAX = 2 * 1_048_576;
+/** Ranges named in one ack, nack or extend; the broker takes a few more. */
+export const RANGES_PER_FRAME_MAX = 1000;
 
 /** What is no frame of the protocol. */
 export class NotTheProtocol extends Error {}
 
-// --- what this client says ----------------------------------------------------------------------
+// --- close codes ---------------------------------------------------------------------------------
+
+/**
+ * Why a session or a carrier ends. 4000 to 4499: reconnect. 4500 to 4999: do not, because the same
+ * attempt would end the same way. Codes below 4000 are the transport's.
+ */
+export const CloseCode = Object.freeze({
+  /** A good-bye: the broker ends the session at once. */
+  GOOD_BYE: 1000,
+  /** A transport that ended without a word (RFC 6455, 7.1.5). */
+  ABNORMAL: 1006,
+  /**
+   * What was said is not the protocol. A page may not send 1002 itself; the broker keeps the
+   * session after this one as after that.
+   */
+  PROTOCOL_ERROR: 3002,
+  /** Sent by a page that is left and may come back: the broker keeps the session. */
+  LEAVING: 4000,
+  /** Nothing was received: the connection is given up, the session is not. */
+  SILENT: 4001,
+  /** No valid credentials: reconnect with a fresh token. */
+  UNAUTHORIZED: 4401,
+  /** The session goes on over another transport. */
+  REPLACED: 4503,
+});
+
+/**
+ * Whether a session that was closed with this code may be opened again. Codes below 4000 are the
+ * transport's (a lost connection, a proxy, a restart): yes.
+ *
+ * @param {number} closeCode
+ * @returns {boolean}
+ */
+export function mayReconnect(closeCode) {
+  return closeCode < 4500 || closeCode > 4999;
+}
+
+// --- frames that this client writes --------------------------------------------------------------
 
 /** Half a surrogate pair, as JSON.stringify writes it: other parsers take it for malformed. */
 const HALVES = /(?<=(?:^|[^\\])(?:\\\\)*)\\ud[89a-f][0-9a-f]{2}/g;
@@ -89,7 +130,17 @@ function together(frames) {
   return frames.length === 1 ? frames[0] : `[${frames.join(",")}]`;
 }
 
-// --- what the broker says -----------------------------------------------------------------------
+/** A start as frames and requests say it. Throws TypeError: it is none. */
+export function startAt(start) {
+  if (start === undefined || start === null) return undefined;
+  if (start === "earliest" || start === "latest") return start;
+  if (start instanceof Date && Number.isFinite(start.getTime())) {
+    return { unix_ms: start.getTime() };
+  }
+  throw new TypeError('a start is "earliest", "latest" or a Date');
+}
+
+// --- frames that the broker writes ---------------------------------------------------------------
 
 /**
  * The frames of one message; frames of a type that is not known are left out.
@@ -159,7 +210,6 @@ const areMessages = (value) => areObjects(value) && value.every((one) => checked
 const areVerdicts = (value) => areObjects(value) && value.every((one) => checked(one, VERDICT));
 const areReceipts = (value) =>
   Array.isArray(value) && value.every((one) => Array.isArray(one) || isObject(one));
-
 const FIELDS = new Map(
   Object.entries({
     welcome: {
@@ -281,4 +331,108 @@ export function placeOf(verdict) {
   const gap = gapOf(verdict);
   const next = verdict.next ?? (gap === null ? verdict.from : gap[1] + 1);
   return next === null ? null : [verdict.generation, next];
+}
+
+/** A reader's position, as it was given out. Throws TypeError: it is none. */
+export function checkedPosition(position) {
+  const { queue_id, ring_epoch = 1, partitions } = position;
+  const isPlace = (place) =>
+    Array.isArray(place) && place.length === 2 && place.every(Number.isSafeInteger);
+  const arePlaces = isObject(partitions) && Object.values(partitions).every(isPlace);
+  if (typeof queue_id !== "string" || !Number.isSafeInteger(ring_epoch) || !arePlaces) {
+    throw new TypeError('a start is "earliest", "latest", a Date, or the position of a reader');
+  }
+  return { queue_id, ring_epoch, partitions };
+}
+
+// --- delivery lists: [[partition, epoch, push, first, last, first, last, …], …] ------------------
+
+/** @typedef {number[][]} DeliveryList */
+
+/** Offsets as first, last, first, last, … in order. @param {number[]} offsets */
+export function ranges(offsets) {
+  const sorted = [...offsets].sort((one, other) => one - other);
+  const pairs = [];
+  let first = sorted[0];
+  let previous = first;
+  for (const offset of sorted) {
+    if (offset > previous + 1) {
+      pairs.push(first, previous);
+      first = offset;
+    }
+    previous = offset;
+  }
+  pairs.push(first, previous);
+  return pairs;
+}
+
+/** A push's or a delivery's name as a key of maps. @param {ArrayLike<number>} numbers */
+export function nameOf(numbers) {
+  return `${numbers[0]}.${numbers[1]}.${numbers[2]}`;
+}
+
+/** Whether a delivery list names this offset of a push. */
+export function names(deliveries, place, offset) {
+  for (const row of deliveries) {
+    const isSame = row[0] === place[0] && row[1] === place[1] && row[2] === place[2];
+    if (isSame && isWithin(row, offset, 3)) return true;
+  }
+  return false;
+}
+
+/** Whether an offset is in one of these pairs of a first and a last one, which begin at `at`. */
+export function isWithin(pairs, offset, at = 0) {
+  for (let first = at; first + 1 < pairs.length; first += 2) {
+    if (pairs[first] <= offset && offset <= pairs[first + 1]) return true;
+  }
+  return false;
+}
+
+/**
+ * The delivery list of messages, each with a `held.place` and an `offset`.
+ *
+ * @param {Iterable<{held: {place: number[]}, offset: number}>} messages
+ * @returns {DeliveryList}
+ */
+export function columns(messages) {
+  const found = new Map();
+  for (const { held, offset } of messages) {
+    const offsets = found.get(held);
+    if (offsets === undefined) found.set(held, [offset]);
+    else offsets.push(offset);
+  }
+  return [...found].map(([held, offsets]) => [...held.place, ...ranges(offsets)]);
+}
+
+/** The list in parts that a frame may carry. @param {DeliveryList} deliveries */
+export function parts(deliveries) {
+  const found = [];
+  let part = [];
+  let count = 0;
+  for (const column of deliveries) {
+    for (const piece of pieces(column)) {
+      const size = (piece.length - 3) / 2;
+      if (part.length > 0 && count + size > RANGES_PER_FRAME_MAX) {
+        found.push(part);
+        part = [];
+        count = 0;
+      }
+      part.push(piece);
+      count += size;
+    }
+  }
+  if (part.length > 0) found.push(part);
+  return found;
+}
+
+/** A column that is too long for one frame, in several. */
+function* pieces(column) {
+  const step = 2 * RANGES_PER_FRAME_MAX;
+  if (column.length <= 3 + step) {
+    yield column;
+    return;
+  }
+  for (let at = 3; at < column.length; at += step) {
+    yield [...column.slice(0, 3), ...column.slice(at, at + step)];
+  }
 }

@@ -4,14 +4,14 @@
  * @module
  */
 
+import { BrokerClock } from "../proto/broker-clock.js";
 import {
   OutcomeUnknown, PublishManyFailed, PublishTimeout, TocsinError, TooLarge,
-} from "./errors.js";
-import { BrokerClock } from "./clock.js";
-import { Deferred, Timer } from "./environment.js";
-import { byteLength, encodeMessage } from "./outgoing.js";
-import { Lane } from "./publishing.js";
-import { encode, exceptionOf } from "./wire.js";
+} from "../proto/errors.js";
+import { byteLength, encodeMessage } from "../proto/message.js";
+import { Lane } from "../proto/publish-lane.js";
+import { encode, exceptionOf } from "../proto/wire.js";
+import { Deferred, Timer } from "../io/platform.js";
 
 const FRAME_OVERHEAD_BYTES = 512;
 
@@ -73,8 +73,8 @@ export class Publisher {
   #clock;
 
   /**
-   * @param {import("./session.js").Session} session
-   * @param {import("./environment.js").Environment} environment
+   * @param {import("../io/session.js").Session} session
+   * @param {import("../io/platform.js").Environment} environment
    * @param {Record<string, number>} [first] per queue, the sequence to go on with
    */
   constructor(session, environment, first = {}) {

@@ -7,9 +7,8 @@
  * @module
  */
 
-import * as codes from "./codes.js";
-import { Deferred, Timer } from "./environment.js";
-import { decode, joinFrames, NotTheProtocol } from "./wire.js";
+import { CloseCode, decode, joinFrames, NotTheProtocol, SUBPROTOCOL } from "../proto/wire.js";
+import { Deferred, Timer } from "./platform.js";
 
 /** Above this nothing is published until the broker has taken what waits. */
 export const WRITE_BUFFER_BYTES = 1_048_576;
@@ -51,7 +50,7 @@ export class Socket {
 
   /**
    * @param {string} url the broker's, http or https
-   * @param {{environment: import("./environment.js").Environment, trace: Function}} settings
+   * @param {{environment: import("./platform.js").Environment, trace: Function}} settings
    */
   constructor(url, { environment, trace }) {
     this.#url = `ws${url.slice("http".length)}/v1/ws`;
@@ -67,9 +66,9 @@ export class Socket {
   start() {
     let socket;
     try {
-      socket = new this.#environment.WebSocket(this.#url, [codes.SUBPROTOCOL]);
+      socket = new this.#environment.WebSocket(this.#url, [SUBPROTOCOL]);
     } catch (error) { // no such thing here, or a policy of the page forbids it
-      this.#finish(codes.ABNORMAL, `no WebSocket: ${/** @type {Error} */ (error).message}`);
+      this.#finish(CloseCode.ABNORMAL, `no WebSocket: ${/** @type {Error} */ (error).message}`);
       return;
     }
     this.#socket = socket;
@@ -126,7 +125,7 @@ export class Socket {
   }
 
   /** End in an orderly way: what was sent still arrives. `closed` says when. */
-  close(code = codes.GOOD_BYE, reason = "") {
+  close(code = CloseCode.GOOD_BYE, reason = "") {
     if (this.#isOver) return;
     if (this.#socket === null) {
       this.#finish(code, reason);
@@ -144,8 +143,8 @@ export class Socket {
   /** End at once, without waiting for a word of the other side. The session goes on elsewhere. */
   abort(reason = "") {
     if (this.#isOver) return;
-    if (this.#socket !== null) this.#hangUp(codes.SILENT, reason);
-    this.#finish(codes.ABNORMAL, reason);
+    if (this.#socket !== null) this.#hangUp(CloseCode.SILENT, reason);
+    this.#finish(CloseCode.ABNORMAL, reason);
   }
 
   #hangUp(code, reason) {
