@@ -5,7 +5,7 @@
  * @module
  */
 
-import { Content } from "../proto/delivery.js";
+import { MessageContent } from "../proto/delivery.js";
 import { brokerError, CannotConnect, InvalidRequest } from "../proto/errors.js";
 import { isObject, startAt } from "../proto/wire.js";
 import { TIMEOUT_S } from "../io/http.js";
@@ -21,7 +21,7 @@ const ABSENT = {
 };
 
 /** A message that an answer shows. */
-class Shown extends Content {
+class HttpMessage extends MessageContent {
   constructor(said) {
     const { partition, published_unix_ms } = said;
     super({ partition, published_unix_ms, id_prefix: "" }, said.offset, { ...ABSENT, ...said });
@@ -29,7 +29,7 @@ class Shown extends Content {
 }
 
 /** A message as it stands in its queue; nobody has been given it by this. */
-export class PeekedMessage extends Shown {
+export class PeekedMessage extends HttpMessage {
   constructor(said) {
     super(said);
     /** Where it stands for the group that was asked for; null: no group was. */
@@ -45,7 +45,7 @@ export class PeekedMessage extends Shown {
  * A message among the dead letters. `partition`, `offset` and `publishedUnixMs` are those of the
  * letter; key, id, body and headers those of the message that it was.
  */
-export class DeadLetter extends Shown {
+export class DeadLetter extends HttpMessage {
   constructor(said) {
     super(said);
     /** Where it was a message: queue, group, partition, offset. */
@@ -59,7 +59,7 @@ export class DeadLetter extends Shown {
 }
 
 /** A message that was pulled; settle it by its `receipt`, through any connection. */
-export class PulledMessage extends Shown {
+export class PulledMessage extends HttpMessage {
   constructor(said) {
     super(said);
     this.receipt = said.receipt;
@@ -71,7 +71,7 @@ export class PulledMessage extends Shown {
 }
 
 /** See `Client`, which has these methods, and `index.d.ts`. */
-export class Calls extends EventTarget {
+export class HttpCalls extends EventTarget {
   /** See Http.request. */
   async request(_method, _path, _body, _settings) {
     throw new Error("abstract");

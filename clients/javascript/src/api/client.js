@@ -7,14 +7,14 @@
 import { MODES } from "../proto/connect-policy.js";
 import { ClientClosed, InvalidRequest } from "../proto/errors.js";
 import { checkedUrl, Http } from "../io/http.js";
-import { Keeper } from "../io/page-resume.js";
+import { ResumeStore } from "../io/page-resume.js";
 import { environmentOf, freshName, report, Timer } from "../io/platform.js";
 import { Session } from "../io/session.js";
-import { checkedToken, Renewing } from "../io/token.js";
-import { Calls } from "./calls.js";
+import { checkedToken, TokenRefresh } from "../io/token.js";
+import { HttpCalls } from "./calls.js";
 import { Publisher } from "./publisher.js";
-import { Reader, ReadPart } from "./reader.js";
-import { Consumer, Subscription } from "./subscription.js";
+import { Reader, ReaderPart } from "./reader.js";
+import { ConsumerPart, Subscription } from "./subscription.js";
 
 const PUBLISH_TIMEOUT_S = 60;
 const CONNECT_TIMEOUT_S = 10;
@@ -52,12 +52,12 @@ export async function connect(url, options = {}) {
 }
 
 /** See `index.d.ts`. Emits "connection" events. */
-export class Client extends Calls {
+export class Client extends HttpCalls {
   #environment;
   #session;
   #publisher;
   #http;
-  /** @type {Keeper | null} */
+  /** @type {ResumeStore | null} */
   #keeper = null;
   #claims;
   #number = 0;
@@ -65,7 +65,7 @@ export class Client extends Calls {
   #isSuspended = false;
   /** The page is frozen, or kept as it is, and has given up its places. */
   #isPaused = false;
-  /** @type {Set<Consumer | ReadPart>} */
+  /** @type {Set<ConsumerPart | ReaderPart>} */
   #parts = new Set();
   #listeners;
 
@@ -93,7 +93,7 @@ export class Client extends Calls {
     if (before !== null) this.#session.recall(before.session, before.numbers, before.refMax);
     this.#number = before?.numberMax ?? 0;
     if (typeof token === "function") {
-      this.#session.add(new Renewing(this.#session, token, environment));
+      this.#session.add(new TokenRefresh(this.#session, token, environment));
     }
     this.#publisher = new Publisher(this.#session, environment, before?.sequences);
     this.#http = new Http(this.url, token, environment);
@@ -207,7 +207,7 @@ export class Client extends Calls {
     const { credit = CREDIT_PER_HANDLER * handlers } = others;
     const { credit: _, ...settings } = others;
     const place = this.#keeper?.consumer(queue, group) ?? null;
-    const part = new Consumer(this.#session, this.#environment, {
+    const part = new ConsumerPart(this.#session, this.#environment, {
       number: place?.number ?? this.#nextNumber(),
       queue: checkedName(queue),
       group: checkedName(group),
@@ -240,7 +240,7 @@ export class Client extends Calls {
     if (keys !== null && !(Array.isArray(keys) && keys.every((key) => typeof key === "string"))) {
       throw new TypeError("keys is an array of texts");
     }
-    const part = new ReadPart(this.#session, this.#environment, {
+    const part = new ReaderPart(this.#session, this.#environment, {
       number: this.#nextNumber(),
       queue: checkedName(queue),
       keys,
@@ -291,7 +291,7 @@ export class Client extends Calls {
     if (resume === undefined) return null;
     if (page === null) throw new TypeError("resume goes over reloads of a page: here is none");
     if (storage === null) return null; // the browser lets nobody keep anything
-    this.#keeper = new Keeper(this.#environment, resume, this.url);
+    this.#keeper = new ResumeStore(this.#environment, resume, this.url);
     return this.#keeper.recall();
   }
 
@@ -309,8 +309,8 @@ export class Client extends Calls {
       sequences: this.#publisher.sequences(),
       numberMax: this.#number,
       refMax: this.#session.nextRef(),
-      consumers: this.#snapshots(Consumer),
-      readers: this.#snapshots(ReadPart),
+      consumers: this.#snapshots(ConsumerPart),
+      readers: this.#snapshots(ReaderPart),
     });
     if (isKept) {
       this.#isSuspended = true;

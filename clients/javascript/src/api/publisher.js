@@ -1,5 +1,5 @@
 /**
- * The shell around the lanes of `publishing`: callers wait here for room and for answers.
+ * Publishing: a lane for each queue, and the callers that wait for room in it and for answers.
  *
  * @module
  */
@@ -9,18 +9,18 @@ import {
   OutcomeUnknown, PublishManyFailed, PublishTimeout, TocsinError, TooLarge,
 } from "../proto/errors.js";
 import { byteLength, encodeMessage } from "../proto/message.js";
-import { Lane } from "../proto/publish-lane.js";
+import { PublishLane } from "../proto/publish-lane.js";
 import { encode, exceptionOf } from "../proto/wire.js";
 import { Deferred, Timer } from "../io/platform.js";
 
 const FRAME_OVERHEAD_BYTES = 512;
 
 /** A lane, and who waits, first come first served, for room in it. */
-class Line {
+class LaneQueue {
   /** @type {Array<{fill: () => boolean, added: Deferred<void>}>} */
   #waiting = [];
 
-  /** @param {Lane} lane */
+  /** @param {PublishLane} lane */
   constructor(lane) {
     this.lane = lane;
   }
@@ -67,7 +67,7 @@ class Line {
 export class Publisher {
   #session;
   #environment;
-  /** @type {Map<string, Line>} */
+  /** @type {Map<string, LaneQueue>} */
   #lines = new Map();
   #first;
   #clock;
@@ -222,7 +222,7 @@ export class Publisher {
     if (line === undefined) {
       const { random } = this.#environment;
       const first = this.#first.get(queue) ?? 0;
-      line = new Line(new Lane(queue, { random, bounds: this.#bounds(), first }));
+      line = new LaneQueue(new PublishLane(queue, { random, bounds: this.#bounds(), first }));
       line.lane.tellsTime = this.#clock.isTold;
       this.#lines.set(queue, line);
     }

@@ -7,17 +7,17 @@
 
 import { ClientClosed, Gap, TocsinError, wordsOf } from "../proto/errors.js";
 import { ReadLedger } from "../proto/read-ledger.js";
-import { Opening } from "../proto/reader-opening.js";
+import { ReaderOpening } from "../proto/reader-opening.js";
 import { checkedPosition, encode, isObject, startAt } from "../proto/wire.js";
 import { Deferred, report } from "../io/platform.js";
-import { Joining, Opened } from "./subscription.js";
+import { SubscriptionHandle, SubscriptionPart } from "./subscription.js";
 
 /**
  * Made by `Client.read`. Without a handler it is an async iterable; a message counts as done when
  * the next one is asked for. With one, a message is done when its handler has ended; a handler that
  * fails ends its reader, before the message counts.
  */
-export class Reader extends Opened {
+export class Reader extends SubscriptionHandle {
   #part;
   #handler;
   #loop;
@@ -26,7 +26,7 @@ export class Reader extends Opened {
   #hasFailed = false;
 
   /**
-   * @param {ReadPart} part
+   * @param {ReaderPart} part
    * @param {Function | null} handler
    * @param {number} concurrency
    */
@@ -34,7 +34,7 @@ export class Reader extends Opened {
     super(part);
     this.#part = part;
     this.#handler = handler;
-    this.#loop = new Loop(part, this.#left);
+    this.#loop = new ReaderIterator(part, this.#left);
     if (handler !== null) this.#run(handler, concurrency);
   }
 
@@ -71,7 +71,7 @@ export class Reader extends Opened {
 
   /** A loop of its own: several may run at once. */
   [Symbol.asyncIterator]() {
-    return this.#handler === null ? new Loop(this.#part, this.#left) : this;
+    return this.#handler === null ? new ReaderIterator(this.#part, this.#left) : this;
   }
 
   /** Up to `concurrency` handlers at a time; those of a key one after another. */
@@ -131,7 +131,7 @@ export class Reader extends Opened {
 }
 
 /** One loop over a reader: what it was handed out last is at work until it asks again. */
-class Loop {
+class ReaderIterator {
   #part;
   #left;
   #last = null;
@@ -178,7 +178,7 @@ class Loop {
   }
 }
 
-export class ReadPart extends Joining {
+export class ReaderPart extends SubscriptionPart {
   /** Per partition, what was said of the position when the reader was opened (again). */
   verdicts = [];
   #keys;
@@ -186,7 +186,7 @@ export class ReadPart extends Joining {
   #position;
   #onGap;
   #onUnknown;
-  /** @type {Opening | null} */
+  /** @type {ReaderOpening | null} */
   #opening = null;
 
   /**
@@ -252,7 +252,7 @@ export class ReadPart extends Joining {
     if (this.#opening === null) {
       const wanted = position ?? this.#position;
       const where = wanted === null ? { start: this.#start } : { position: wanted };
-      this.#opening = new Opening(where, this.#onUnknown);
+      this.#opening = new ReaderOpening(where, this.#onUnknown);
     }
     return {
       type: "subscribe", ref, subscription: this.number, queue: this.queue,

@@ -5,13 +5,13 @@
  * @module
  */
 
-import { Ledger } from "../proto/delivery-ledger.js";
-import { State } from "../proto/delivery.js";
+import { DeliveryLedger } from "../proto/delivery-ledger.js";
+import { DeliveryState } from "../proto/delivery.js";
 import {
   ClientClosed, OutcomeUnknown, StaleDelivery, TocsinError, wordsOf,
 } from "../proto/errors.js";
 import { usableMs } from "../proto/leases.js";
-import { encode, exceptionOf, parts, startAt } from "../proto/wire.js";
+import { encode, exceptionOf, splitDeliveries, startAt } from "../proto/wire.js";
 import { Deferred, report, Timer } from "../io/platform.js";
 
 /** After a subscribe that was refused for the moment, it is tried again so much later. */
@@ -24,10 +24,10 @@ const REASON_CHARS_MAX = 500;
 // --- what subscriptions and readers have in common -----------------------------------------------
 
 /** A part of a session that was opened: begun, and over some day. */
-export class Opened {
+export class SubscriptionHandle {
   #part;
 
-  /** @param {Consumer | import("./reader.js").ReadPart} part */
+  /** @param {ConsumerPart | import("./reader.js").ReaderPart} part */
   constructor(part) {
     this.#part = part;
   }
@@ -55,13 +55,13 @@ export class Opened {
 }
 
 if (Symbol.asyncDispose) {
-  Opened.prototype[Symbol.asyncDispose] = function dispose() {
+  SubscriptionHandle.prototype[Symbol.asyncDispose] = function dispose() {
     return this.close();
   };
 }
 
 /** A numbered subscription of a session, joined again where it has not outlived a carrier. */
-export class Joining {
+export class SubscriptionPart {
   /** Why it is over, or null. @type {TocsinError | null} */
   failure = null;
   /** Settled when the broker has let it in. @type {Deferred<void>} */
@@ -239,12 +239,12 @@ export class Joining {
  * its key is free, and several loops may run over it at once. Leaving a loop does not leave the
  * group: `close` does, and returns what is not settled.
  */
-export class Subscription extends Opened {
+export class Subscription extends SubscriptionHandle {
   #part;
   #handler;
 
   /**
-   * @param {Consumer} part
+   * @param {ConsumerPart} part
    * @param {Function | null} handler
    * @param {number} concurrency
    */
@@ -299,7 +299,7 @@ export class Subscription extends Opened {
         await handler(message, { signal });
         await settle(message, () => message.ack());
       } catch (error) {
-        if (message.state === State.HANDED) report(`the handler failed on ${message.id}`, error);
+        if (message.isHeld) report(`the handler failed on ${message.id}`, error);
         const reason = reasonOf(error);
         await settle(message, () => message.nack({ reason }));
       } finally {
@@ -311,7 +311,7 @@ export class Subscription extends Opened {
 
 /** Settle it, unless the handler has, or it is gone. */
 async function settle(message, how) {
-  if (message.state !== State.HANDED) return;
+  if (!message.isHeld) return;
   try {
     await how();
   } catch (error) {
@@ -329,7 +329,7 @@ function reasonOf(error) {
   return `${kind}${wordsOf(error)}`.toWellFormed().slice(0, REASON_CHARS_MAX);
 }
 
-export class Consumer extends Joining {
+export class ConsumerPart extends SubscriptionPart {
   /** Whether the broker may still know of what is held here. */
   #isHeld = false;
   #credit;
@@ -350,7 +350,7 @@ export class Consumer extends Joining {
     this.#credit = what.credit;
     this.#start = startAt(what.start);
     this.#deletesMax = what.deletesMax ?? Number.MAX_SAFE_INTEGER;
-    this.ledger = new Ledger(this, {
+    this.ledger = new DeliveryLedger(this, {
       subscription: what.number,
       credit: what.credit,
       leaseMs: LEASE_MS_DEFAULT,
@@ -381,7 +381,7 @@ export class Consumer extends Joining {
       if (message !== null && !mayBeAKiller(message)) return message;
       if (message !== null) {
         await this.session.flushed(); // the marks of this turn leave together, before handlers run
-        if (message.state === State.HANDED) return message;
+        if (message.isHeld) return message;
       } else if (this.failure === null) {
         await this.wait();
       } else {
@@ -470,7 +470,7 @@ export class Consumer extends Joining {
    * before that has ended.
    */
   gone(message) {
-    if (message.state === State.GONE) message.abort();
+    if (message.state === DeliveryState.GONE) message.abort();
     return this.#running.has(message);
   }
 
@@ -527,7 +527,7 @@ export class Consumer extends Joining {
   /** Say what is held (R22); the answer to the last frame says what of it is not ours. */
   #hold() {
     const { ledger, session } = this;
-    const lists = parts(ledger.holding());
+    const lists = splitDeliveries(ledger.holding());
     if (lists.length === 0) lists.push([]);
     lists.forEach((deliveries, index) => {
       const ref = session.nextRef();

@@ -1,5 +1,5 @@
 /**
- * Finding a way to the broker, and another one when it is lost, until the client is closed.
+ * Connecting to the broker, and again when the carrier is lost, until the client is closed.
  *
  *     open ──► a session stands ──lost──► wait ──► open again, with the session's id
  *                    │
@@ -8,15 +8,15 @@
  * @module
  */
 
-import { Choice, Reconnecting } from "../proto/connect-policy.js";
+import { ReconnectPolicy, TransportChoice } from "../proto/connect-policy.js";
 import {
   BrokerError, CannotConnect, NotABroker, SessionEnded, TocsinError, Unauthorized, wordsOf,
 } from "../proto/errors.js";
 import { CloseCode, exceptionOf, mayReconnect } from "../proto/wire.js";
-import { Polling } from "./longpoll.js";
+import { LongPollCarrier } from "./longpoll.js";
 import { Deferred, report, Timer } from "./platform.js";
 import { freshToken } from "./token.js";
-import { Socket } from "./websocket.js";
+import { WebSocketCarrier } from "./websocket.js";
 
 /**
  * So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
@@ -28,23 +28,13 @@ const STALE_MS = 3000;
 /** Of the time for an attempt a WebSocket has so much, where long poll may follow. */
 const UPGRADE_SHARE = 0.5;
 
-/**
- * Opens carriers for its host, the session, which as a Listener hears the one that stands.
- *
- * @typedef {object} Host
- * @property {(token: string | null) => string} hello what to begin with
- * @property {(carrier: any, welcome: object) => void} welcomed the session goes on here
- * @property {(frames: object[]) => void} takeIn what came with the welcome
- * @property {() => void} lost what was on its way is lost; perhaps it goes on elsewhere
- * @property {(error: TocsinError) => void} failed it goes on nowhere
- */
-
-export class Dialer {
+/** Opens carriers for a session, which listens to the one that stands. */
+export class Connector {
   /** The carrier that stands, or null. */
   carrier = null;
   /** When the next attempt begins, by the environment's clock; null: none is waited for. */
   retryAt = null;
-  #host;
+  #session;
   #url;
   #settings;
   #choice;
@@ -68,18 +58,18 @@ export class Dialer {
   #isAnew = false;
 
   /**
-   * @param {Host & import("./websocket.js").Listener} host
+   * @param {import("./session.js").Session} session
    * @param {string} url
    * @param {{token: any, mode: "auto" | "websocket" | "long-poll", connectTimeoutMs: number,
    *     environment: import("./platform.js").Environment, trace: Function}} settings
    */
-  constructor(host, url, settings) {
+  constructor(session, url, settings) {
     const { environment, mode, token } = settings;
-    this.#host = host;
+    this.#session = session;
     this.#url = url;
     this.#settings = settings;
-    this.#choice = new Choice(mode, environment.random);
-    this.#reconnecting = new Reconnecting(environment.random, typeof token === "function");
+    this.#choice = new TransportChoice(mode, environment.random);
+    this.#reconnecting = new ReconnectPolicy(environment.random, typeof token === "function");
     this.#waiting = new Timer(environment);
     this.#returning = new Timer(environment);
   }
@@ -135,7 +125,11 @@ export class Dialer {
     await carrier.closed;
   }
 
-  /** The page is left, or frozen: end the carrier; the broker keeps the session by this code. */
+  /**
+   * The page is left, or frozen: end the carrier; the broker keeps the session by this code.
+   *
+   * @param {number} [code]
+   */
   suspend(code = CloseCode.LEAVING) {
     this.#isSuspended = true;
     this.#departures += 1;
@@ -224,10 +218,10 @@ export class Dialer {
     const { environment, trace, connectTimeoutMs } = this.#settings;
     const isShort = transport === "websocket" && this.#choice.hasBoth;
     const settings = { environment, trace, token };
-    const Kind = transport === "websocket" ? Socket : Polling;
+    const Kind = transport === "websocket" ? WebSocketCarrier : LongPollCarrier;
     const carrier = new Kind(this.#url, settings);
-    const hello = this.#host.hello(transport === "websocket" ? token : null);
-    const greeting = new Greeting(this, carrier, hello);
+    const hello = this.#session.hello(transport === "websocket" ? token : null);
+    const greeting = new Handshake(this, carrier, hello);
     const timer = new Timer(environment);
     this.#opening = greeting;
     this.#isAnew = false;
@@ -269,15 +263,15 @@ export class Dialer {
     if (before !== null) {
       before.listen(null);
       before.abort();
-      this.#host.lost();
+      this.#session.lost();
     }
     this.#endedMeanwhile = null;
     this.#welcomedAt = this.#now;
     this.#choice.welcomed(carrier.transport);
     this.#reconnecting.connected();
-    carrier.listen(this.#host);
-    this.#host.welcomed(carrier, welcome);
-    this.#host.takeIn(frames);
+    carrier.listen(this.#session);
+    this.#session.welcomed(carrier, welcome);
+    this.#session.takeIn(frames);
     const isPolled = carrier.transport === "long-poll" && this.carrier === carrier;
     if (isPolled && this.#choice.hasBoth && !this.#isClosed) this.#returnSoon(carrier);
     else this.#stopReturning();
@@ -333,12 +327,12 @@ export class Dialer {
     if (this.#isClosed || this.#isSuspended) return;
     this.#stopReturning();
     if (!this.#reconnecting.mayReconnect(closeCode)) {
-      this.#host.failed(endOf(closeCode, reason));
+      this.#session.failed(endOf(closeCode, reason));
       return;
     }
     this.#reconnect().catch((error) => {
       report("the client breaks off", error);
-      this.#host.failed(new TocsinError(`an unexpected error: ${wordsOf(error)}`));
+      this.#session.failed(new TocsinError(`an unexpected error: ${wordsOf(error)}`));
     });
   }
 
@@ -357,7 +351,7 @@ export class Dialer {
         if (error instanceof NotABroker) strangers += 1;
         const isEnough = error instanceof NotABroker && strangers >= NOT_A_BROKER_MAX;
         if (isEnough || !this.#isWorthRepeating(error)) {
-          this.#host.failed(error);
+          this.#session.failed(error);
           return;
         }
         this.#limited(error);
@@ -390,14 +384,16 @@ export class Dialer {
   }
 
   #isWorthRepeating(error) {
-    if (error instanceof Unauthorized) return this.#reconnecting.mayReconnect(CloseCode.UNAUTHORIZED);
+    if (error instanceof Unauthorized) {
+      return this.#reconnecting.mayReconnect(CloseCode.UNAUTHORIZED);
+    }
     if (error instanceof CannotConnect) return true;
     return error instanceof BrokerError && error.retry;
   }
 }
 
 /** The listener of a carrier until its welcome. */
-export class Greeting {
+class Handshake {
   /** @type {Deferred<void>} */
   welcomed = new Deferred().unobserved();
   #dialer;
@@ -456,7 +452,7 @@ export class Greeting {
 }
 
 /** Why a session goes on nowhere. */
-export function endOf(closeCode, reason) {
+function endOf(closeCode, reason) {
   if (closeCode === CloseCode.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
   return new SessionEnded(closeCode, reason);
 }

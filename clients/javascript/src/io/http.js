@@ -18,7 +18,7 @@ export const TIMEOUT_S = 30;
 /**
  * A line that carries so much is slow, and not dead: what is large has more time, by its size.
  */
-export const SLOWEST_BYTES_PER_S = 8 * 1024;
+const SLOWEST_BYTES_PER_S = 8 * 1024;
 /** Of a proxy, or of a broker that starts: another attempt may succeed. */
 const BUSY_STATUSES = new Set([408, 425, 429, 500, 502, 503, 504]);
 const URL_DEFAULT = "http://127.0.0.1:8080";

@@ -1,6 +1,6 @@
 /**
- * A carrier of frames: requests, long poll (PROTOCOL.md). Two loops, one that posts what the
- * session says and one that polls for what there is for it.
+ * Long poll as a carrier of frames (PROTOCOL.md): two loops, of which one posts what the session
+ * sends and the other one polls for what there is for it.
  *
  * Posts are numbered and polls name the batch that arrived last, so either is repeated when its
  * answer is lost, and no frame is lost or doubled. What fails for longer than PATIENCE_MS ends the
@@ -44,12 +44,12 @@ const SESSIONS = "/v1/sessions";
 const LAST_WORDS = new Set([1000, 1001]);
 
 /** See `websocket` for what carriers have in common. Its first frame is the hello. */
-export class Polling {
+export class LongPollCarrier {
   transport = "long-poll";
   refusal = null;
   /** In the middle of an answer. */
   isReceiving = false;
-  /** As of Socket: while a post is under way. */
+  /** As of WebSocketCarrier: while a post is under way. */
   patientUntil = 0;
   /** @type {import("./websocket.js").Listener | null} */
   #listener = null;
@@ -90,13 +90,13 @@ export class Polling {
     this.isWritable = true;
   }
 
-  /** As Socket.start. */
+  /** As WebSocketCarrier.start. */
   start() {
     this.#listener?.onOpen();
     this.#work(this.#postAll());
   }
 
-  /** As Socket.listen. */
+  /** As WebSocketCarrier.listen. */
   listen(listener) {
     this.#listener = listener;
   }
@@ -106,7 +106,7 @@ export class Polling {
     this.#token = token;
   }
 
-  /** As Socket.send. @param {string[]} frames */
+  /** As WebSocketCarrier.send. @param {string[]} frames */
   send(frames) {
     if (this.#isOver) return;
     this.#said.push(...frames);
@@ -116,8 +116,8 @@ export class Polling {
   }
 
   /**
-   * As Socket.close: what was said is posted, then the session is deleted. With another code than
-   * those of a good-bye it goes on without this carrier, which ends at once.
+   * Post what was sent, then delete the session. With another code than those of a good-bye the
+   * session goes on without this carrier, which ends at once.
    */
   close(code = CloseCode.GOOD_BYE, reason = "") {
     if (!LAST_WORDS.has(code)) {
@@ -144,12 +144,12 @@ export class Polling {
     this.#resting = null;
   }
 
-  /** As Socket.closed. */
+  /** As WebSocketCarrier.closed. */
   get closed() {
     return this.#closed.promise;
   }
 
-  /** As Socket.abort. */
+  /** As WebSocketCarrier.abort. */
   abort(reason = "") {
     this.#end(CloseCode.ABNORMAL, reason);
   }

@@ -20,7 +20,7 @@ const isRow = (row) =>
 const areRows = (value) => Array.isArray(value) && value.every(isRow);
 
 /** What is kept under one name, in the storage of this tab. */
-export class Keeper {
+export class ResumeStore {
   #environment;
   #key;
   #url;

@@ -1,15 +1,15 @@
 /**
- * A client's conversation with the broker. It outlives what carries it: see `dialing`.
+ * A client's session with the broker. It outlives its carriers: see `connector`.
  *
- * What is said is the parts' business. All frames that they have to send in one turn of the event
- * loop travel together.
+ * The parts say what is sent. All frames that they have to send in one turn of the event loop
+ * travel together.
  *
  * @module
  */
 
 import { ClientClosed, wordsOf } from "../proto/errors.js";
-import { CloseCode, encode, exceptionOf, NotTheProtocol, plainWelcome } from "../proto/wire.js";
-import { Dialer } from "./connector.js";
+import { CloseCode, defaultWelcome, encode, exceptionOf, NotTheProtocol } from "../proto/wire.js";
+import { Connector } from "./connector.js";
 import { slowestMs } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 
@@ -46,7 +46,7 @@ const TURN_MS = 5;
  */
 
 export class Session {
-  welcome = plainWelcome();
+  welcome = defaultWelcome();
   /** Why there is no session any more, and will be none; or null. */
   failure = null;
   /** The broker's name for this session; empty: there is none yet. */
@@ -92,7 +92,7 @@ export class Session {
     this.url = url;
     this.producer = settings.producer;
     this.#settings = settings;
-    this.#dialer = new Dialer(this, url, settings);
+    this.#dialer = new Connector(this, url, settings);
     this.#timer = new Timer(settings.environment);
   }
 
@@ -203,7 +203,7 @@ export class Session {
     return this.#askedAt !== null;
   }
 
-  // --- dialing.Host -----------------------------------------------------------------------------
+  // --- for the connector -------------------------------------------------------------------------
 
   /** With the name of the session that is to go on. */
   hello(token) {

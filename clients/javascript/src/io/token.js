@@ -51,7 +51,7 @@ export async function freshToken(token) {
  * A part of the session, where a function returns tokens. Without one there is nothing to do: the
  * broker closes with 4401 when the one token is over.
  */
-export class Renewing {
+export class TokenRefresh {
   #session;
   #token;
   #environment;

@@ -1,8 +1,8 @@
 /**
- * A carrier of frames: one WebSocket.
+ * A WebSocket as a carrier of frames.
  *
  * Carriers are alike: `start` opens one, its listener hears `onOpen`, `onFrames`, `onWritable` and,
- * as the last thing, `onClosed`. See `polling` for the other one.
+ * as the last thing, `onClosed`. See `longpoll` for the other one.
  *
  * @module
  */
@@ -26,7 +26,7 @@ const REASON_CHARS_MAX = 40;
  * @property {(closeCode: number, reason: string) => void} onClosed it has ended
  */
 
-export class Socket {
+export class WebSocketCarrier {
   transport = "websocket";
   /** Nobody sees the parts of a message that is not complete. */
   isReceiving = false;

@@ -9,8 +9,10 @@
  * @module
  */
 
-import { State } from "./delivery.js";
-import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./wire.js";
+import { DeliveryState } from "./delivery.js";
+import {
+  containsDelivery, deliveryList, ranges, RANGES_PER_FRAME_MAX, splitDeliveries,
+} from "./wire.js";
 
 /** With so many rows of acks since the last question another one is asked. */
 export const UNHEARD_ROWS = 64;
@@ -23,7 +25,7 @@ export const UNHEARD_ROWS_MAX = 4096;
 export const NAMED_MESSAGES_MAX = 100_000;
 
 /** The outgoing side of one subscription. */
-export class Settlements {
+export class AckLedger {
   #started;
   #acked;
   #again;
@@ -97,10 +99,12 @@ export class Settlements {
   /** The frames that are to be sent now, in this order. `closed` learns of the nacks. */
   take(nextRef, closed) {
     const { subscription } = this;
-    const marked = this.#started.filter((message) => message.state === State.HANDED);
-    const started = columns(marked); // what is settled in the same breath needs no mark
+    const marked = this.#started.filter((message) => message.state === DeliveryState.HANDED);
+    const started = deliveryList(marked); // what is settled in the same breath needs no mark
     this.#started = [];
-    let marks = parts(started).map((part) => ({ type: "extend", subscription, started: part }));
+    let marks = splitDeliveries(started).map((rows) => {
+      return { type: "extend", subscription, started: rows };
+    });
     const acked = [
       ...this.#again,
       ...this.#acked.map((held) => [...held.place, ...ranges(held.acked)]),
@@ -108,7 +112,9 @@ export class Settlements {
     for (const held of this.#acked) held.acked = [];
     this.#acked = [];
     this.#again = [];
-    const acks = parts(acked).map((deliveries) => ({ type: "ack", subscription, deliveries }));
+    const acks = splitDeliveries(acked).map((deliveries) => {
+      return { type: "ack", subscription, deliveries };
+    });
     if (marks.length === 1 && acks.length > 0) {
       acks[0].started = started; // the ordinary case: marks travel with the acks
       marks = [];
@@ -131,7 +137,7 @@ export class Settlements {
     return chunks(waiting).map((chunk) => {
       const ref = nextRef();
       this.#confirming.set(ref, chunk);
-      const deliveries = columns(chunk.map(({ message }) => message));
+      const deliveries = deliveryList(chunk.map(({ message }) => message));
       return { type: "ack", subscription: this.subscription, deliveries, ref };
     });
   }
@@ -153,7 +159,7 @@ export class Settlements {
         frames.push({
           type: "nack", subscription: this.subscription, ref,
           delay_s: how.delayS, reason: how.reason, reject: how.reject,
-          deliveries: columns(chunk),
+          deliveries: deliveryList(chunk),
         });
       }
     }
@@ -204,7 +210,7 @@ export class Settlements {
   #outcome(waiting, refused) {
     const found = { settled: [], stale: [], perhaps: [] };
     for (const { message, ticket } of waiting) {
-      const isGone = names(refused, message.held.place, message.offset);
+      const isGone = containsDelivery(refused, message.held.place, message.offset);
       const refusal = this.#repeated.has(message) ? "perhaps" : "stale";
       found[isGone ? refusal : "settled"].push(ticket);
       this.#repeated.delete(message);
@@ -218,14 +224,14 @@ export class Settlements {
   unheard() {
     const nacking = [...this.#nacking.values()].flatMap(({ messages }) => messages);
     const nacked = [...this.#nacked.map(({ message }) => message), ...nacking];
-    return [...this.unheardAcks(), ...columns(nacked)];
+    return [...this.unheardAcks(), ...deliveryList(nacked)];
   }
 
   /** Of these, what is settled. */
   unheardAcks() {
     const confirming = [...this.#confirm, ...[...this.#confirming.values()].flat()];
     const queued = this.#acked.map((held) => [...held.place, ...ranges(held.acked)]);
-    const confirmed = columns(confirming.map(({ message }) => message));
+    const confirmed = deliveryList(confirming.map(({ message }) => message));
     const heldThere = last([...this.#again, ...this.#asked, ...this.#unheard]);
     return [...heldThere, ...queued, ...confirmed];
   }

@@ -1,9 +1,23 @@
 /**
- * Waits that grow with each failure and are spread by chance, so that clients which failed together
- * do not come back together. Pure.
+ * Delays that grow with each failure and are spread by chance, so that clients which failed
+ * together do not come back together. Pure.
  *
  * @module
  */
+
+/** So that no power is infinite. */
+const DOUBLINGS_MAX = 16;
+
+/**
+ * The bound of the delay after so many failures: it doubles with each, up to `maxMs`.
+ *
+ * @param {number} firstMs
+ * @param {number} maxMs
+ * @param {number} failures
+ */
+export function doubled(firstMs, maxMs, failures) {
+  return Math.min(maxMs, firstMs * 2 ** Math.min(failures, DOUBLINGS_MAX));
+}
 
 /** A number between two. @param {() => number} random @param {number} low @param {number} high */
 export function between(random, low, high) {

@@ -4,7 +4,7 @@
  * @module
  */
 
-import { between } from "./backoff.js";
+import { between, doubled } from "./backoff.js";
 import { CloseCode, mayReconnect } from "./wire.js";
 
 /** @typedef {"websocket" | "long-poll"} Transport */
@@ -24,7 +24,16 @@ export const LIMITED_MS_MAX = 60_000;
 /** So often in a row a fresh token is tried. */
 export const UNAUTHORIZED_MAX = 3;
 
-export class Choice {
+/**
+ * The transport of the next attempt: a WebSocket where it gets through, long poll where it does
+ * not, and from long poll back again.
+ *
+ * - After a WebSocket that did not open, or three in a row that died young, the next attempt is a
+ *   long poll.
+ * - After a long poll that failed, the next attempt is a WebSocket.
+ * - While a long poll stands, a WebSocket is tried beside it, ever more seldom, and takes over.
+ */
+export class TransportChoice {
   #random;
   #next;
   #diedYoung = 0;
@@ -89,7 +98,11 @@ export class Choice {
   }
 }
 
-export class Reconnecting {
+/**
+ * Whether and when to connect again. Delays grow exponentially and are jittered, so that the
+ * clients of a gateway that died do not all come back at once; a gateway that drains says when.
+ */
+export class ReconnectPolicy {
   #random;
   #freshTokens;
   #attempts = 0;
@@ -151,7 +164,7 @@ export class Reconnecting {
     }
     const limitedMs = this.#limitedMs;
     this.#limitedMs = 0;
-    const boundMs = Math.min(DELAY_MS_MAX, DELAY_MS * 2 ** Math.min(this.#attempts, 16));
+    const boundMs = doubled(DELAY_MS, DELAY_MS_MAX, this.#attempts);
     this.#attempts += 1;
     return limitedMs + between(this.#random, boundMs / 4, boundMs);
   }

@@ -8,9 +8,9 @@
  * - Of one key, a message is handed out only when the one before it has been settled (R17): the
  *   first one of a key is READY, the others are QUEUED in the key's line.
  * - When a message is returned or goes, the later ones of its key that are held go with it, and
- *   what is under way of it is not let in (R17; see `closed`). While something is still at work on
+ *   what is under way of it is not let in (see `ClosedKeys`). While something is still at work on
  *   it, it stands before the key's line as a ghost: what comes again waits until that `finished`.
- * - What is over by this client's own clock (see `leasing`) is treated as revoked (R17), so nothing
+ * - What is over by this client's own clock (see `leases`) is treated as revoked (R17), so nothing
  *   is handed out that another consumer may have by now.
  * - Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
  *   prolonged: the others go back when their leases end, uncounted, and make room (P8).
@@ -21,10 +21,10 @@
  * @module
  */
 
-import { Settlements } from "./ack-ledger.js";
-import { HeldPush, Message, staleness, State } from "./delivery.js";
+import { AckLedger } from "./ack-ledger.js";
+import { DeliveryState, HeldPush, Message, staleness } from "./delivery.js";
 import { Leases } from "./leases.js";
-import { isWithin, nameOf, placesOf, ranges } from "./wire.js";
+import { isWithin, offsetsOf, pushKey, ranges } from "./wire.js";
 
 /** Credit is granted anew when a quarter of the window has been used up. */
 export const CREDIT_SHARE = 4;
@@ -32,10 +32,10 @@ export const CREDIT_SHARE = 4;
 export const AHEAD = 8;
 const READY_GONE_MIN = 64;
 
-const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = State;
+const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = DeliveryState;
 
 /** What one consumer holds. `now` is in milliseconds of a monotonic clock. */
-export class Ledger {
+export class DeliveryLedger {
   #settler;
   /** @type {Map<string, Message[]>} per held key, those behind its first */
   #lines = new Map();
@@ -64,7 +64,7 @@ export class Ledger {
     this.subscription = subscription;
     this.#settler = settler;
     this.leases = new Leases(this.#pushes, { leaseMs, autoExtend });
-    this.settlements = new Settlements(subscription);
+    this.settlements = new AckLedger(subscription);
     this.begin(credit, leaseMs);
   }
 
@@ -119,9 +119,9 @@ export class Ledger {
       held.isDoubtful = true;
       this.#doubtful.set(partition, Math.max(0, doubtful - held.left));
     }
-    this.#pushes.set(nameOf(held.place), held);
+    this.#pushes.set(pushKey(held.place), held);
     this.leases.received(held);
-    placesOf(push).forEach((offset, index) => this.#take(held, offset, messages[index]));
+    offsetsOf(push).forEach((offset, index) => this.#take(held, offset, messages[index]));
   }
 
   #take(held, offset, said) {
@@ -141,7 +141,7 @@ export class Ledger {
 
   #supersede(push) {
     if (push.messages.length === 0) return;
-    const again = ranges(placesOf(push));
+    const again = ranges(offsetsOf(push));
     for (const held of [...this.#pushes.values()]) {
       if (held.place[0] === push.partition) this.#lose(held, again);
     }
@@ -150,7 +150,7 @@ export class Ledger {
   /** The broker has taken these back. What is not held is left alone. */
   revoke(deliveries) {
     for (const row of deliveries) {
-      const held = this.#pushes.get(nameOf(row));
+      const held = this.#pushes.get(pushKey(row));
       const pairs = row.slice(3);
       if (held !== undefined) this.#lose(held, pairs);
       for (let at = 0; at + 1 < pairs.length; at += 2) {
@@ -385,7 +385,7 @@ export class Ledger {
   #release(held) {
     this.released += 1;
     held.left -= 1;
-    if (held.left === 0) this.#pushes.delete(nameOf(held.place));
+    if (held.left === 0) this.#pushes.delete(pushKey(held.place));
   }
 
   // --- what goes out ----------------------------------------------------------------------------
@@ -412,7 +412,24 @@ export class Ledger {
   }
 }
 
-export class ClosedKeys {
+/**
+ * Keys of which nothing may be let in, because what still comes of them was sent too early (R17).
+ *
+ * The client returns a message, by a nack or because its own deadline has come, at a moment when
+ * later messages of the key may be under way to it. The broker will take those back as soon as it
+ * knows, and give everything again in order.
+ *
+ *     [m is nacked; m+1, pushed before the broker has read the nack, arrives and is handled; m
+ *     comes again: the key is out of order.]
+ *
+ * A closed key opens when the broker has answered the nack, or has revoked the message itself, or
+ * gives that very message again. A key that was closed before the client, coming back, reported
+ * what it holds opens with the answer to that report; one that was closed since does not.
+ *
+ *     [m is reported as held, and its time is over before the answer comes: the broker takes it for
+ *     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
+ */
+class ClosedKeys {
   /** @type {Map<string, {key: string, partition: number, offset: number, isTold: boolean}>} */
   #byKey = new Map();
   /** @type {Map<number, Array<{key: string}>>} */

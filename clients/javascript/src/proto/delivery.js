@@ -1,5 +1,5 @@
 /**
- * Messages as they are handed to the user.
+ * Messages as they are handed to the user, and where each stands at its consumer. Pure.
  *
  * @module
  */
@@ -13,7 +13,7 @@ const LEASE_S_MAX = 43_200;
 const REASON_CHARS_MAX = 1024;
 
 /** Where a delivery stands at this consumer; up to HANDED it is held. */
-export const State = Object.freeze({
+export const DeliveryState = Object.freeze({
   /** An earlier message of its key is held. */
   QUEUED: 0,
   READY: 1,
@@ -25,20 +25,21 @@ export const State = Object.freeze({
 });
 
 const WHY = {
-  [State.QUEUED]: "has not been handed out",
-  [State.READY]: "has not been handed out",
-  [State.ACKED]: "has been acked",
-  [State.NACKED]: "has been nacked",
-  [State.GONE]: "has expired, or was revoked: it is no longer this consumer's",
+  [DeliveryState.QUEUED]: "has not been handed out",
+  [DeliveryState.READY]: "has not been handed out",
+  [DeliveryState.ACKED]: "has been acked",
+  [DeliveryState.NACKED]: "has been nacked",
+  [DeliveryState.GONE]: "has expired, or was revoked: it is no longer this consumer's",
 };
 
 /** Why nothing can be done about a message. @param {Message} message */
 export function staleness(message) {
-  return new StaleDelivery(`message ${message.id} ${WHY[message.state] ?? WHY[State.GONE]}`);
+  const why = WHY[message.state] ?? WHY[DeliveryState.GONE];
+  return new StaleDelivery(`message ${message.id} ${why}`);
 }
 
 /** What a message says. */
-export class Content {
+export class MessageContent {
   #push;
   #said;
   #bytes = null;
@@ -109,7 +110,7 @@ export class Content {
 }
 
 /** A message that a reader was given: nothing to settle. */
-export class ReadMessage extends Content {}
+export class ReadMessage extends MessageContent {}
 
 /** A push some of whose deliveries are held: what they have in common. */
 export class HeldPush {
@@ -145,19 +146,19 @@ export class HeldPush {
 
   /** Its messages that are held. */
   open() {
-    return this.deliveries.filter((message) => message.state <= State.HANDED);
+    return this.deliveries.filter((message) => message.state <= DeliveryState.HANDED);
   }
 }
 
 /** A message that this consumer was given, until it is settled. */
-export class Message extends Content {
+export class Message extends MessageContent {
   #controller = null;
 
   /** @param {HeldPush} held @param {number} offset @param {any} said */
   constructor(held, offset, said) {
     super(held.push, offset, said);
     this.held = held;
-    this.state = State.READY;
+    this.state = DeliveryState.READY;
     this.deadline = held.deadline;
     for (const name of ["held", "state", "deadline"]) {
       Object.defineProperty(this, name, { enumerable: false });
@@ -179,14 +180,14 @@ export class Message extends Content {
 
   /** Whether it is still this consumer's, and not settled. */
   get isHeld() {
-    return this.state === State.HANDED;
+    return this.state === DeliveryState.HANDED;
   }
 
   /** Aborted when the message is no longer this consumer's: revoked, or its lease is over. */
   get signal() {
     if (this.#controller === null) {
       this.#controller = new AbortController();
-      if (this.state === State.GONE) this.abort();
+      if (this.state === DeliveryState.GONE) this.abort();
     }
     return this.#controller.signal;
   }

@@ -1,5 +1,5 @@
 /**
- * What the client rejects with.
+ * The errors that the client rejects with, and the choice of one for a code of the broker's. Pure.
  *
  *     TocsinError                  base of all: `code`, `detail`, `retry`
  *     ├── CannotConnect            no broker answers

@@ -10,8 +10,8 @@
  * @module
  */
 
-import { State } from "./delivery.js";
-import { nameOf, names, parts, ranges } from "./wire.js";
+import { DeliveryState } from "./delivery.js";
+import { containsDelivery, pushKey, ranges, splitDeliveries } from "./wire.js";
 
 export const MARGIN_MS_MAX = 2000;
 /** A lease ends here by this share of it earlier than at the broker, at most MARGIN_MS_MAX. */
@@ -106,7 +106,7 @@ export class Leases {
   /** What was in hand when more time was asked for, and was so the time before. */
   longInHand() {
     for (const message of this.#inHand.keys()) {
-      if (message.state !== State.HANDED) this.#inHand.delete(message);
+      if (message.state !== DeliveryState.HANDED) this.#inHand.delete(message);
     }
     return [...this.#inHand].filter(([, times]) => times > 1).map(([message]) => message);
   }
@@ -123,7 +123,7 @@ export class Leases {
     });
     this.#late = [];
     for (const message of late.flatMap(({ due }) => due)) {
-      if (message.state !== State.HANDED) continue;
+      if (message.state !== DeliveryState.HANDED) continue;
       this.#inHand.set(message, (this.#inHand.get(message) ?? 0) + 1);
     }
     const without = far();
@@ -137,7 +137,7 @@ export class Leases {
         this.#deadlines.put(held);
       }
     }
-    return parts(rows).map((deliveries) => {
+    return splitDeliveries(rows).map((deliveries) => {
       const ref = nextRef();
       this.#asked.set(ref, { deliveries, askedAt: now });
       return { type: "extend", subscription, deliveries, ref };
@@ -152,12 +152,12 @@ export class Leases {
     const { deliveries, askedAt } = this.#take(ref);
     const until = askedAt + this.usableMs;
     for (const row of deliveries) {
-      const held = this.#pushes.get(nameOf(row));
+      const held = this.#pushes.get(pushKey(row));
       if (held === undefined) continue;
-      const granted = held.open().filter(
-        ({ offset }) =>
-          names([row], held.place, offset) && !names(refused, held.place, offset),
-      );
+      const isGranted = ({ offset }) =>
+        containsDelivery([row], held.place, offset) &&
+        !containsDelivery(refused, held.place, offset);
+      const granted = held.open().filter(isGranted);
       for (const message of granted) message.deadline = Math.max(message.deadline, until);
       held.deadline = earliest(held.open());
       held.extendAt = Infinity;
@@ -173,7 +173,7 @@ export class Leases {
   failed(ref) {
     const { deliveries, askedAt } = this.#take(ref);
     for (const row of deliveries) {
-      const held = this.#pushes.get(nameOf(row));
+      const held = this.#pushes.get(pushKey(row));
       if (held === undefined) continue;
       held.extendAt = askedAt + this.leadMs / 2;
       this.#deadlines.put(held);
@@ -200,8 +200,15 @@ function offsetOf(message) {
   return message.offset;
 }
 
-/** The held pushes by what is due next. A push that is settled drops out by itself. */
-export class Deadlines {
+/**
+ * Held pushes by what is due next: a lease to be prolonged, or one that is over.
+ *
+ * Pushes come in the order of their deadlines, so those that are settled in time, nearly all, cost
+ * a queue; only what is held for long is sorted. An entry counts while its push is due at the time
+ * that the entry names: a push whose times have changed was put again, and one that is settled
+ * drops out by itself.
+ */
+class Deadlines {
   /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} in order */
   #fresh = [];
   /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} a heap */

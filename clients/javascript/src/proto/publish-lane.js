@@ -1,8 +1,8 @@
 /**
  * Publishing: sequences, what is unanswered, what is sent again and in which order. Pure.
  *
- * A `Lane` is this producer's line into one queue. It numbers the messages, keeps every one until
- * its final answer, and decides what is sent when:
+ * A `PublishLane` carries this producer's messages into one queue. It numbers the messages, keeps
+ * every one until its final answer, and decides what is sent when:
  *
  * - Frames hold consecutive sequences. `resolved` says that everything below was answered (R6).
  * - When a message is refused for the moment, or is unknown, nothing new is sent until what is in
@@ -22,7 +22,7 @@
  * @module
  */
 
-import { between } from "./backoff.js";
+import { between, doubled } from "./backoff.js";
 import { PublishTimeout } from "./errors.js";
 import { exceptionOf, publishFrame } from "./wire.js";
 
@@ -50,7 +50,7 @@ export const LANE_BYTES_MAX = 16 * 1_048_576;
  */
 
 /** `now` and deadlines are in milliseconds, of any monotonic clock. */
-export class Lane {
+export class PublishLane {
   /** Whether the broker is told when messages were produced. */
   tellsTime = false;
   #random;
@@ -244,8 +244,7 @@ export class Lane {
   }
 
   #backoffMs(refusals) {
-    const pauseMs = Math.min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** Math.min(refusals - 1, 16));
-    return pauseMs * between(this.#random, 0.5, 1.5);
+    return doubled(BACKOFF_MS, BACKOFF_MS_MAX, refusals - 1) * between(this.#random, 0.5, 1.5);
   }
 
   /** Whether it is to be sent again. */

@@ -16,13 +16,13 @@
 
 import { ReadMessage } from "./delivery.js";
 import { Gap } from "./errors.js";
-import { gapOf, placeOf, placesOf } from "./wire.js";
+import { gapOf, offsetsOf, placeOf } from "./wire.js";
 
 /** Credit is granted anew when a quarter of the window has been handed out. */
 export const CREDIT_SHARE = 4;
 
 /** From here on some partitions, or all of another queue, are another history. */
-class Turn {
+class HistoryChange {
   constructor(queueId, places) {
     this.queueId = queueId;
     this.places = places;
@@ -30,7 +30,7 @@ class Turn {
 }
 
 /** A push: it ends here. */
-class End {
+class PushEnd {
   constructor(push) {
     this.push = push;
   }
@@ -41,7 +41,7 @@ export class ReadLedger {
   subscription = 0;
   /** Whether the broker has opened it, on this connection. */
   isOpen = false;
-  /** @type {Array<ReadMessage | Gap | End | Turn>} */
+  /** @type {Array<ReadMessage | Gap | PushEnd | HistoryChange>} */
   #items = [];
   #buffered = 0;
   /** On this connection. */
@@ -92,7 +92,7 @@ export class ReadLedger {
     } else if (turned.size > 0) {
       // Another queue may have fewer partitions.
       if (answer.queue_id !== this.#queueIdHanded) this.#wanted = new Map(turned);
-      this.#items.push(new Turn(answer.queue_id, turned));
+      this.#items.push(new HistoryChange(answer.queue_id, turned));
     }
   }
 
@@ -110,11 +110,11 @@ export class ReadLedger {
   /** Take in a push. */
   receive(push) {
     if (push.gap !== null) this.#items.push(new Gap(push.partition, push.gap[0], push.gap[1]));
-    const places = placesOf(push);
+    const places = offsetsOf(push);
     push.messages.forEach((said, index) => {
       this.#items.push(new ReadMessage(push, places[index], said));
     });
-    this.#items.push(new End(push));
+    this.#items.push(new PushEnd(push));
     this.#buffered += push.messages.length;
     this.#received += push.messages.length;
     advance(this.#wanted, push);
@@ -129,9 +129,9 @@ export class ReadLedger {
   next() {
     while (this.#items.length > 0) {
       const item = this.#items.shift();
-      if (item instanceof End) {
+      if (item instanceof PushEnd) {
         advance(this.#handed, item.push);
-      } else if (item instanceof Turn) {
+      } else if (item instanceof HistoryChange) {
         this.#turn(item);
       } else {
         if (item instanceof ReadMessage) this.#buffered -= 1;
@@ -162,7 +162,7 @@ export class ReadLedger {
   position() {
     const places = new Map(this.#handed);
     for (const item of this.#items) {
-      if (!(item instanceof End)) break;
+      if (!(item instanceof PushEnd)) break;
       advance(places, item.push);
     }
     return positionOf(places, this.#queueIdHanded);
@@ -204,7 +204,7 @@ function behind(item) {
 
 function advance(places, push) {
   for (const [name, [, wanted]] of Object.entries(push.positions)) move(places, name, wanted);
-  const offsets = push.next === null && push.messages.length > 0 ? placesOf(push) : null;
+  const offsets = push.next === null && push.messages.length > 0 ? offsetsOf(push) : null;
   const following = offsets === null ? push.next : offsets[offsets.length - 1] + 1;
   if (following !== null) move(places, String(push.partition), following);
 }

@@ -21,7 +21,7 @@ const KINDS = new Set(["resumed", "gap", "unknown"]);
  * One opening, over as many subscribes as it takes. `where`, a start or a position, is where the
  * reader wants to go on; `onUnknown` what to do where that means nothing.
  */
-export class Opening {
+export class ReaderOpening {
   /** Whether the subscribe before this one was accepted, and is to be left. */
   leavesFirst = false;
   #onUnknown;

@@ -1,10 +1,9 @@
 /**
- * Frames, delivery lists, positions and close codes of `tocsin.v1`, as this client writes and reads
- * them. Pure.
+ * The wire format of `tocsin.v1`: frames, delivery lists, positions and close codes. Pure.
  *
- * A WebSocket message carries one frame, an object, or several, an array of objects. What is read
- * tolerates what it does not know, fields and frames, so that a newer broker can add; a known field
- * of a wrong type is an error, because what cannot be believed must not be acted upon.
+ * A WebSocket message carries one frame, an object, or several, an array of objects. The decoder
+ * ignores fields and frames that it does not know, so that a newer broker can add some. A known
+ * field of a wrong type is an error, because the client must not act upon it.
  *
  * @module
  */
@@ -15,47 +14,48 @@ export const SUBPROTOCOL = "tocsin.v1";
 /** Frames that the broker takes in one message. */
 export const FRAMES_PER_MESSAGE_MAX = 256;
 /**
- * A WebSocket message is closed when it has grown so large, in characters; one frame may be larger.
- * The broker works off a message in one go: larger ones are no faster, and others wait for longer.
+ * The size at which a WebSocket message takes no further frame, in characters; one frame may be
+ * larger. The broker handles a message in one go, so larger ones are no faster, and make others
+ * wait longer.
  */
 export const MESSAGE_CHARS_AIM = 64 * 1024;
-/** What a client may say before a welcome has named the bounds. */
+/** The longest frame that a client may send before a welcome has named the bound. */
 export const FRAME_BYTES_MAX = 2 * 1_048_576;
 /** Ranges named in one ack, nack or extend; the broker takes a few more. */
 export const RANGES_PER_FRAME_MAX = 1000;
 
-/** What is no frame of the protocol. */
+/** Thrown for text that is no frame of the protocol. */
 export class NotTheProtocol extends Error {}
 
 // --- close codes ---------------------------------------------------------------------------------
 
 /**
- * Why a session or a carrier ends. 4000 to 4499: reconnect. 4500 to 4999: do not, because the same
- * attempt would end the same way. Codes below 4000 are the transport's.
+ * Codes with which a session or its carrier ends. From 4000 to 4499 the client reconnects; from
+ * 4500 to 4999 it does not, because the same attempt would end the same way.
  */
 export const CloseCode = Object.freeze({
-  /** A good-bye: the broker ends the session at once. */
+  /** Sent to end the session: the broker drops it at once. */
   GOOD_BYE: 1000,
-  /** A transport that ended without a word (RFC 6455, 7.1.5). */
+  /** Stands for a transport that ended without a close code (RFC 6455, 7.1.5). */
   ABNORMAL: 1006,
   /**
-   * What was said is not the protocol. A page may not send 1002 itself; the broker keeps the
-   * session after this one as after that.
+   * The other side does not keep to the protocol. A page may not send 1002 itself; after this code
+   * the broker keeps the session as after that one.
    */
   PROTOCOL_ERROR: 3002,
   /** Sent by a page that is left and may come back: the broker keeps the session. */
   LEAVING: 4000,
-  /** Nothing was received: the connection is given up, the session is not. */
+  /** Sent after a silence: the client gives up the connection, but not the session. */
   SILENT: 4001,
-  /** No valid credentials: reconnect with a fresh token. */
+  /** Received without valid credentials: reconnect with a fresh token. */
   UNAUTHORIZED: 4401,
-  /** The session goes on over another transport. */
+  /** Received when the session goes on over another transport. */
   REPLACED: 4503,
 });
 
 /**
- * Whether a session that was closed with this code may be opened again. Codes below 4000 are the
- * transport's (a lost connection, a proxy, a restart): yes.
+ * Whether a session that was closed with this code may be opened again. Codes below 4000 come from
+ * the transport (a lost connection, a proxy, a restart), so after them it may.
  *
  * @param {number} closeCode
  * @returns {boolean}
@@ -66,10 +66,10 @@ export function mayReconnect(closeCode) {
 
 // --- frames that this client writes --------------------------------------------------------------
 
-/** Half a surrogate pair, as JSON.stringify writes it: other parsers take it for malformed. */
+/** Half a surrogate pair as JSON.stringify writes it. Other parsers reject it as malformed. */
 const HALVES = /(?<=(?:^|[^\\])(?:\\\\)*)\\ud[89a-f][0-9a-f]{2}/g;
 
-/** JSON text; halves of surrogate pairs become U+FFFD. @param {unknown} value */
+/** Encode a value as JSON text, with halves of surrogate pairs as U+FFFD. @param {unknown} value */
 function textOf(value) {
   return JSON.stringify(value).replace(HALVES, "\ufffd");
 }
@@ -79,21 +79,21 @@ export function hasHalves(text) {
   return text.search(HALVES) >= 0;
 }
 
-/** A frame as text; fields that are undefined are left out. @param {object} frame */
+/** Encode a frame as text, without fields that are undefined. @param {object} frame */
 export function encode(frame) {
   return textOf(frame);
 }
 
 /**
- * A publish of encoded messages; message i has the sequence `sequence + i`.
+ * Encode a publish of messages that are encoded already; message i has the sequence `sequence + i`.
  *
  * @param {number} ref
  * @param {string} queue
  * @param {number} sequence
  * @param {number} resolved
  * @param {string[]} messages
- * @param {{produced_unix_us?: number, clock_offset_us?: number}} [times] for brokers that tell
- *     theirs
+ * @param {{produced_unix_us?: number, clock_offset_us?: number}} [times] for brokers that
+ *     announce their clock
  */
 export function publishFrame(ref, queue, sequence, resolved, messages, times = {}) {
   const head = `{"type":"publish","ref":${ref},"queue":${textOf(queue)},`;
@@ -104,33 +104,35 @@ export function publishFrame(ref, queue, sequence, resolved, messages, times = {
 }
 
 /**
- * Messages that carry these frames, in order, each of about `charsAim` at most.
- * @param {string[]} frames @param {number} [charsAim] @returns {string[]}
+ * Join frames into messages, in order, each of about `charsAim` characters at most.
+ *
+ * @param {string[]} frames
+ * @param {number} [charsAim]
+ * @returns {string[]}
  */
 export function joinFrames(frames, charsAim = MESSAGE_CHARS_AIM) {
   const joined = [];
   let part = [];
   let size = 0;
   for (const frame of frames) {
-    const isFull =
-      size + frame.length > charsAim || part.length >= FRAMES_PER_MESSAGE_MAX;
+    const isFull = size + frame.length > charsAim || part.length >= FRAMES_PER_MESSAGE_MAX;
     if (part.length > 0 && isFull) {
-      joined.push(together(part));
+      joined.push(messageOf(part));
       part = [];
       size = 0;
     }
     part.push(frame);
     size += frame.length + 1;
   }
-  if (part.length > 0) joined.push(together(part));
+  if (part.length > 0) joined.push(messageOf(part));
   return joined;
 }
 
-function together(frames) {
+function messageOf(frames) {
   return frames.length === 1 ? frames[0] : `[${frames.join(",")}]`;
 }
 
-/** A start as frames and requests say it. Throws TypeError: it is none. */
+/** Encode a start for frames and requests. @throws {TypeError} when it is none */
 export function startAt(start) {
   if (start === undefined || start === null) return undefined;
   if (start === "earliest" || start === "latest") return start;
@@ -143,11 +145,11 @@ export function startAt(start) {
 // --- frames that the broker writes ---------------------------------------------------------------
 
 /**
- * The frames of one message; frames of a type that is not known are left out.
+ * Decode the frames of one message; frames of an unknown type are left out.
  *
  * @param {string} text
  * @returns {object[]}
- * @throws {NotTheProtocol} it is not JSON, or a known frame has a field of a wrong type
+ * @throws {NotTheProtocol} when it is not JSON, or a known frame has a field of a wrong type
  */
 export function decode(text) {
   let said;
@@ -159,7 +161,7 @@ export function decode(text) {
   return framesOf(said);
 }
 
-/** As `decode`, of what has been parsed. @param {unknown} said @returns {object[]} */
+/** Check JSON that has been parsed, as `decode` does. @param {unknown} said @returns {object[]} */
 export function framesOf(said) {
   const frames = [];
   for (const frame of Array.isArray(said) ? said : [said]) {
@@ -188,7 +190,7 @@ const areObjects = (value) => Array.isArray(value) && value.every(isObject);
 const arePlaces = (value) => isObject(value) && Object.values(value).every(isPair);
 const areTexts = (value) => isObject(value) && Object.values(value).every(isText);
 
-/** Per field: its test, and what it is where it is left out; without that it must be there. */
+/** Per field its test, and its default; a field without a default is required. */
 const MESSAGE = {
   key: [isText, null],
   body_base64: [isText, null],
@@ -271,7 +273,7 @@ const FIELDS = new Map(
   }),
 );
 
-/** An object with its known fields tested, and those that are left out (or null) filled in. */
+/** Test the known fields of an object, and fill in those that are absent or null. */
 function checked(frame, fields) {
   for (const name in fields) {
     const [test, absent] = fields[name];
@@ -286,29 +288,29 @@ function checked(frame, fields) {
   return frame;
 }
 
-/** The default frame of a welcome, until one has come. */
-export function plainWelcome() {
+/** The welcome that stands for the defaults until one has been received. */
+export function defaultWelcome() {
   return checked({ type: "welcome" }, FIELDS.get("welcome"));
 }
 
 /**
- * The offset of each message of a push, in order: consecutive from `offset` but for `skips`, or
- * `offsets`.
+ * The offset of each message of a push, in order. A push names them as `offsets`, or as consecutive
+ * from `offset` without `skips`.
  *
  * @param {any} push
  * @returns {number[]}
  */
-export function placesOf(push) {
+export function offsetsOf(push) {
   if (push.offsets !== null) return push.offsets;
   const skips = new Set(push.skips);
-  const places = [];
-  for (let offset = push.offset ?? 0; places.length < push.messages.length; offset += 1) {
-    if (!skips.has(offset)) places.push(offset);
+  const offsets = [];
+  for (let offset = push.offset ?? 0; offsets.length < push.messages.length; offset += 1) {
+    if (!skips.has(offset)) offsets.push(offset);
   }
-  return places;
+  return offsets;
 }
 
-/** An error frame, a refused message or a problem document as an error. */
+/** Make an error of an error frame, of a refused message or of a problem document. */
 export function exceptionOf(said) {
   const text = (value, otherwise) => (typeof value === "string" ? value : otherwise);
   return brokerError(text(said.code, "internal"), text(said.detail, ""), {
@@ -320,36 +322,38 @@ export function exceptionOf(said) {
   });
 }
 
-/** The first and last offset that are gone, or null. */
+/** The first and the last offset that are gone, or null. */
 export function gapOf(verdict) {
   const { from, to } = verdict;
   return verdict.verdict === "gap" && from !== null && to !== null ? [from, to] : null;
 }
 
-/** Where a verdict says that reading goes on, as [generation, next offset]; or null. */
+/** The place where reading goes on after a verdict, as [generation, next offset]; or null. */
 export function placeOf(verdict) {
   const gap = gapOf(verdict);
   const next = verdict.next ?? (gap === null ? verdict.from : gap[1] + 1);
   return next === null ? null : [verdict.generation, next];
 }
 
-/** A reader's position, as it was given out. Throws TypeError: it is none. */
+/** Check a reader's position that the user hands in. @throws {TypeError} when it is none */
 export function checkedPosition(position) {
   const { queue_id, ring_epoch = 1, partitions } = position;
-  const isPlace = (place) =>
-    Array.isArray(place) && place.length === 2 && place.every(Number.isSafeInteger);
-  const arePlaces = isObject(partitions) && Object.values(partitions).every(isPlace);
-  if (typeof queue_id !== "string" || !Number.isSafeInteger(ring_epoch) || !arePlaces) {
+  if (!isText(queue_id) || !isWhole(ring_epoch) || !arePlaces(partitions)) {
     throw new TypeError('a start is "earliest", "latest", a Date, or the position of a reader');
   }
   return { queue_id, ring_epoch, partitions };
 }
 
-// --- delivery lists: [[partition, epoch, push, first, last, first, last, …], …] ------------------
+// --- delivery lists ------------------------------------------------------------------------------
 
-/** @typedef {number[][]} DeliveryList */
+/**
+ * Deliveries by push, each row with ranges of offsets:
+ * [[partition, epoch, push, first, last, first, last, …], …]
+ *
+ * @typedef {number[][]} DeliveryList
+ */
 
-/** Offsets as first, last, first, last, … in order. @param {number[]} offsets */
+/** Write offsets as ranges in order: first, last, first, last, … @param {number[]} offsets */
 export function ranges(offsets) {
   const sorted = [...offsets].sort((one, other) => one - other);
   const pairs = [];
@@ -366,13 +370,13 @@ export function ranges(offsets) {
   return pairs;
 }
 
-/** A push's or a delivery's name as a key of maps. @param {ArrayLike<number>} numbers */
-export function nameOf(numbers) {
+/** The key of a push in maps, from its place or a row. @param {ArrayLike<number>} numbers */
+export function pushKey(numbers) {
   return `${numbers[0]}.${numbers[1]}.${numbers[2]}`;
 }
 
-/** Whether a delivery list names this offset of a push. */
-export function names(deliveries, place, offset) {
+/** Whether a delivery list contains this offset of the push at `place`. */
+export function containsDelivery(deliveries, place, offset) {
   for (const row of deliveries) {
     const isSame = row[0] === place[0] && row[1] === place[1] && row[2] === place[2];
     if (isSame && isWithin(row, offset, 3)) return true;
@@ -380,7 +384,7 @@ export function names(deliveries, place, offset) {
   return false;
 }
 
-/** Whether an offset is in one of these pairs of a first and a last one, which begin at `at`. */
+/** Whether an offset lies in one of these ranges, which begin at index `at`. */
 export function isWithin(pairs, offset, at = 0) {
   for (let first = at; first + 1 < pairs.length; first += 2) {
     if (pairs[first] <= offset && offset <= pairs[first + 1]) return true;
@@ -389,12 +393,12 @@ export function isWithin(pairs, offset, at = 0) {
 }
 
 /**
- * The delivery list of messages, each with a `held.place` and an `offset`.
+ * Make the delivery list of messages, each with a `held.place` and an `offset`.
  *
  * @param {Iterable<{held: {place: number[]}, offset: number}>} messages
  * @returns {DeliveryList}
  */
-export function columns(messages) {
+export function deliveryList(messages) {
   const found = new Map();
   for (const { held, offset } of messages) {
     const offsets = found.get(held);
@@ -404,13 +408,13 @@ export function columns(messages) {
   return [...found].map(([held, offsets]) => [...held.place, ...ranges(offsets)]);
 }
 
-/** The list in parts that a frame may carry. @param {DeliveryList} deliveries */
-export function parts(deliveries) {
+/** Split a delivery list into lists that a frame may carry. @param {DeliveryList} deliveries */
+export function splitDeliveries(deliveries) {
   const found = [];
   let part = [];
   let count = 0;
-  for (const column of deliveries) {
-    for (const piece of pieces(column)) {
+  for (const row of deliveries) {
+    for (const piece of splitRow(row)) {
       const size = (piece.length - 3) / 2;
       if (part.length > 0 && count + size > RANGES_PER_FRAME_MAX) {
         found.push(part);
@@ -425,14 +429,14 @@ export function parts(deliveries) {
   return found;
 }
 
-/** A column that is too long for one frame, in several. */
-function* pieces(column) {
+/** Split a row that is too long for one frame. */
+function* splitRow(row) {
   const step = 2 * RANGES_PER_FRAME_MAX;
-  if (column.length <= 3 + step) {
-    yield column;
+  if (row.length <= 3 + step) {
+    yield row;
     return;
   }
-  for (let at = 3; at < column.length; at += step) {
-    yield [...column.slice(0, 3), ...column.slice(at, at + step)];
+  for (let at = 3; at < row.length; at += step) {
+    yield [...row.slice(0, 3), ...row.slice(at, at + step)];
   }
 }

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect } from "../src/index.js";
-import { chance, World } from "./world.js";
+import { connect } from "../../src/index.js";
+import { chance, World } from "../world.js";
 
 const KEY = "tocsin.resume.page";
 const URL = "http://broker.test";

@@ -1,21 +1,14 @@
-/**
- * The rules that know no clock: what is handed out, what is credited, what is said again.
- */
+/** A consumer's ledger: what is handed out, what is credited, what is sent again. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Choice, DIED_YOUNG_MAX } from "../src/proto/connect-policy.js";
-import { AHEAD, Ledger } from "../src/proto/delivery-ledger.js";
-import { StaleDelivery } from "../src/proto/errors.js";
-import { Message, State } from "../src/proto/delivery.js";
-import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/proto/wire.js";
-import { ReadLedger } from "../src/proto/read-ledger.js";
-import { Reconnecting, UNAUTHORIZED_MAX } from "../src/proto/connect-policy.js";
-import { UNHEARD_ROWS } from "../src/proto/ack-ledger.js";
-import { decode } from "../src/proto/wire.js";
+import { UNHEARD_ROWS } from "../../src/proto/ack-ledger.js";
+import { AHEAD, DeliveryLedger } from "../../src/proto/delivery-ledger.js";
+import { DeliveryState, Message } from "../../src/proto/delivery.js";
+import { StaleDelivery } from "../../src/proto/errors.js";
+import { decode } from "../../src/proto/wire.js";
 
-const middle = () => 0.5;
 const LEASE_MS = 30_000;
 
 function counter() {
@@ -25,7 +18,7 @@ function counter() {
 
 function ledger({ credit = 4, ...more } = {}) {
   const settler = { atWork: new Set(), gone: (message) => settler.atWork.has(message) };
-  const made = new Ledger(settler, { subscription: 1, credit, leaseMs: LEASE_MS, ...more });
+  const made = new DeliveryLedger(settler, { subscription: 1, credit, leaseMs: LEASE_MS, ...more });
   return Object.assign(made, { settler });
 }
 
@@ -37,8 +30,6 @@ function pushed(offset, keys, more = {}) {
   const messages = keys.map((key, index) => ({ key, body: offset + index }));
   return push({ epoch: 1, push: offset + 1, offset, messages, ...more });
 }
-
-// --- consuming ----------------------------------------------------------------------------------
 
 test("of a key one message is handed out at a time (R17)", () => {
   const held = ledger();
@@ -71,7 +62,7 @@ test("what is gone while a handler works on it holds its key until that has ende
   const message = held.next(0);
   held.settler.atWork.add(message);
   held.revoke([[0, 1, 1, 0, 0]]);
-  assert.equal(message.state, State.GONE);
+  assert.equal(message.state, DeliveryState.GONE);
   held.receive(pushed(0, ["a"], { push: 2, attempt: 2 }), 0);
   assert.equal(held.next(0), null);
   held.finished(message);
@@ -248,66 +239,6 @@ test("a page that was loaded again holds what it had acked, and nothing else", (
   assert.equal(held.next(0), null, "nothing is handed out before the broker has said what is ours");
   held.resumed([]);
   assert.equal(held.next(0).offset, 4);
-});
-
-// --- reading ------------------------------------------------------------------------------------
-
-test("a reader goes on behind what it received, and a page behind what is done (R26)", () => {
-  const reading = new ReadLedger(4);
-  reading.opening();
-  const positions = [{ partition: 0, generation: 2, verdict: "resumed", from: 5 }];
-  const ok = decode(JSON.stringify({ type: "ok", ref: 1, queue_id: "q", positions }))[0];
-  reading.opened(1, ok, new Set());
-  reading.receive(push({ offset: 5, next: 9, messages: [{ body: 1 }, { body: 2 }] }));
-  const place = (position) => position.partitions["0"];
-  assert.deepEqual(place(reading.position()), [2, 5]);
-  const [first, second] = [reading.next(), reading.next()];
-  assert.deepEqual(place(reading.position()), [2, 9], "and over what the filter skips");
-  assert.deepEqual(place(reading.handledPosition()), [2, 5]);
-  reading.finished(second);
-  assert.deepEqual(place(reading.handledPosition()), [2, 5], "an earlier one is at work");
-  reading.finished(first);
-  assert.equal(reading.next(), null);
-  assert.deepEqual(place(reading.handledPosition()), [2, 9]);
-  assert.deepEqual(place(reading.opening().position), [2, 9]);
-});
-
-// --- ways ---------------------------------------------------------------------------------------
-
-test("a WebSocket that does not open, or dies young three times, makes way for long poll", () => {
-  const choice = new Choice("auto", middle);
-  assert.equal(choice.failed("websocket"), true);
-  assert.equal(choice.next, "long-poll");
-  choice.failed("long-poll");
-  for (let death = 1; death <= DIED_YOUNG_MAX; death += 1) {
-    assert.equal(choice.next, "websocket");
-    choice.lost("websocket", { livedMs: 59_999, wasTold: false });
-  }
-  assert.equal(choice.next, "long-poll");
-  const steady = new Choice("auto", middle);
-  for (const livedMs of [0, 0, 60_000, 0, 0]) steady.lost("websocket", { livedMs, wasTold: false });
-  assert.equal(steady.next, "websocket");
-  assert.equal(new Choice("websocket", middle).failed("websocket"), false);
-});
-
-test("a fresh token is tried so often, a fixed one once", () => {
-  const fresh = new Reconnecting(middle, true);
-  for (let time = 1; time <= UNAUTHORIZED_MAX; time += 1) assert.ok(fresh.mayReconnect(4401));
-  assert.ok(!fresh.mayReconnect(4401));
-  assert.ok(!new Reconnecting(middle, false).mayReconnect(4401));
-  assert.deepEqual([4499, 4500, 4999, 5000].map((code) => fresh.mayReconnect(code)), [
-    true, false, false, true,
-  ]);
-});
-
-// --- places -------------------------------------------------------------------------------------
-
-test("offsets are named as ranges, and long lists in parts that the broker takes", () => {
-  assert.deepEqual(ranges([5, 3, 4, 9]), [3, 5, 9, 9]);
-  const held = { place: [0, 1, 2] };
-  const odd = Array.from({ length: RANGES_PER_FRAME_MAX + 1 }, (_, index) => 2 * index);
-  const found = parts(columns(odd.map((offset) => ({ held, offset }))));
-  assert.deepEqual(found.map((part) => (part[0].length - 3) / 2), [RANGES_PER_FRAME_MAX, 1]);
 });
 
 test("a message shows what it says and not what holds it", () => {

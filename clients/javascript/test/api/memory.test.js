@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 
-import { connect } from "../src/index.js";
+import { connect } from "../../src/index.js";
 
 const MESSAGES = Number(process.env.TOCSIN_MESSAGES ?? 40_000);
 const PER_PUSH = 100;

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect } from "../src/index.js";
-import { world } from "./broker.js";
+import { connect } from "../../src/index.js";
+import { world } from "../broker.js";
 
 for (const lateMs of [0, 999, 60_000]) {
   test(`who answers is kept, and who does not is given up (timers ${lateMs} ms late)`, async () => {

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect } from "../src/index.js";
-import { chance, World } from "./world.js";
+import { connect } from "../../src/index.js";
+import { chance, World } from "../world.js";
 
 const HISTORIES = Number(process.env.TOCSIN_HISTORIES ?? 300);
 const STEPS = 40;

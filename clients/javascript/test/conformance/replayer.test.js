@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 
-import { Captures, Deviation } from "./conformance/matching.js";
-import { controlled, replayed } from "./conformance/run.js";
-import { BUGS, toy } from "./conformance/toy.js";
-import { parse } from "./conformance/transcript.js";
+import { Captures, Deviation } from "./matching.js";
+import { controlled, replayed } from "./run.js";
+import { BUGS, toy } from "./toy.js";
+import { parse } from "./transcript.js";
 
 const HEAD = { title: "t", rules: [], about: "a" };
 const HELLO = { type: "hello", client: "$client", producer: "producer-1", linger_s: 30 };
@@ -152,8 +152,8 @@ test("a browser says no other close code than 1000 and those from 3000 on", asyn
 
 test("an error that nobody looks at is caught", () => {
   const script = `
-    import { replayed } from ${JSON.stringify(import.meta.resolve("./conformance/run.js"))};
-    import { LOUD_BUG, toy } from ${JSON.stringify(import.meta.resolve("./conformance/toy.js"))};
+    import { replayed } from ${JSON.stringify(import.meta.resolve("./run.js"))};
+    import { LOUD_BUG, toy } from ${JSON.stringify(import.meta.resolve("./toy.js"))};
     console.log(JSON.stringify(await replayed("toy", process.argv[1], toy(LOUD_BUG))));
   `;
   const options = ["--input-type=module", "--eval", script, text(LINES)];

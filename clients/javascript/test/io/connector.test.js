@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect } from "../src/index.js";
-import { world } from "./broker.js";
+import { connect } from "../../src/index.js";
+import { world } from "../broker.js";
 
 const URL = "http://broker.test";
 

@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { brokerError } from "../src/proto/errors.js";
-import { FRAME_BYTES_AIM, Lane } from "../src/proto/publish-lane.js";
-import { decode } from "../src/proto/wire.js";
+import { brokerError } from "../../src/proto/errors.js";
+import { FRAME_BYTES_AIM, PublishLane } from "../../src/proto/publish-lane.js";
+import { decode } from "../../src/proto/wire.js";
 
 const middle = () => 0.5;
 
@@ -16,7 +16,7 @@ function counter() {
 
 function lane(more = {}) {
   const bounds = { messagesPerPublishMax: 1000, inFlightMax: 10, ...more };
-  const made = new Lane("orders", { random: middle, bounds });
+  const made = new PublishLane("orders", { random: middle, bounds });
   const outcomes = [];
   const add = (bytes = 10) => {
     const place = outcomes.push(null) - 1;

@@ -8,8 +8,8 @@ import { test } from "node:test";
 
 import {
   BrokerClock, EVERY_MS, FIRST, FIRST_EVERY_MS, NEWS_US, STEP_US,
-} from "../src/proto/broker-clock.js";
-import { Lane } from "../src/proto/publish-lane.js";
+} from "../../src/proto/broker-clock.js";
+import { PublishLane } from "../../src/proto/publish-lane.js";
 
 const WALL_MS = 1_763_726_400_000;
 
@@ -73,7 +73,7 @@ test("it is asked often at first and rarely then", () => {
 
 test("a frame says when its oldest message was produced, to a broker that tells its clock", () => {
   const bounds = { messagesPerPublishMax: 1000, inFlightMax: 10_000 };
-  const lane = new Lane("orders", { random: () => 0.5, bounds });
+  const lane = new PublishLane("orders", { random: () => 0.5, bounds });
   for (const producedUnixUs of [5, 6]) {
     lane.add({ text: "{}", bytes: 2, id: null, producedUnixUs }, () => {}, Infinity);
   }
