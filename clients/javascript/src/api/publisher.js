@@ -203,8 +203,8 @@ export class Publisher {
       const detail = `the message has ${bytes} bytes; a frame has ${bytesMax}`;
       throw new TooLarge("message_too_large", detail);
     }
-    const isTold = this.#clock.isTold;
-    const producedUnixUs = isTold ? this.#clock.unixUs(this.#environment.now()) : null;
+    const { isAnnounced } = this.#clock;
+    const producedUnixUs = isAnnounced ? this.#clock.unixUs(this.#environment.now()) : null;
     return { text, bytes, id: message.id ?? null, producedUnixUs };
   }
 
@@ -223,7 +223,7 @@ export class Publisher {
       const { random } = this.#environment;
       const first = this.#first.get(queue) ?? 0;
       line = new LaneQueue(new PublishLane(queue, { random, bounds: this.#bounds(), first }));
-      line.lane.tellsTime = this.#clock.isTold;
+      line.lane.tellsTime = this.#clock.isAnnounced;
       this.#lines.set(queue, line);
     }
     return line;
@@ -242,10 +242,10 @@ export class Publisher {
 
   /** Everything unanswered is sent again, under the same sequences (P4). */
   opened() {
-    this.#clock.opened(this.#session.welcome.clock_unix_us, this.#environment.now());
+    this.#clock.onWelcome(this.#session.welcome.clock_unix_us, this.#environment.now());
     for (const lane of this.#lanes()) {
       lane.bounds = this.#bounds();
-      lane.tellsTime = this.#clock.isTold;
+      lane.tellsTime = this.#clock.isAnnounced;
     }
     this.#session.dirty(this);
   }
@@ -268,9 +268,9 @@ export class Publisher {
     const frames = [];
     if (!this.#session.isWritable) return frames; // `onWritable` asks again
     for (const line of this.#lines.values()) {
-      const { newsUs } = this.#clock;
-      for (const [ref, frame] of line.lane.take(this.#session.nextRef, now, newsUs)) {
-        this.#clock.told();
+      const { offsetToSendUs } = this.#clock;
+      for (const [ref, frame] of line.lane.take(this.#session.nextRef, now, offsetToSendUs)) {
+        this.#clock.onOffsetSent();
         this.#session.expect(ref, (answer) => this.#answered(line, ref, answer));
         frames.push(frame);
       }
@@ -282,10 +282,10 @@ export class Publisher {
   /** What does the broker's clock show? */
   #ask(now) {
     const ref = this.#session.nextRef();
-    this.#clock.asked(now);
+    this.#clock.onProbe(now);
     this.#session.expect(ref, (answer) => {
       const brokerUnixUs = answer?.clock_unix_us ?? null;
-      if (brokerUnixUs !== null) this.#clock.answered(now, brokerUnixUs, this.#environment.now());
+      if (brokerUnixUs !== null) this.#clock.onAnswer(now, brokerUnixUs, this.#environment.now());
     });
     return encode({ type: "ping", ref });
   }

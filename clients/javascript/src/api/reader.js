@@ -114,7 +114,7 @@ export class Reader extends SubscriptionHandle {
       this.#fail(error);
       throw error;
     }
-    this.#part.ledger.finished(message);
+    this.#part.ledger.onHandled(message);
   }
 
   #fail(error) {
@@ -172,8 +172,8 @@ class ReaderIterator {
   }
 
   #done() {
-    for (const message of this.#left.splice(0)) this.#part.ledger.finished(message);
-    if (this.#last !== null) this.#part.ledger.finished(this.#last);
+    for (const message of this.#left.splice(0)) this.#part.ledger.onHandled(message);
+    if (this.#last !== null) this.#part.ledger.onHandled(this.#last);
     this.#last = null;
   }
 }
@@ -216,7 +216,7 @@ export class ReaderPart extends SubscriptionPart {
         if (item !== null) this.session.dirty(this);
         return item;
       }
-      this.ledger.finished(item);
+      this.ledger.onHandled(item);
       if (this.#onGap === "raise") throw item;
       this.#onGap(item);
     }
@@ -248,7 +248,7 @@ export class ReaderPart extends SubscriptionPart {
   subscribe(ref) {
     const { ledger, session } = this;
     ledger.credit = Math.min(ledger.credit, session.welcome.credit_max);
-    const { granted, position } = ledger.opening();
+    const { granted, position } = ledger.reopen();
     if (this.#opening === null) {
       const wanted = position ?? this.#position;
       const where = wanted === null ? { start: this.#start } : { position: wanted };
@@ -269,7 +269,7 @@ export class ReaderPart extends SubscriptionPart {
     }
     let isLast;
     try {
-      isLast = opening.answered(answer);
+      isLast = opening.onAnswer(answer);
     } catch (error) {
       if (!(error instanceof TocsinError)) throw error;
       this.leave(error);
@@ -290,7 +290,7 @@ export class ReaderPart extends SubscriptionPart {
     const opening = this.#opening;
     this.#opening = null;
     this.verdicts = opening.verdicts(answer);
-    this.ledger.opened(this.number, answer, opening.unknown(answer));
+    this.ledger.onOpen(this.number, answer, opening.unknownPartitions(answer));
     this.session.dirty(this);
     this.wake(this.ledger.ready);
   }
@@ -305,6 +305,6 @@ export class ReaderPart extends SubscriptionPart {
 
   /** Credit of this turn. */
   collect() {
-    return this.ledger.take().map(encode);
+    return this.ledger.takeFrames().map(encode);
   }
 }

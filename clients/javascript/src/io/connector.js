@@ -38,7 +38,7 @@ export class Connector {
   #url;
   #settings;
   #choice;
-  #reconnecting;
+  #policy;
   #welcomedAt = 0;
   #opening = null;
   #endedMeanwhile = null;
@@ -69,7 +69,7 @@ export class Connector {
     this.#url = url;
     this.#settings = settings;
     this.#choice = new TransportChoice(mode, environment.random);
-    this.#reconnecting = new ReconnectPolicy(environment.random, typeof token === "function");
+    this.#policy = new ReconnectPolicy(environment.random, typeof token === "function");
     this.#waiting = new Timer(environment);
     this.#returning = new Timer(environment);
   }
@@ -93,7 +93,7 @@ export class Connector {
       } catch (error) {
         if (error.code !== "rate_limited" || this.#isClosed || this.#isSuspended) throw error;
         this.#limited(error);
-        const delayMs = this.#reconnecting.delayMs(this.#now);
+        const delayMs = this.#policy.nextDelayMs(this.#now);
         if (this.#now + delayMs > giveUpAt) throw error;
         await this.#waitToOpen(delayMs);
       }
@@ -194,7 +194,7 @@ export class Connector {
         return;
       }
       const isOver = this.#isClosed || this.#isSuspended || !(error instanceof CannotConnect);
-      if (isOver || !this.#choice.failed(transport)) throw error;
+      if (isOver || !this.#choice.onFailure(transport)) throw error;
     }
     try {
       await this.#attempt(this.#choice.next, token);
@@ -204,7 +204,7 @@ export class Connector {
         await this.#attemptEach();
         return;
       }
-      if (error instanceof CannotConnect) this.#choice.failed("long-poll");
+      if (error instanceof CannotConnect) this.#choice.onFailure("long-poll");
       throw error;
     }
   }
@@ -267,8 +267,8 @@ export class Connector {
     }
     this.#endedMeanwhile = null;
     this.#welcomedAt = this.#now;
-    this.#choice.welcomed(carrier.transport);
-    this.#reconnecting.connected();
+    this.#choice.onWelcome(carrier.transport);
+    this.#policy.onConnect();
     carrier.listen(this.#session);
     this.#session.welcomed(carrier, welcome);
     this.#session.takeIn(frames);
@@ -292,7 +292,7 @@ export class Connector {
         if (!isOver) this.#returnSoon(standing);
       }
     };
-    this.#returning.set(this.#choice.returnDelayMs(), this.#return);
+    this.#returning.set(this.#choice.nextReturnDelayMs(), this.#return);
   }
 
   #stopReturning() {
@@ -304,19 +304,19 @@ export class Connector {
 
   /** The broker has said to come back after so many seconds. */
   advised(afterS) {
-    this.#reconnecting.advised(1000 * afterS, this.#now);
+    this.#policy.onAdvice(1000 * afterS, this.#now);
   }
 
   /** The carrier that stood has ended. */
   ended(closeCode, reason) {
     if (this.carrier !== null) {
-      this.#choice.lost(this.carrier.transport, {
+      this.#choice.onLoss(this.carrier.transport, {
         livedMs: this.#now - this.#welcomedAt,
         wasTold: closeCode !== CloseCode.ABNORMAL,
       });
     }
     this.carrier = null;
-    if (closeCode === CloseCode.PROTOCOL_ERROR) this.#reconnecting.broken();
+    if (closeCode === CloseCode.PROTOCOL_ERROR) this.#policy.onProtocolError();
     // One that was replaced was so by an attempt of this client, whose welcome may be lost.
     const code = closeCode === CloseCode.REPLACED ? CloseCode.ABNORMAL : closeCode;
     if (this.#opening !== null) this.#endedMeanwhile = [code, reason];
@@ -326,7 +326,7 @@ export class Connector {
   #lost(closeCode, reason) {
     if (this.#isClosed || this.#isSuspended) return;
     this.#stopReturning();
-    if (!this.#reconnecting.mayReconnect(closeCode)) {
+    if (!this.#policy.onClose(closeCode)) {
       this.#session.failed(endOf(closeCode, reason));
       return;
     }
@@ -341,7 +341,7 @@ export class Connector {
     const departures = this.#departures;
     this.#isBack = true;
     for (let strangers = 0; ; ) {
-      await this.#pause(this.#reconnecting.delayMs(this.#now));
+      await this.#pause(this.#policy.nextDelayMs(this.#now));
       try {
         await this.#attemptEach();
         return;
@@ -361,7 +361,7 @@ export class Connector {
 
   #limited(error) {
     if (error instanceof BrokerError && error.retryAfterS !== null) {
-      this.#reconnecting.limited(1000 * error.retryAfterS);
+      this.#policy.onLimit(1000 * error.retryAfterS);
     }
   }
 
@@ -385,7 +385,7 @@ export class Connector {
 
   #isWorthRepeating(error) {
     if (error instanceof Unauthorized) {
-      return this.#reconnecting.mayReconnect(CloseCode.UNAUTHORIZED);
+      return this.#policy.onClose(CloseCode.UNAUTHORIZED);
     }
     if (error instanceof CannotConnect) return true;
     return error instanceof BrokerError && error.retry;

@@ -1,39 +1,40 @@
 /**
- * How far the broker's clock is from this client's. Pure.
+ * The offset between the broker's clock and this client's. Pure.
  *
- * So that the broker can tell how long a message took from here, its client says when it produced
- * it, by its own clock, and by how much the broker's is ahead. That is found as NTP does: what the
- * broker says of its clock lies between a question and its answer, and the shortest round trip says
- * most. This client's clock is the wall clock once, when it begins, and monotonic from there on.
+ * The client sends with a message when it was produced, by its own clock, and by how much the
+ * broker's clock is ahead, so that the broker knows how long the message took. The offset is found
+ * as NTP finds it: the broker reads its clock between a probe and its answer, and the shortest round
+ * trip is the most exact. This client's clock is the wall clock once, when it begins, and monotonic
+ * from there on.
  *
  * @module
  */
 
-/** While something is published, the broker is asked so often … */
-export const EVERY_MS = 30_000;
-/** … and at first so often, so many times. */
-export const FIRST_EVERY_MS = 250;
-export const FIRST = 4;
-/** The best of so many counts. */
-export const SAMPLES = 8;
-/** What changes by less is not told. */
-export const NEWS_US = 50;
-/** So much beyond what round trips explain, and one of the two clocks was stepped. */
+/** Time between two probes, while something is published … */
+export const PROBE_MS = 30_000;
+/** … and between the first ones, of which there are FIRST_PROBES. */
+export const FIRST_PROBE_MS = 250;
+export const FIRST_PROBES = 4;
+/** The best of the last so many samples counts. */
+export const SAMPLES_MAX = 8;
+/** A change of the offset by less is not sent. */
+export const OFFSET_CHANGE_US = 50;
+/** A difference by more than round trips and this explain: one of the two clocks was stepped. */
 export const STEP_US = 50_000;
 
 /** `now` and all other moments are in milliseconds, of a monotonic clock. */
 export class BrokerClock {
-  /** The broker says what its clock shows, and wants to know. */
-  isTold = false;
+  /** Whether the broker announces its clock, and accepts this client's. */
+  isAnnounced = false;
   #baseUs;
   /** @type {Array<{roundTripUs: number, offsetUs: number}>} */
   #samples = [];
   /** @type {number | null} */
   #offsetUs = null;
   /** @type {number | null} */
-  #toldUs = null;
-  #askedAt = -Infinity;
-  #asked = 0;
+  #sentUs = null;
+  #probedAt = -Infinity;
+  #probes = 0;
 
   /** @param {{wallUnixMs: number, now: number}} clocks read at the same moment */
   constructor({ wallUnixMs, now }) {
@@ -46,41 +47,41 @@ export class BrokerClock {
   }
 
   /**
-   * A welcome came, and said this; null: the broker does not say, and must not be told. It is
-   * perhaps another broker than before.
+   * Begin with the clock of a welcome, perhaps another broker's than before. Null: the broker does
+   * not announce its clock, and must not be sent this client's.
    *
    * @param {number | null} brokerUnixUs
    * @param {number} now
    */
-  opened(brokerUnixUs, now) {
+  onWelcome(brokerUnixUs, now) {
     this.#samples = [];
-    this.#asked = 0;
-    this.#toldUs = null;
-    this.isTold = brokerUnixUs !== null;
-    // Until a round trip is known, too early by the way back.
+    this.#probes = 0;
+    this.#sentUs = null;
+    this.isAnnounced = brokerUnixUs !== null;
+    // Too early by the way back, until a round trip is known.
     if (brokerUnixUs !== null) this.#offsetUs = brokerUnixUs - this.unixUs(now);
   }
 
-  /** Whether the broker is to be asked now. @param {number} now */
+  /** Whether a probe is to be sent now. @param {number} now */
   isDue(now) {
-    const everyMs = this.#asked < FIRST ? FIRST_EVERY_MS : EVERY_MS;
-    return this.isTold && (this.#asked === 0 || now - this.#askedAt >= everyMs);
+    const everyMs = this.#probes < FIRST_PROBES ? FIRST_PROBE_MS : PROBE_MS;
+    return this.isAnnounced && (this.#probes === 0 || now - this.#probedAt >= everyMs);
   }
 
-  /** It is asked. @param {number} now */
-  asked(now) {
-    this.#asked += 1;
-    this.#askedAt = now;
+  /** Count a probe that is sent now. @param {number} now */
+  onProbe(now) {
+    this.#probes += 1;
+    this.#probedAt = now;
   }
 
   /**
-   * What it was asked at `askedAt` it answers now.
+   * Take the broker's clock from the answer to the probe that was sent at `askedAt`.
    *
    * @param {number} askedAt
    * @param {number} brokerUnixUs
    * @param {number} now
    */
-  answered(askedAt, brokerUnixUs, now) {
+  onAnswer(askedAt, brokerUnixUs, now) {
     const sentUs = this.unixUs(askedAt);
     const receivedUs = this.unixUs(now);
     const offsetUs = Math.round(brokerUnixUs - (sentUs + receivedUs) / 2);
@@ -91,7 +92,7 @@ export class BrokerClock {
       if (Math.abs(offsetUs - best.offsetUs) > explainedUs) this.#samples = [];
     }
     this.#samples.push(fresh);
-    if (this.#samples.length > SAMPLES) this.#samples.shift();
+    if (this.#samples.length > SAMPLES_MAX) this.#samples.shift();
     this.#offsetUs = this.#best().offsetUs;
   }
 
@@ -103,15 +104,15 @@ export class BrokerClock {
     return best;
   }
 
-  /** By how much the broker's clock is ahead, where that is to be told; null: nothing is. */
-  get newsUs() {
-    if (!this.isTold || this.#offsetUs === null) return null;
-    const isNews = this.#toldUs === null || Math.abs(this.#offsetUs - this.#toldUs) >= NEWS_US;
-    return isNews ? this.#offsetUs : null;
+  /** By how much the broker's clock is ahead, if that is to be sent now; else null. */
+  get offsetToSendUs() {
+    if (!this.isAnnounced || this.#offsetUs === null) return null;
+    const isChanged = this.#sentUs === null || Math.abs(this.#offsetUs - this.#sentUs) >= OFFSET_CHANGE_US;
+    return isChanged ? this.#offsetUs : null;
   }
 
-  /** The news was said. */
-  told() {
-    this.#toldUs = this.#offsetUs;
+  /** The offset has been sent. */
+  onOffsetSent() {
+    this.#sentUs = this.#offsetUs;
   }
 }

@@ -10,18 +10,18 @@ import { CloseCode, mayReconnect } from "./wire.js";
 /** @typedef {"websocket" | "long-poll"} Transport */
 
 export const MODES = ["auto", "websocket", "long-poll"];
-/** A WebSocket that was cut off sooner died young. */
+/** A WebSocket that was cut off sooner than this died young. */
 export const YOUNG_MS = 60_000;
 export const DIED_YOUNG_MAX = 3;
-/** So long after a long poll stands a WebSocket is tried; twice as long after each that failed. */
+/** Delay before a WebSocket is tried beside a long poll; it doubles with each that failed. */
 export const RETURN_MS = 10_000;
 export const RETURN_MS_MAX = 300_000;
-/** Before the first attempt, at most; the bound doubles from attempt to attempt. */
+/** Bound of the delay before the first attempt; it doubles from attempt to attempt. */
 export const DELAY_MS = 100;
 export const DELAY_MS_MAX = 15_000;
-/** The longest wait for a limit; then it is asked again. */
+/** The longest wait for a limit, before it is tried again. */
 export const LIMITED_MS_MAX = 60_000;
-/** So often in a row a fresh token is tried. */
+/** Attempts in a row with fresh tokens. */
 export const UNAUTHORIZED_MAX = 3;
 
 /**
@@ -51,36 +51,36 @@ export class TransportChoice {
     return this.#next;
   }
 
-  /** Whether there is anything to choose. */
+  /** Whether both transports are allowed. */
   get hasBoth() {
     return this.mode === "auto";
   }
 
   /**
-   * An attempt has failed. Returns whether the other transport may be tried at once.
+   * Note that an attempt has failed. Returns whether the other transport may be tried at once.
    *
    * @param {Transport} transport
    * @returns {boolean}
    */
-  failed(transport) {
+  onFailure(transport) {
     if (!this.hasBoth) return false;
     this.#next = transport === "websocket" ? "long-poll" : "websocket";
     return transport === "websocket";
   }
 
-  /** A session stands. @param {Transport} transport */
-  welcomed(transport) {
+  /** A session stands over this transport. @param {Transport} transport */
+  onWelcome(transport) {
     if (this.hasBoth) this.#next = transport;
     if (transport === "websocket") this.#returnMs = RETURN_MS;
   }
 
   /**
-   * A session's transport has ended; `wasTold`: the broker had said why.
+   * A session's transport has ended; `wasTold`: the broker had given a reason.
    *
    * @param {Transport} transport
    * @param {{livedMs: number, wasTold: boolean}} how
    */
-  lost(transport, { livedMs, wasTold }) {
+  onLoss(transport, { livedMs, wasTold }) {
     if (transport !== "websocket") return;
     const diedYoung = livedMs < YOUNG_MS && !wasTold;
     this.#diedYoung = diedYoung ? this.#diedYoung + 1 : 0;
@@ -90,8 +90,8 @@ export class TransportChoice {
     }
   }
 
-  /** How long a long poll stands before a WebSocket is tried beside it, in milliseconds. */
-  returnDelayMs() {
+  /** Take the delay before a WebSocket is tried beside a long poll, in milliseconds. */
+  nextReturnDelayMs() {
     const delayMs = this.#returnMs;
     this.#returnMs = Math.min(RETURN_MS_MAX, 2 * delayMs);
     return delayMs * between(this.#random, 0.75, 1);
@@ -117,46 +117,46 @@ export class ReconnectPolicy {
     this.#freshTokens = freshTokens;
   }
 
-  /** A session stands: the next loss starts from the beginning. */
-  connected() {
+  /** A session stands: delays after the next loss start from the beginning. */
+  onConnect() {
     this.#attemptsBefore = this.#attempts;
     this.#attempts = 0;
     this.#unauthorized = 0;
     this.#advisedAt = null;
   }
 
-  /** What that session said was no protocol: it counts as an attempt that failed. */
-  broken() {
+  /** The session that stood broke the protocol: it counts as an attempt that failed. */
+  onProtocolError() {
     this.#attempts = Math.max(this.#attempts, this.#attemptsBefore);
   }
 
-  /** The broker has said to come back after so many milliseconds. */
-  advised(afterMs, now) {
+  /** The broker advises to come back after so many milliseconds. */
+  onAdvice(afterMs, now) {
     this.#advisedAt = now + afterMs;
   }
 
   /**
-   * The attempt was over a limit, and would not be after so many milliseconds. Others have heard
-   * the same: the usual delay comes on top.
+   * The attempt was over a limit, and would not be after so many milliseconds. Others were advised
+   * the same, so the usual delay comes on top.
    */
-  limited(afterMs) {
+  onLimit(afterMs) {
     this.#limitedMs = Math.min(afterMs, LIMITED_MS_MAX);
   }
 
   /**
-   * Whether another attempt makes sense after a session that ended with this close code, or an
-   * attempt that was answered as if with it.
+   * Note that a session, or an attempt, ended with this close code. Returns whether another attempt
+   * makes sense.
    *
    * @param {number} closeCode
    */
-  mayReconnect(closeCode) {
+  onClose(closeCode) {
     if (closeCode !== CloseCode.UNAUTHORIZED) return mayReconnect(closeCode);
     this.#unauthorized += 1;
     return this.#freshTokens && this.#unauthorized <= UNAUTHORIZED_MAX;
   }
 
-  /** How long to wait before the next attempt, in milliseconds. @param {number} now */
-  delayMs(now) {
+  /** Take the delay before the next attempt, in milliseconds. @param {number} now */
+  nextDelayMs(now) {
     const advisedAt = this.#advisedAt;
     if (advisedAt !== null) {
       this.#advisedAt = null;

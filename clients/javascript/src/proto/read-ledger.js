@@ -1,15 +1,15 @@
 /**
- * Reading: a reader's buffer, its credit and its positions. Pure.
+ * A reader's ledger: its buffer, its credit and its positions. Pure.
  *
- * A reader settles nothing: what has been handed out is past. It stands in three places at a time:
+ * A reader settles nothing: what has been handed out is past. It has three positions at a time:
  *
- * - wanted: behind the last message received. From there a new connection goes on, because the
- *   buffer outlives the connection.
- * - handed: behind the last message handed out. That is the position that the user sees.
- * - handled: before the first message that was handed out and is not done. From there a later life
- *   of the page goes on.
+ * - received: behind the last message received. A new connection goes on there, because the buffer
+ *   outlives the connection.
+ * - handed: behind the last message handed out. The user sees this position.
+ * - handled: before the first message that was handed out and is not done. After a reload the page
+ *   goes on there.
  *
- * Places are, per partition, as text, the log's generation and the next offset.
+ * A position has per partition, as text, the log's generation and the next offset.
  *
  * @module
  */
@@ -21,7 +21,7 @@ import { gapOf, offsetsOf, placeOf } from "./wire.js";
 /** Credit is granted anew when a quarter of the window has been handed out. */
 export const CREDIT_SHARE = 4;
 
-/** From here on some partitions, or all of another queue, are another history. */
+/** A mark in the buffer: from here on some partitions, or all, are another history. */
 class HistoryChange {
   constructor(queueId, places) {
     this.queueId = queueId;
@@ -29,14 +29,14 @@ class HistoryChange {
   }
 }
 
-/** A push: it ends here. */
+/** A mark in the buffer: a push ends here. */
 class PushEnd {
   constructor(push) {
     this.push = push;
   }
 }
 
-/** What one reader has received and not yet handed out. `credit` bounds it, in messages. */
+/** Messages that one reader has received and not yet handed out, at most `credit` of them. */
 export class ReadLedger {
   subscription = 0;
   /** Whether the broker has opened it, on this connection. */
@@ -48,14 +48,14 @@ export class ReadLedger {
   #received = 0;
   #granted = 0;
   #queueId = "";
-  /** Another one until what came of a queue that was deleted has been handed out. */
+  /** Differs until everything of a queue that was deleted has been handed out. */
   #queueIdHanded = "";
   /** @type {Map<string, [number, number]>} */
-  #wanted = new Map();
+  #nextReceived = new Map();
   /** @type {Map<string, [number, number]>} */
-  #handed = new Map();
-  /** What was handed out and is not done, with the generation it counts in. */
-  #open = new Map();
+  #nextHanded = new Map();
+  /** Items that were handed out and are not done, each with its generation. */
+  #inHand = new Map();
 
   /** @param {number} credit */
   constructor(credit) {
@@ -64,13 +64,13 @@ export class ReadLedger {
 
   /**
    * The broker has opened the reader, on this connection, at these positions. In the partitions of
-   * `unknown` nothing of before means anything any more.
+   * `unknown` positions of before have no meaning any more.
    *
    * @param {number} subscription
    * @param {any} answer
    * @param {Set<number>} unknown
    */
-  opened(subscription, answer, unknown) {
+  onOpen(subscription, answer, unknown) {
     this.subscription = subscription;
     this.isOpen = true;
     const isFirst = this.#queueId === "";
@@ -79,32 +79,33 @@ export class ReadLedger {
     for (const verdict of answer.positions) {
       const [place, gap, name] = [placeOf(verdict), gapOf(verdict), String(verdict.partition)];
       if (place !== null) {
-        this.#wanted.set(name, place);
+        this.#nextReceived.set(name, place);
         const begin = gap === null ? place : [place[0], gap[0]]; // until it has been told
         if (unknown.has(verdict.partition)) turned.set(name, place);
-        else if (!this.#handed.has(name)) this.#handed.set(name, begin);
+        else if (!this.#nextHanded.has(name)) this.#nextHanded.set(name, begin);
       }
       if (gap !== null) this.#items.push(new Gap(verdict.partition, gap[0], gap[1]));
     }
     if (isFirst) {
       this.#queueIdHanded = answer.queue_id;
-      for (const [name, place] of turned) this.#handed.set(name, place);
+      for (const [name, place] of turned) this.#nextHanded.set(name, place);
     } else if (turned.size > 0) {
       // Another queue may have fewer partitions.
-      if (answer.queue_id !== this.#queueIdHanded) this.#wanted = new Map(turned);
+      if (answer.queue_id !== this.#queueIdHanded) this.#nextReceived = new Map(turned);
       this.#items.push(new HistoryChange(answer.queue_id, turned));
     }
   }
 
   /**
-   * What the next `subscribe` says: granted so far, and the position, or null at the first time.
-   * Until it is answered no credit is granted, and no push belongs to it.
+   * Begin to open the reader anew. Returns what the next `subscribe` says: the credit granted, and
+   * the position, or null at the first time. Until its answer no credit is granted, and no push
+   * belongs to it.
    */
-  opening() {
+  reopen() {
     this.isOpen = false;
     this.#received = 0;
     this.#granted = Math.max(this.credit - this.#buffered, 0);
-    return { granted: this.#granted, position: positionOf(this.#wanted, this.#queueId) };
+    return { granted: this.#granted, position: positionOf(this.#nextReceived, this.#queueId) };
   }
 
   /** Take in a push. */
@@ -117,50 +118,50 @@ export class ReadLedger {
     this.#items.push(new PushEnd(push));
     this.#buffered += push.messages.length;
     this.#received += push.messages.length;
-    advance(this.#wanted, push);
+    advance(this.#nextReceived, push);
   }
 
-  /** How many items could be taken now, at least as many as messages. */
+  /** Items that could be taken now, at least as many as messages. */
   get ready() {
     return this.#items.length;
   }
 
-  /** The next message, or the gap that comes before it; null: nothing is there now. */
+  /** Hand out the next message, or the gap before it; null: there is none now. */
   next() {
     while (this.#items.length > 0) {
       const item = this.#items.shift();
       if (item instanceof PushEnd) {
-        advance(this.#handed, item.push);
+        advance(this.#nextHanded, item.push);
       } else if (item instanceof HistoryChange) {
-        this.#turn(item);
+        this.#changeHistory(item);
       } else {
         if (item instanceof ReadMessage) this.#buffered -= 1;
         const name = String(item.partition);
-        this.#open.set(item, (this.#handed.get(name) ?? [0])[0]);
-        move(this.#handed, name, behind(item));
+        this.#inHand.set(item, (this.#nextHanded.get(name) ?? [0])[0]);
+        move(this.#nextHanded, name, offsetBehind(item));
         return item;
       }
     }
     return null;
   }
 
-  /** What was handed out is done. */
-  finished(item) {
-    this.#open.delete(item);
+  /** An item that was handed out is done. */
+  onHandled(item) {
+    this.#inHand.delete(item);
   }
 
-  #turn({ queueId, places }) {
+  #changeHistory({ queueId, places }) {
     if (queueId !== this.#queueIdHanded) {
-      this.#handed.clear();
-      this.#open.clear();
+      this.#nextHanded.clear();
+      this.#inHand.clear();
       this.#queueIdHanded = queueId;
     }
-    for (const [name, place] of places) this.#handed.set(name, place);
+    for (const [name, place] of places) this.#nextHanded.set(name, place);
   }
 
-  /** Behind the last message that was handed out; null: the broker has not said where. */
+  /** The position behind the last message that was handed out; null: not known yet. */
   position() {
-    const places = new Map(this.#handed);
+    const places = new Map(this.#nextHanded);
     for (const item of this.#items) {
       if (!(item instanceof PushEnd)) break;
       advance(places, item.push);
@@ -168,10 +169,10 @@ export class ReadLedger {
     return positionOf(places, this.#queueIdHanded);
   }
 
-  /** Before the first message that is not done; null: the broker has not said where. */
+  /** The position before the first message that is not done; null: not known yet. */
   handledPosition() {
-    const places = new Map(this.#handed);
-    for (const [item, generation] of this.#open) {
+    const places = new Map(this.#nextHanded);
+    for (const [item, generation] of this.#inHand) {
       const name = String(item.partition);
       const first = item instanceof Gap ? item.first : item.offset;
       const place = places.get(name);
@@ -182,8 +183,8 @@ export class ReadLedger {
     return positionOf(places, this.#queueIdHanded);
   }
 
-  /** The credit that is to be granted now (R25). */
-  take() {
+  /** Take the frames that grant credit now (R25). */
+  takeFrames() {
     const granted = this.#received + Math.max(this.credit - this.#buffered, 0);
     const isDue = (granted - this.#granted) * CREDIT_SHARE >= Math.max(this.credit, 1);
     if (!this.isOpen || !isDue) return [];
@@ -198,7 +199,7 @@ function positionOf(places, queueId) {
   return { queue_id: queueId, ring_epoch: 1, partitions };
 }
 
-function behind(item) {
+function offsetBehind(item) {
   return (item instanceof Gap ? item.last : item.offset) + 1;
 }
 

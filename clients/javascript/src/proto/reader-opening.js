@@ -1,9 +1,9 @@
 /**
- * How a reader is opened at a position that may mean nothing any more (R26). Pure.
+ * The opening of a reader at a position that may be unknown to the broker (R26). Pure.
  *
- * What is unknown can be gone on with at the earliest message there is, which is what the broker
- * does unless told otherwise, or at the latest: where that is the broker says to a reader that
- * begins there without credit, and the partitions whose position is good keep theirs.
+ * From an unknown position a reader goes on at the earliest message, which is the broker's default,
+ * or at the latest. The broker names the latest place to a reader that subscribes there without
+ * credit; partitions whose position is good keep theirs.
  *
  * @module
  */
@@ -18,14 +18,14 @@ const ADVICE =
 const KINDS = new Set(["resumed", "gap", "unknown"]);
 
 /**
- * One opening, over as many subscribes as it takes. `where`, a start or a position, is where the
- * reader wants to go on; `onUnknown` what to do where that means nothing.
+ * One opening, over as many subscribes as it takes. `where`, a start or a position, says where the
+ * reader wants to go on; `onUnknown` what to do when that is unknown.
  */
 export class ReaderOpening {
   /** Whether the subscribe before this one was accepted, and is to be left. */
   leavesFirst = false;
   #onUnknown;
-  #seeksTheEnd = false;
+  #seeksEnd = false;
   #ends = null;
   /** @type {Map<string, number[]>} */
   #kept = new Map();
@@ -41,25 +41,26 @@ export class ReaderOpening {
 
   /** Whether the next subscribe may grant credit. */
   get takesMessages() {
-    return !this.#seeksTheEnd;
+    return !this.#seeksEnd;
   }
 
   /**
-   * Whether the answer is the last one; else subscribe again. Throws PositionUnknown: it is, and
-   * `onUnknown` says "raise", or has thrown.
+   * Take the answer to a subscribe. Returns whether it was the last one; else subscribe again.
+   *
+   * @throws {PositionUnknown} when it is, and `onUnknown` is "raise", or has thrown
    */
-  answered(answer) {
+  onAnswer(answer) {
     this.leavesFirst = false;
     if (answer.type === "error") {
       if (answer.code !== "position_unknown") return true;
       const { detail } = exceptionOf(answer);
       this.#allUnknown = detail;
       this.#kept = new Map();
-      this.#goOn(new PositionUnknown(answer.code, detail + ADVICE));
+      this.#chooseStart(new PositionUnknown(answer.code, detail + ADVICE));
       return false;
     }
-    if (this.#seeksTheEnd) {
-      this.#foundTheEnd(answer);
+    if (this.#seeksEnd) {
+      this.#onEnd(answer);
       return false;
     }
     const unknown = answer.positions.filter((one) => one.verdict === "unknown");
@@ -76,38 +77,38 @@ export class ReaderOpening {
     const partitions = unknown.map((one) => one.partition).join(", ");
     const why = `the position means nothing in partitions ${partitions}: ${unknown[0].reason}`;
     const verdicts = unknown.map(verdictOf);
-    this.#goOn(new PositionUnknown("position_unknown", why + ADVICE, { verdicts }));
-    this.leavesFirst = this.#seeksTheEnd;
-    return !this.#seeksTheEnd;
+    this.#chooseStart(new PositionUnknown("position_unknown", why + ADVICE, { verdicts }));
+    this.leavesFirst = this.#seeksEnd;
+    return !this.#seeksEnd;
   }
 
-  #foundTheEnd({ positions, queue_id }) {
+  #onEnd({ positions, queue_id }) {
     const partitions = {};
     for (const verdict of positions) {
       const name = String(verdict.partition);
       const end = placeOf(verdict);
       if (end !== null) partitions[name] = this.#kept.get(name) ?? end;
     }
-    this.#seeksTheEnd = false;
+    this.#seeksEnd = false;
     this.leavesFirst = true;
     this.#ends = { queue_id, ring_epoch: 1, partitions };
     this.where = { position: this.#ends };
   }
 
-  #goOn(error) {
+  #chooseStart(error) {
     if (this.#ends !== null) throw error; // of a position that the broker gave itself: no end of it
-    const choice = chosen(this.#onUnknown, error);
-    this.#seeksTheEnd = choice === "latest";
+    const choice = choiceOf(this.#onUnknown, error);
+    this.#seeksEnd = choice === "latest";
     this.where = { start: choice };
   }
 
-  /** In which partitions the position meant nothing. @returns {Set<number>} */
-  unknown(answer) {
+  /** The partitions in which the position was unknown. @returns {Set<number>} */
+  unknownPartitions(answer) {
     if (this.#allUnknown === null) return new Set(this.#unknown.keys());
     return new Set(answer.positions.map((one) => one.partition));
   }
 
-  /** What is to be told of each partition, given the last answer. @returns {object[]} */
+  /** The verdicts for the user, one a partition, given the last answer. @returns {object[]} */
   verdicts(answer) {
     return answer.positions.map((one) => {
       const verdict = verdictOf(one);
@@ -117,7 +118,7 @@ export class ReaderOpening {
   }
 }
 
-function chosen(onUnknown, error) {
+function choiceOf(onUnknown, error) {
   if (onUnknown === "raise") throw error;
   if (typeof onUnknown !== "function") return onUnknown;
   let choice;
@@ -133,7 +134,7 @@ function chosen(onUnknown, error) {
   throw error;
 }
 
-/** The truth about a reader's position in one partition. */
+/** The verdict for the user on a reader's position in one partition. */
 function verdictOf(verdict) {
   return {
     partition: verdict.partition,
