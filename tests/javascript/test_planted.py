@@ -22,20 +22,20 @@ class Plant(NamedTuple):
 PLANTS: Final = (
     Plant(
         "what is held is not named", "proto/delivery-ledger.js",
-        "return [...rows, ...this.settlements.unheard()];",
-        "return this.settlements.unheard();",
+        "return [...rows, ...this.acks.unconfirmed()];",
+        "return this.acks.unconfirmed();",
         "resume-held",
     ),
     Plant(
         "an ack that was perhaps not heard is forgotten", "proto/ack-ledger.js",
-        "this.#again = [...this.#again, ...this.#asked, ...this.#unheard];",
-        "this.#again = [];",
+        "this.#resends = [...this.#resends, ...this.#probed, ...this.#unconfirmed];",
+        "this.#resends = [];",
         "resume-acked",
     ),
     Plant(
         "handing out is taken for an ack", "proto/delivery-ledger.js",
-        "this.settlements.start(message);",
-        "this.settlements.ack(message);",
+        "this.acks.markStarted(message);",
+        "this.acks.ack(message);",
         "resume-held",
     ),
     Plant(
@@ -52,8 +52,8 @@ PLANTS: Final = (
     ),
     Plant(
         "a nacked key stays open", "proto/delivery-ledger.js",
-        "this.#closed.close(message);\n    this.settlements.nack(message, how, ticket);",
-        "this.settlements.nack(message, how, ticket);",
+        "this.#closed.close(message);\n    this.acks.nack(message, how, ticket);",
+        "this.acks.nack(message, how, ticket);",
         "nack-closes-its-key",
     ),
     Plant(

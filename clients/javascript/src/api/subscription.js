@@ -398,7 +398,7 @@ export class ConsumerPart extends SubscriptionPart {
   /** Its handler has ended: what comes again of its key may follow. */
   finished(message) {
     this.#running.delete(message);
-    this.ledger.finished(message);
+    this.ledger.onHandlerEnd(message);
     this.wake(this.ledger.ready);
   }
 
@@ -458,7 +458,7 @@ export class ConsumerPart extends SubscriptionPart {
       }
       ledger.checkHeld(message, this.now);
       const leaseMs = (leaseS ?? null) === null ? ledger.leaseMs : 1000 * leaseS;
-      ledger.extended(message, now + usableMs(leaseMs));
+      ledger.extend(message, now + usableMs(leaseMs));
       session.wakeAt(ledger.nextDeadline());
       return;
     }
@@ -469,7 +469,7 @@ export class ConsumerPart extends SubscriptionPart {
    * it was nacked. Returns whether a handler still runs: then nothing of its key is handed out
    * before that has ended.
    */
-  gone(message) {
+  onGone(message) {
     if (message.state === DeliveryState.GONE) message.abort();
     return this.#running.has(message);
   }
@@ -481,7 +481,7 @@ export class ConsumerPart extends SubscriptionPart {
     this.#credit = Math.min(this.#credit, session.welcome.credit_max);
     // Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
     const comesBack = this.#isHeld && session.isKnown;
-    if (comesBack) ledger.countAnew();
+    if (comesBack) ledger.resetCounts();
     else this.#abandon();
     return {
       type: "subscribe", ref, subscription: this.number, queue: this.queue, group: this.group,
@@ -510,7 +510,7 @@ export class ConsumerPart extends SubscriptionPart {
   /** Go on where an earlier life of this page was. */
   recall(place) {
     this.ledger.begin(Math.min(this.#credit, this.session.welcome.credit_max), place.leaseMs);
-    this.ledger.recall(place);
+    this.ledger.restore(place);
     this.#isHeld = true;
   }
 
@@ -520,21 +520,21 @@ export class ConsumerPart extends SubscriptionPart {
     const { ledger } = this;
     return {
       number: this.number, queue: this.queue, group: this.group, leaseMs: ledger.leaseMs,
-      received: ledger.receivedThere, acked: ledger.settlements.unheardAcks(),
+      received: ledger.receivedCount, acked: ledger.unconfirmedAcks,
     };
   }
 
   /** Say what is held (R22); the answer to the last frame says what of it is not ours. */
   #hold() {
     const { ledger, session } = this;
-    const lists = splitDeliveries(ledger.holding());
+    const lists = splitDeliveries(ledger.report());
     if (lists.length === 0) lists.push([]);
     lists.forEach((deliveries, index) => {
       const ref = session.nextRef();
       const isLast = index === lists.length - 1;
       session.expect(ref, isLast ? (answer) => this.#resumed(answer) : () => {});
       session.request({
-        type: "held", ref, subscription: this.number, received: ledger.receivedThere, deliveries,
+        type: "held", ref, subscription: this.number, received: ledger.receivedCount, deliveries,
         more: isLast ? undefined : true,
       });
     });
@@ -547,7 +547,7 @@ export class ConsumerPart extends SubscriptionPart {
       this.session.beginAnew();
       return;
     }
-    this.ledger.resumed(answer.revoked);
+    this.ledger.onResume(answer.revoked);
     this.joined.resolve();
     this.session.dirty(this);
     this.session.wakeAt(this.ledger.nextDeadline());
@@ -565,7 +565,7 @@ export class ConsumerPart extends SubscriptionPart {
   #abandon() {
     this.#isHeld = false;
     const lost = new OutcomeUnknown("unknown", "the session was lost before it was confirmed");
-    for (const ticket of this.ledger.lost()) ticket.reject(lost);
+    for (const ticket of this.ledger.onSessionLoss()) ticket.reject(lost);
     this.wake(Infinity);
   }
 
@@ -587,7 +587,7 @@ export class ConsumerPart extends SubscriptionPart {
 
   /** Acks, nacks, marks, prolongations and credit of this turn. */
   collect(now) {
-    const frames = this.ledger.take(this.session.nextRef, now);
+    const frames = this.ledger.takeFrames(this.session.nextRef, now);
     for (const { type, ref } of frames) {
       if (ref !== undefined) this.session.expect(ref, (answer) => this.#heard(type, ref, answer));
     }
@@ -600,23 +600,23 @@ export class ConsumerPart extends SubscriptionPart {
     if (answer === null) return; // it is said again
     if (type === "ack") this.#confirmed(ref, answer);
     else if (type === "nack") {
-      this.#finish(answer, (refused) => this.ledger.nackAnswered(ref, refused));
+      this.#finish(answer, (refused) => this.ledger.onNackAnswer(ref, refused));
     }
     else this.#prolonged(ref, answer);
   }
 
   #prolonged(ref, answer) {
-    const { leases } = this.ledger;
-    if (answer.type === "ok") leases.answered(ref, answer.stale);
+    const { ledger } = this;
+    if (answer.type === "ok") ledger.onExtendAnswer(ref, answer.stale);
     else if (answer.deliveries.length > 0) {
-      leases.answered(ref, [...answer.stale, ...answer.deliveries]);
-    } else leases.failed(ref);
-    this.session.wakeAt(this.ledger.nextDeadline());
+      ledger.onExtendAnswer(ref, [...answer.stale, ...answer.deliveries]);
+    } else ledger.onExtendFailure(ref);
+    this.session.wakeAt(ledger.nextDeadline());
   }
 
   #confirmed(ref, answer) {
-    this.ledger.settlements.heard(ref, answer.type !== "error");
-    this.#finish(answer, (refused) => this.ledger.settlements.confirmed(ref, refused));
+    const isDurable = answer.type !== "error";
+    this.#finish(answer, (refused) => this.ledger.onAckAnswer(ref, refused, isDurable));
   }
 
   /** End the waits for the answer to a confirmed ack or nack. */

@@ -1,10 +1,10 @@
 /**
- * What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
+ * A consumer's acks, nacks and marks, and those that the broker has perhaps not received. Pure.
  *
  * An ack without an answer may be lost with the connection, or with a gateway that is killed before
- * it has written it. So what was acked is remembered until the broker, asked behind it, says that
- * it is durable; after coming back everything that was perhaps not heard is said again, which
- * settles nothing twice (R21).
+ * it has written the ack. So an ack is remembered until the broker answers a probe behind it, which
+ * says that it is durable. After coming back everything unconfirmed is sent again, which settles
+ * nothing twice (R21).
  *
  * @module
  */
@@ -14,47 +14,50 @@ import {
   containsDelivery, deliveryList, ranges, RANGES_PER_FRAME_MAX, splitDeliveries,
 } from "./wire.js";
 
-/** With so many rows of acks since the last question another one is asked. */
-export const UNHEARD_ROWS = 64;
+/** Rows of acks since the last probe after which another one is sent. */
+export const UNCONFIRMED_ROWS = 64;
 /**
- * Where the broker cannot say for long that they are durable, the oldest ones are forgotten: what
- * was handled may come again if the gateway is killed then, too.
+ * Where the broker cannot confirm for long that they are durable, the oldest ones are forgotten:
+ * what was handled may come again if the gateway is killed then, too.
  */
-export const UNHEARD_ROWS_MAX = 4096;
-/** More than a subscription holds; of what was acked and not heard, so much is named. */
+export const UNCONFIRMED_ROWS_MAX = 4096;
+/** Messages named of those that are acked and unconfirmed; more than a subscription holds. */
 export const NAMED_MESSAGES_MAX = 100_000;
 
-/** The outgoing side of one subscription. */
+/** The acks, nacks and marks of one subscription. */
 export class AckLedger {
   #started;
   #acked;
-  #again;
-  /** Acked since the last question, and before it. */
-  #unheard;
-  #asked;
-  #question;
+  /** Rows to be sent again. */
+  #resends;
+  /** Rows acked since the last probe. */
+  #unconfirmed;
+  /** Rows acked before the probe that is under way. */
+  #probed;
+  /** The ref of the probe that is under way; null: none is. */
+  #probe;
   #confirm;
   #confirming;
-  /** Of what is to be confirmed, what was asked before. */
+  /** Messages to be confirmed that were sent before. */
   #repeated;
   #nacked;
   #nacking;
-  /** Of what is nacked and is to be confirmed: by message, who waits for the answer. */
+  /** Tickets of nacks that are to be confirmed, by message. */
   #tickets;
 
   /** @param {number} subscription */
   constructor(subscription) {
     this.subscription = subscription;
-    this.#forget();
+    this.#reset();
   }
 
-  #forget() {
+  #reset() {
     this.#started = [];
     this.#acked = [];
-    this.#again = [];
-    this.#unheard = [];
-    this.#asked = [];
-    this.#question = null;
+    this.#resends = [];
+    this.#unconfirmed = [];
+    this.#probed = [];
+    this.#probe = null;
     this.#confirm = [];
     this.#confirming = new Map();
     this.#repeated = new Set();
@@ -63,27 +66,27 @@ export class AckLedger {
     this.#tickets = new Map();
   }
 
-  // --- what the consumer says -------------------------------------------------------------------
+  // --- what the consumer does -------------------------------------------------------------------
 
-  /** Its handler begins (R19). */
-  start(message) {
+  /** Mark a message as started: its handler begins (R19). */
+  markStarted(message) {
     this.#started.push(message);
   }
 
-  /** It is done. */
+  /** Ack a message. */
   ack(message) {
     const { held } = message;
     if (held.acked.length === 0) this.#acked.push(held);
     held.acked.push(message.offset);
   }
 
-  /** It is done, and `ticket` waits for the answer. */
-  confirm(message, ticket) {
+  /** Ack a message; `ticket` waits for the answer. */
+  ackConfirmed(message, ticket) {
     this.#confirm.push({ message, ticket });
   }
 
   /**
-   * It is to come again, or (`reject`) goes the way of what has failed for good.
+   * Nack a message, so that it comes again, or (`reject`) is treated as failed for good.
    *
    * @param {any} message
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
@@ -96,22 +99,22 @@ export class AckLedger {
 
   // --- what goes out ----------------------------------------------------------------------------
 
-  /** The frames that are to be sent now, in this order. `closed` learns of the nacks. */
-  take(nextRef, closed) {
+  /** Take the frames to be sent now, in this order; their nacks are noted in `closed`. */
+  takeFrames(nextRef, closed) {
     const { subscription } = this;
     const marked = this.#started.filter((message) => message.state === DeliveryState.HANDED);
-    const started = deliveryList(marked); // what is settled in the same breath needs no mark
+    const started = deliveryList(marked); // what is settled at the same time needs no mark
     this.#started = [];
     let marks = splitDeliveries(started).map((rows) => {
       return { type: "extend", subscription, started: rows };
     });
     const acked = [
-      ...this.#again,
+      ...this.#resends,
       ...this.#acked.map((held) => [...held.place, ...ranges(held.acked)]),
     ];
     for (const held of this.#acked) held.acked = [];
     this.#acked = [];
-    this.#again = [];
+    this.#resends = [];
     const acks = splitDeliveries(acked).map((deliveries) => {
       return { type: "ack", subscription, deliveries };
     });
@@ -120,13 +123,13 @@ export class AckLedger {
       marks = [];
     }
     const frames = [...marks, ...acks, ...this.#confirms(nextRef), ...this.#nacks(nextRef, closed)];
-    this.#unheard.push(...acked);
-    this.#unheard.splice(0, this.#unheard.length - UNHEARD_ROWS_MAX);
-    if (this.#question === null && this.#unheard.length >= UNHEARD_ROWS) {
-      this.#question = nextRef();
-      this.#asked = this.#unheard;
-      this.#unheard = [];
-      frames.push({ type: "ack", subscription, deliveries: [], ref: this.#question });
+    this.#unconfirmed.push(...acked);
+    this.#unconfirmed.splice(0, this.#unconfirmed.length - UNCONFIRMED_ROWS_MAX);
+    if (this.#probe === null && this.#unconfirmed.length >= UNCONFIRMED_ROWS) {
+      this.#probe = nextRef();
+      this.#probed = this.#unconfirmed;
+      this.#unconfirmed = [];
+      frames.push({ type: "ack", subscription, deliveries: [], ref: this.#probe });
     }
     return frames;
   }
@@ -155,7 +158,7 @@ export class AckLedger {
       for (const chunk of chunks(messages)) {
         const ref = nextRef();
         this.#nacking.set(ref, { how, messages: chunk });
-        closed.ask(ref, chunk);
+        closed.expectAnswer(ref, chunk);
         frames.push({
           type: "nack", subscription: this.subscription, ref,
           delay_s: how.delayS, reason: how.reason, reject: how.reject,
@@ -166,25 +169,25 @@ export class AckLedger {
     return frames;
   }
 
-  // --- what was heard ---------------------------------------------------------------------------
+  // --- answers ---------------------------------------------------------------------------
 
   /**
-   * The question is answered: what was acked before it is durable, or another's by now; or else
-   * nobody knows.
+   * Take the answer to a probe: what was acked before it is durable, or another's by now. With
+   * `isDurable` false it stays unconfirmed.
    */
-  heard(ref, isDurable = true) {
-    if (ref !== this.#question) return;
-    this.#question = null;
-    if (!isDurable) this.#unheard = [...this.#asked, ...this.#unheard];
-    this.#asked = [];
+  onProbeAnswer(ref, isDurable = true) {
+    if (ref !== this.#probe) return;
+    this.#probe = null;
+    if (!isDurable) this.#unconfirmed = [...this.#probed, ...this.#unconfirmed];
+    this.#probed = [];
   }
 
   /**
    * Take the answer to a nack: the broker has read it.
    *
-   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as `confirmed` sorts them
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `onAckAnswer`
    */
-  nackAnswered(ref, refused = []) {
+  onNackAnswer(ref, refused = []) {
     const waiting = [];
     for (const message of this.#nacking.get(ref)?.messages ?? []) {
       const ticket = this.#tickets.get(message);
@@ -196,12 +199,12 @@ export class AckLedger {
   }
 
   /**
-   * The answer to a confirmed ack, of whose deliveries the broker did not settle `refused` now;
-   * `perhaps`: it may have, when it was asked first.
+   * Take the answer to a confirmed ack: the broker did not settle `refused` now. Those in `perhaps`
+   * it may have settled when the ack was sent first.
    *
    * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets
    */
-  confirmed(ref, refused) {
+  onAckAnswer(ref, refused) {
     const waiting = this.#confirming.get(ref) ?? [];
     this.#confirming.delete(ref);
     return this.#outcome(waiting, refused);
@@ -220,36 +223,36 @@ export class AckLedger {
 
   // --- coming back ------------------------------------------------------------------------------
 
-  /** What is settled or returned here, and perhaps not at the broker. */
-  unheard() {
+  /** The delivery list of everything settled or returned here, and perhaps not at the broker. */
+  unconfirmed() {
     const nacking = [...this.#nacking.values()].flatMap(({ messages }) => messages);
     const nacked = [...this.#nacked.map(({ message }) => message), ...nacking];
-    return [...this.unheardAcks(), ...deliveryList(nacked)];
+    return [...this.unconfirmedAcks(), ...deliveryList(nacked)];
   }
 
-  /** Of these, what is settled. */
-  unheardAcks() {
+  /** The delivery list of everything settled here, and perhaps not at the broker. */
+  unconfirmedAcks() {
     const confirming = [...this.#confirm, ...[...this.#confirming.values()].flat()];
     const queued = this.#acked.map((held) => [...held.place, ...ranges(held.acked)]);
     const confirmed = deliveryList(confirming.map(({ message }) => message));
-    const heldThere = last([...this.#again, ...this.#asked, ...this.#unheard]);
-    return [...heldThere, ...queued, ...confirmed];
+    const sent = lastNamed([...this.#resends, ...this.#probed, ...this.#unconfirmed]);
+    return [...sent, ...queued, ...confirmed];
   }
 
-  /** Acks of an earlier life of this page: they are said (again). */
-  recall(deliveries) {
-    this.#again = deliveries;
+  /** Take over acks from before a reload of the page, which are sent again. */
+  restore(deliveries) {
+    this.#resends = deliveries;
   }
 
   /**
-   * Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the messages
-   * that are to be nacked again.
+   * Send again whatever is unconfirmed, and the marks of what is in hand (R19). Returns the
+   * messages that are nacked again.
    */
-  sayAgain(handed) {
-    this.#again = [...this.#again, ...this.#asked, ...this.#unheard];
-    this.#asked = [];
-    this.#unheard = [];
-    this.#question = null;
+  resend(handed) {
+    this.#resends = [...this.#resends, ...this.#probed, ...this.#unconfirmed];
+    this.#probed = [];
+    this.#unconfirmed = [];
+    this.#probe = null;
     const repeated = [...this.#confirming.values()].flat();
     for (const { message } of repeated) this.#repeated.add(message);
     this.#confirm = [...repeated, ...this.#confirm];
@@ -267,11 +270,11 @@ export class AckLedger {
     return this.#nacked.map(({ message }) => message);
   }
 
-  /** Nothing that was said counts. Returns the tickets that still wait. */
-  lost() {
+  /** Forget everything, because the session is lost. Returns the tickets that still wait. */
+  onSessionLoss() {
     const waiting = [...this.#confirm, ...[...this.#confirming.values()].flat()];
     const tickets = [...waiting.map(({ ticket }) => ticket), ...this.#tickets.values()];
-    this.#forget();
+    this.#reset();
     return tickets;
   }
 }
@@ -284,8 +287,8 @@ function chunks(list) {
   return found;
 }
 
-/** Of these rows the last ones, with as many messages as may be named. */
-function last(rows) {
+/** The last of these rows, with as many messages as may be named. */
+function lastNamed(rows) {
   let left = NAMED_MESSAGES_MAX;
   for (let index = rows.length - 1; index >= 0; index -= 1) {
     for (let at = 3; at + 1 < rows[index].length; at += 2) {

@@ -3,9 +3,9 @@
  *
  * The client sends with a message when it was produced, by its own clock, and by how much the
  * broker's clock is ahead, so that the broker knows how long the message took. The offset is found
- * as NTP finds it: the broker reads its clock between a probe and its answer, and the shortest round
- * trip is the most exact. This client's clock is the wall clock once, when it begins, and monotonic
- * from there on.
+ * as NTP finds it: the broker reads its clock between a probe and its answer, and the shortest
+ * round trip is the most exact. This client's clock is the wall clock once, when it begins, and
+ * monotonic from there on.
  *
  * @module
  */
@@ -107,8 +107,8 @@ export class BrokerClock {
   /** By how much the broker's clock is ahead, if that is to be sent now; else null. */
   get offsetToSendUs() {
     if (!this.isAnnounced || this.#offsetUs === null) return null;
-    const isChanged = this.#sentUs === null || Math.abs(this.#offsetUs - this.#sentUs) >= OFFSET_CHANGE_US;
-    return isChanged ? this.#offsetUs : null;
+    const changedUs = this.#sentUs === null ? Infinity : Math.abs(this.#offsetUs - this.#sentUs);
+    return changedUs >= OFFSET_CHANGE_US ? this.#offsetUs : null;
   }
 
   /** The offset has been sent. */

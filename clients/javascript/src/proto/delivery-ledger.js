@@ -1,61 +1,62 @@
 /**
- * Consuming: the ledger of the deliveries that this consumer holds. Pure.
+ * A consumer's ledger: the deliveries that it holds. Pure.
  *
  *     receive -> QUEUED -> READY -- next --> HANDED -- ack, nack --> settled
  *                  |         |                 |
  *                  └─────────┴───── GONE <─────┘   revoked, lease over, session lost
  *
  * - Of one key, a message is handed out only when the one before it has been settled (R17): the
- *   first one of a key is READY, the others are QUEUED in the key's line.
+ *   first one of a key is READY, the others are QUEUED behind it.
  * - When a message is returned or goes, the later ones of its key that are held go with it, and
- *   what is under way of it is not let in (see `ClosedKeys`). While something is still at work on
- *   it, it stands before the key's line as a ghost: what comes again waits until that `finished`.
+ *   what is under way of the key is not let in (R17; see `ClosedKeys`). While a handler still works
+ *   on a message that is gone, what comes again of its key waits until that handler ends.
  * - What is over by this client's own clock (see `leases`) is treated as revoked (R17), so nothing
  *   is handed out that another consumer may have by now.
  * - Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
  *   prolonged: the others go back when their leases end, uncounted, and make room (P8).
- * - Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
- *   (`holding`), and goes on with what is still its own (`resumed`, R22).
+ * - Between two carriers nothing is handed out (`pause`). Coming back the client reports what it
+ *   holds (`report`), and goes on with what is still its own (`onResume`, R22).
  * - Credit is granted in total: what was asked for at first, and one for each released (R25).
  *
  * @module
  */
 
 import { AckLedger } from "./ack-ledger.js";
-import { DeliveryState, HeldPush, Message, staleness } from "./delivery.js";
+import { DeliveryState, HeldPush, Message, staleError } from "./delivery.js";
 import { Leases } from "./leases.js";
 import { isWithin, offsetsOf, pushKey, ranges } from "./wire.js";
 
-/** Credit is granted anew when a quarter of the window has been used up. */
+/** Credit is granted anew when this part of the window has been used up. */
 export const CREDIT_SHARE = 4;
-/** So many of a key are held behind one that is in hand for longer than a lease. */
+/** Messages of a key that stay held behind one that is in hand for longer than a lease. */
 export const AHEAD = 8;
 const READY_GONE_MIN = 64;
 
 const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = DeliveryState;
 
-/** What one consumer holds. `now` is in milliseconds of a monotonic clock. */
+/** Deliveries that one consumer holds. `now` is in milliseconds of a monotonic clock. */
 export class DeliveryLedger {
   #settler;
-  /** @type {Map<string, Message[]>} per held key, those behind its first */
-  #lines = new Map();
-  /** @type {Map<string, Message>} per key, what is gone and still at work */
-  #ghosts = new Map();
+  /** @type {Map<string, Message[]>} per held key, the messages behind its first */
+  #queued = new Map();
+  /** @type {Map<string, Message>} per key, a message that is gone while its handler runs on */
+  #goneAtWork = new Map();
   /** @type {Map<string, HeldPush>} */
   #pushes = new Map();
   /** @type {Message[]} */
   #ready;
-  /** Of these, no longer READY. */
-  #readyGone;
+  /** Entries of `#ready` that are no longer READY. */
+  #readyStale;
   /** @type {Map<number, [number, number]>} partition -> (epoch, push) */
-  #newest;
-  /** @type {Map<number, number>} partition -> so many more may have been given before */
+  #newestPush;
+  /** @type {Map<number, number>} partition -> messages to come that may be redeliveries */
   #doubtful;
   #closed;
   #releasedGranted;
 
   /**
-   * @param {object} settler carries out what is called on the messages, and is told what is `gone`
+   * @param {object} settler carries out what is called on the messages; its `onGone` gets those
+   *     that are gone, and returns whether a handler works on one
    * @param {{subscription: number, credit: number, leaseMs: number, autoExtend?: boolean}} settings
    *     `credit`: how many deliveries may be held at a time; `leaseMs`: the group's; `autoExtend`:
    *     what is held is prolonged in time
@@ -64,7 +65,7 @@ export class DeliveryLedger {
     this.subscription = subscription;
     this.#settler = settler;
     this.leases = new Leases(this.#pushes, { leaseMs, autoExtend });
-    this.settlements = new AckLedger(subscription);
+    this.acks = new AckLedger(subscription);
     this.begin(credit, leaseMs);
   }
 
@@ -74,35 +75,35 @@ export class DeliveryLedger {
     this.leaseMs = leaseMs;
     this.leases.begin(leaseMs);
     this.#ready = [];
-    this.#readyGone = 0;
-    this.#newest = new Map();
+    this.#readyStale = 0;
+    this.#newestPush = new Map();
     this.#doubtful = new Map();
     this.#closed = new ClosedKeys();
     this.isPaused = false;
     this.received = 0;
     this.released = 0;
-    /** Of what was received, what an earlier life of the broker had given. */
+    /** Messages that were received from the broker before it started anew. */
     this.uncounted = 0;
     this.#releasedGranted = 0;
   }
 
-  /** Go on where an earlier life of this page was, which held nothing else than these acks. */
-  recall({ received, acked }) {
+  /** Go on as before a reload of the page, with nothing held but these acks. */
+  restore({ received, acked }) {
     this.received = this.released = received;
-    this.settlements.recall(acked);
+    this.acks.restore(acked);
     this.isPaused = true;
   }
 
-  // --- what comes in ----------------------------------------------------------------------------
+  // --- receiving ----------------------------------------------------------------------------
 
   /**
-   * Take in a push. One that is not newer than the newest of its partition is discarded (R16); what
-   * it gives again supersedes what is held of it.
+   * Take in a push. It is discarded if it is not newer than the newest of its partition (R16).
+   * Messages that it delivers again supersede those that are held.
    */
   receive(push, now) {
     const { partition, epoch, messages } = push;
     this.received += messages.length;
-    const newest = this.#newest.get(partition);
+    const newest = this.#newestPush.get(partition);
     if (newest !== undefined) {
       if (epoch < newest[0] || (epoch === newest[0] && push.push <= newest[1])) {
         this.released += messages.length;
@@ -110,7 +111,7 @@ export class DeliveryLedger {
       }
       if (push.attempt > 1 || epoch > newest[0]) this.#supersede(push);
     }
-    this.#newest.set(partition, [epoch, push.push]);
+    this.#newestPush.set(partition, [epoch, push.push]);
     const held = new HeldPush(push, this.#settler, this.leases.times(now));
     if (held.left === 0) return;
     if (newest === undefined || epoch > newest[0]) this.#doubtful.set(partition, this.credit);
@@ -120,21 +121,21 @@ export class DeliveryLedger {
       this.#doubtful.set(partition, Math.max(0, doubtful - held.left));
     }
     this.#pushes.set(pushKey(held.place), held);
-    this.leases.received(held);
-    offsetsOf(push).forEach((offset, index) => this.#take(held, offset, messages[index]));
+    this.leases.add(held);
+    offsetsOf(push).forEach((offset, index) => this.#admit(held, offset, messages[index]));
   }
 
-  #take(held, offset, said) {
+  #admit(held, offset, said) {
     const message = new Message(held, offset, said);
     held.deliveries.push(message);
     const { key } = message;
-    if (key !== null && !this.#closed.admits(key, message.partition, offset)) {
+    if (key !== null && !this.#closed.admit(key, message.partition, offset)) {
       this.#drop(message, GONE);
-    } else if (key !== null && this.#lines.has(key)) {
+    } else if (key !== null && this.#queued.has(key)) {
       message.state = QUEUED;
-      this.#lines.get(key).push(message);
+      this.#queued.get(key).push(message);
     } else {
-      if (key !== null) this.#lines.set(key, []);
+      if (key !== null) this.#queued.set(key, []);
       this.#ready.push(message);
     }
   }
@@ -143,18 +144,18 @@ export class DeliveryLedger {
     if (push.messages.length === 0) return;
     const again = ranges(offsetsOf(push));
     for (const held of [...this.#pushes.values()]) {
-      if (held.place[0] === push.partition) this.#lose(held, again);
+      if (held.place[0] === push.partition) this.#removeWithin(held, again);
     }
   }
 
-  /** The broker has taken these back. What is not held is left alone. */
+  /** Drop deliveries that the broker has taken back. Those that are not held are left alone. */
   revoke(deliveries) {
     for (const row of deliveries) {
       const held = this.#pushes.get(pushKey(row));
       const pairs = row.slice(3);
-      if (held !== undefined) this.#lose(held, pairs);
+      if (held !== undefined) this.#removeWithin(held, pairs);
       for (let at = 0; at + 1 < pairs.length; at += 2) {
-        this.#closed.revoked(row[0], pairs[at], pairs[at + 1]);
+        this.#closed.onRevoke(row[0], pairs[at], pairs[at + 1]);
       }
     }
   }
@@ -163,36 +164,39 @@ export class DeliveryLedger {
   expire(now) {
     for (const message of this.leases.expire(now)) {
       if (message.state > HANDED) continue; // it went with an earlier one of its key
-      this.#close(message, GONE);
+      this.#remove(message, GONE);
       this.#closed.close(message);
     }
   }
 
-  /** When `expire` should be called, if nothing else happens before. */
+  /** The time when `expire` should be called, if nothing else happens before. */
   nextDeadline() {
     return this.leases.nextDeadline();
   }
 
   // --- coming back ------------------------------------------------------------------------------
 
-  /** Nothing carries the session: what is not handed out yet stays here. */
+  /** Hand out nothing, because nothing carries the session. */
   pause() {
     this.isPaused = true;
   }
 
-  /** What is held, and what was settled or returned and perhaps not heard. */
-  holding() {
-    this.#closed.tell();
+  /**
+   * Make the delivery list for the broker: what is held, and what was settled or returned and is
+   * unconfirmed.
+   */
+  report() {
+    this.#closed.onReport();
     const rows = [];
     for (const held of this.#pushes.values()) {
-      const offsets = held.open().map((message) => message.offset);
+      const offsets = held.heldMessages().map((message) => message.offset);
       if (offsets.length > 0) rows.push([...held.place, ...ranges(offsets)]);
     }
-    return [...rows, ...this.settlements.unheard()];
+    return [...rows, ...this.acks.unconfirmed()];
   }
 
-  /** The broker has started anew, and counts only what it gives from now on. */
-  countAnew() {
+  /** The broker has started anew, and counts only what it delivers from now on. */
+  resetCounts() {
     this.uncounted = this.received -= this.released;
     this.released = this.#releasedGranted = 0;
   }
@@ -202,48 +206,48 @@ export class DeliveryLedger {
     return Math.max(0, this.credit + this.released - this.uncounted);
   }
 
-  /** How many messages ever came, as the broker counts. */
-  get receivedThere() {
+  /** The number of messages received, as the broker counts. */
+  get receivedCount() {
     return this.received - this.uncounted;
   }
 
   /**
-   * The broker knows what is held; of that, these are not this consumer's any more. What it sends
-   * from now on it sends knowing that: keys are open, but for those whose nack it may not have
-   * heard, and those closed since that was said.
+   * Take the answer to the report: of what is held, `revoked` is not this consumer's any more. The
+   * broker sends from now on with that knowledge, so keys are open, but for those whose nack it may
+   * not have received, and those closed since the report.
    */
-  resumed(revoked) {
+  onResume(revoked) {
     this.revoke(revoked);
-    this.#closed.told();
+    this.#closed.onReportAnswer();
     const handed = [];
     for (const held of this.#pushes.values()) {
-      handed.push(...held.open().filter((message) => message.state === HANDED));
+      handed.push(...held.heldMessages().filter((message) => message.state === HANDED));
     }
-    for (const message of this.settlements.sayAgain(handed)) this.#closed.close(message);
+    for (const message of this.acks.resend(handed)) this.#closed.close(message);
     this.leases.restart();
-    this.#releasedGranted = -this.credit; // the grant, too, is said again
+    this.#releasedGranted = -this.credit; // the grant, too, is sent again
     this.isPaused = false;
   }
 
   /**
-   * The session is gone, and every delivery with it. Returns the tickets of the acks whose
-   * confirmation has not come.
+   * The session is gone, and every delivery with it. Returns the tickets of the acks and nacks that
+   * are not confirmed.
    */
-  lost() {
-    for (const held of [...this.#pushes.values()]) this.#lose(held, [0, Infinity]);
+  onSessionLoss() {
+    for (const held of [...this.#pushes.values()]) this.#removeWithin(held, [0, Infinity]);
     this.#ready = [];
-    this.#readyGone = 0;
+    this.#readyStale = 0;
     this.#closed = new ClosedKeys();
     this.leases.restart();
     this.#releasedGranted = this.released; // there is nobody left to grant it
-    return this.settlements.lost();
+    return this.acks.onSessionLoss();
   }
 
   // --- handing out and settling -----------------------------------------------------------------
 
-  /** How many could be handed out now. */
+  /** The number of messages that could be handed out now. */
   get ready() {
-    return this.isPaused ? 0 : this.#ready.length - this.#readyGone;
+    return this.isPaused ? 0 : this.#ready.length - this.#readyStale;
   }
 
   /** Hand out a message whose key is free; null: there is none now. */
@@ -258,123 +262,151 @@ export class DeliveryLedger {
       this.#ready.shift();
       if (message.state === READY) {
         message.state = HANDED;
-        this.settlements.start(message);
+        this.acks.markStarted(message);
         return message;
       }
-      this.#readyGone -= 1;
+      this.#readyStale -= 1;
     }
     return null;
   }
 
   /**
-   * Settle a message that was handed out. With a ticket the ack is confirmed: see `confirmed`.
-   * Without, an ack of what was acked already does nothing. Throws StaleDelivery: it is no longer
-   * this consumer's.
+   * Ack a message that was handed out. With a ticket the ack is confirmed: see `onAckAnswer`.
+   * Without, an ack of what was acked already does nothing.
+   *
+   * @throws {StaleDelivery} when it is no longer this consumer's
    */
   ack(message, now, ticket = null) {
     if (message.state === ACKED && ticket === null) return;
     this.checkHeld(message, now);
     message.state = ACKED;
-    if (ticket === null) this.settlements.ack(message);
-    else this.settlements.confirm(message, ticket);
+    if (ticket === null) this.acks.ack(message);
+    else this.acks.ackConfirmed(message, ticket);
     this.#release(message.held);
     if (message.key !== null) this.#promote(message.key);
   }
 
-  /** The first one of its line is out of the way. */
+  /** Make the next message of a key READY. */
   #promote(key) {
-    const following = this.#lines.get(key).shift();
+    const following = this.#queued.get(key).shift();
     if (following === undefined) {
-      this.#lines.delete(key);
+      this.#queued.delete(key);
       return;
     }
     following.state = READY;
     this.#ready.push(following);
   }
 
-  /** Nothing is at work on it any more. It was not gone: nothing happens. */
-  finished(message) {
+  /** The handler of a message has ended: if it was gone, what comes again of its key may follow. */
+  onHandlerEnd(message) {
     const { key } = message;
-    if (key === null || this.#ghosts.get(key) !== message) return;
-    this.#ghosts.delete(key);
+    if (key === null || this.#goneAtWork.get(key) !== message) return;
+    this.#goneAtWork.delete(key);
     this.#promote(key);
   }
 
   /**
-   * Return a message that was handed out; the later ones of its key that are held go too. Throws
-   * StaleDelivery: it is no longer this consumer's. With a ticket the nack is confirmed: see
-   * `nackAnswered`.
+   * Return a message that was handed out; the later ones of its key that are held go too. With a
+   * ticket the nack is confirmed: see `onNackAnswer`.
    *
    * @param {Message} message
    * @param {number} now
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
    * @param {any} [ticket]
+   * @throws {StaleDelivery} when it is no longer this consumer's
    */
   nack(message, now, how, ticket = null) {
     this.checkHeld(message, now);
-    this.#close(message, NACKED);
+    this.#remove(message, NACKED);
     this.#closed.close(message);
-    this.settlements.nack(message, how, ticket);
+    this.acks.nack(message, how, ticket);
   }
 
-  /** Throws StaleDelivery unless it was handed out and is still this consumer's. */
+  /** Check that a message is in hand. @throws {StaleDelivery} when it is not any more */
   checkHeld(message, now) {
     if (message.state === HANDED && message.deadline <= now) this.expire(now);
-    if (message.state !== HANDED) throw staleness(message);
+    if (message.state !== HANDED) throw staleError(message);
   }
 
-  /** The broker has prolonged the lease; it may be worked on until `until`. */
-  extended(message, until) {
-    if (message.state <= HANDED) this.leases.extended(message, until);
+  /** Prolong the lease of a message until this time, as the broker has. */
+  extend(message, until) {
+    if (message.state <= HANDED) this.leases.extend(message, until);
+  }
+
+  /**
+   * Take the answer to an ack: `isDurable` says whether what was acked before it is, and `refused`
+   * are the deliveries that the broker did not settle now.
+   *
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, by what is known of them
+   */
+  onAckAnswer(ref, refused, isDurable = true) {
+    this.acks.onProbeAnswer(ref, isDurable);
+    return this.acks.onAckAnswer(ref, refused);
   }
 
   /**
    * Take the answer to a nack: what the broker sends from now on may be let in. `refused` are the
    * deliveries that it did not return now.
    *
-   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `confirmed`
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `onAckAnswer`
    */
-  nackAnswered(ref, refused = []) {
-    this.#closed.answered(ref);
-    return this.settlements.nackAnswered(ref, refused);
+  onNackAnswer(ref, refused = []) {
+    this.#closed.onAnswer(ref);
+    return this.acks.onNackAnswer(ref, refused);
   }
 
-  // --- leaving ----------------------------------------------------------------------------------
+  /** Take the answer to an extend: all but `refused` is prolonged. */
+  onExtendAnswer(ref, refused) {
+    this.leases.onAnswer(ref, refused);
+  }
 
-  /** Of this push, what stands in these pairs of first and last offsets. */
-  #lose(held, pairs) {
+  /** An extend failed; another one is sent before its leases end. */
+  onExtendFailure(ref) {
+    this.leases.onFailure(ref);
+  }
+
+  /** The delivery list of acks that are unconfirmed. */
+  get unconfirmedAcks() {
+    return this.acks.unconfirmedAcks();
+  }
+
+  // --- dropping ----------------------------------------------------------------------------------
+
+  /** Remove the messages of a push that lie in these ranges of offsets. */
+  #removeWithin(held, pairs) {
     for (const message of [...held.deliveries]) {
-      if (message.state <= HANDED && isWithin(pairs, message.offset)) this.#close(message, GONE);
+      if (message.state <= HANDED && isWithin(pairs, message.offset)) this.#remove(message, GONE);
     }
   }
 
-  /** Take a held message out, and with it what is held behind it in its key's line (R17). */
-  #close(message, state) {
+  /** Remove a held message, and with it what is held behind it of its key (R17). */
+  #remove(message, state) {
     const was = message.state;
     const { key } = message;
     this.#drop(message, state);
-    const line = key === null ? [] : this.#lines.get(key);
+    const behind = key === null ? [] : this.#queued.get(key);
     if (was === QUEUED) {
-      for (const later of line.splice(line.indexOf(message)).slice(1)) this.#drop(later, GONE);
+      const gone = behind.splice(behind.indexOf(message));
+      for (const later of gone.slice(1)) this.#drop(later, GONE);
       return;
     }
-    const isAtWork = was === HANDED && this.#settler.gone(message);
+    const isAtWork = was === HANDED && this.#settler.onGone(message);
     if (key !== null) {
-      this.#lines.delete(key);
+      this.#queued.delete(key);
       if (isAtWork) {
-        this.#ghosts.set(key, message);
-        this.#lines.set(key, []);
+        this.#goneAtWork.set(key, message);
+        this.#queued.set(key, []);
       }
-      for (const later of line) this.#drop(later, GONE);
+      for (const later of behind) this.#drop(later, GONE);
     }
-    if (was === READY) this.#tidy();
+    if (was === READY) this.#compactReady();
   }
 
-  #tidy() {
-    this.#readyGone += 1;
-    if (this.#readyGone <= Math.max(READY_GONE_MIN, this.#ready.length / 2)) return;
+  #compactReady() {
+    this.#readyStale += 1;
+    if (this.#readyStale <= Math.max(READY_GONE_MIN, this.#ready.length / 2)) return;
     this.#ready = this.#ready.filter((message) => message.state === READY); // P9
-    this.#readyGone = 0;
+    this.#readyStale = 0;
   }
 
   #drop(message, state) {
@@ -388,20 +420,21 @@ export class DeliveryLedger {
     if (held.left === 0) this.#pushes.delete(pushKey(held.place));
   }
 
-  // --- what goes out ----------------------------------------------------------------------------
+  // --- sending ----------------------------------------------------------------------------
 
-  #far() {
+  /** Messages whose turn is far off, behind one that is in hand for long. */
+  #distant() {
     const keys = this.leases.longInHand().map(({ key }) => key);
-    return new Set(keys.flatMap((key) => (this.#lines.get(key) ?? []).slice(AHEAD)));
+    return new Set(keys.flatMap((key) => (this.#queued.get(key) ?? []).slice(AHEAD)));
   }
 
-  /** The frames that are to be sent now, in this order; none while it is paused. */
-  take(nextRef, now) {
+  /** Take the frames to be sent now, in this order; none while it is paused. */
+  takeFrames(nextRef, now) {
     if (this.isPaused) return [];
     const { subscription } = this;
     const frames = [
-      ...this.settlements.take(nextRef, this.#closed),
-      ...this.leases.ask(nextRef, subscription, () => this.#far(), now),
+      ...this.acks.takeFrames(nextRef, this.#closed),
+      ...this.leases.takeFrames(nextRef, subscription, () => this.#distant(), now),
     ];
     const due = this.released - this.#releasedGranted;
     if (due > 0 && (frames.length > 0 || due * CREDIT_SHARE >= Math.max(this.credit, 1))) {
@@ -430,10 +463,10 @@ export class DeliveryLedger {
  *     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
  */
 class ClosedKeys {
-  /** @type {Map<string, {key: string, partition: number, offset: number, isTold: boolean}>} */
+  /** @type {Map<string, {key: string, partition: number, offset: number, isReported: boolean}>} */
   #byKey = new Map();
   /** @type {Map<number, Array<{key: string}>>} */
-  #asked = new Map();
+  #expected = new Map();
 
   get isEmpty() {
     return this.#byKey.size === 0;
@@ -444,44 +477,44 @@ class ClosedKeys {
     return this.#byKey.has(key);
   }
 
-  /** This message of its key is returned; an earlier one that is stands for it too. */
+  /** Close the key of a message that is returned; an earlier one of the key stands for it too. */
   close({ key, partition, offset }) {
     if (key === null) return;
     const closing = this.#byKey.get(key);
     if (closing?.partition === partition && closing.offset <= offset) return;
-    this.#byKey.set(key, { key, partition, offset, isTold: false });
+    this.#byKey.set(key, { key, partition, offset, isReported: false });
   }
 
-  /** The broker has been told of these in one nack; its answer opens their keys. */
-  ask(ref, messages) {
+  /** Expect the answer to one nack of these messages, which opens their keys. */
+  expectAnswer(ref, messages) {
     const keys = new Set(messages.map((message) => message.key));
     const closings = [...keys].map((key) => this.#byKey.get(key));
-    this.#asked.set(ref, closings.filter((closing) => closing !== undefined));
+    this.#expected.set(ref, closings.filter((closing) => closing !== undefined));
   }
 
-  /** It has answered: what it sends from now on it sends knowing of the nack. */
-  answered(ref) {
-    for (const closing of this.#asked.get(ref) ?? []) {
+  /** The broker has answered a nack: it sends from now on with that knowledge. */
+  onAnswer(ref) {
+    for (const closing of this.#expected.get(ref) ?? []) {
       if (this.#byKey.get(closing.key) === closing) this.#byKey.delete(closing.key);
     }
-    this.#asked.delete(ref);
+    this.#expected.delete(ref);
   }
 
-  /** The broker is about to be told what is held, and with that what is not. */
-  tell() {
-    for (const closing of this.#byKey.values()) closing.isTold = true;
+  /** The client is about to report what is held, and with that what is not. */
+  onReport() {
+    for (const closing of this.#byKey.values()) closing.isReported = true;
   }
 
-  /** It has answered, and has heard no nack that is still to be answered. */
-  told() {
-    for (const { key, isTold } of [...this.#byKey.values()]) {
-      if (isTold) this.#byKey.delete(key);
+  /** The broker has answered the report; it has received no nack that is not answered yet. */
+  onReportAnswer() {
+    for (const { key, isReported } of [...this.#byKey.values()]) {
+      if (isReported) this.#byKey.delete(key);
     }
-    this.#asked.clear();
+    this.#expected.clear();
   }
 
-  /** It has taken these back. */
-  revoked(partition, first, last) {
+  /** The broker has taken these back. */
+  onRevoke(partition, first, last) {
     for (const closing of [...this.#byKey.values()]) {
       const { offset } = closing;
       if (closing.partition === partition && first <= offset && offset <= last) {
@@ -490,8 +523,8 @@ class ClosedKeys {
     }
   }
 
-  /** Whether this message may come in. The one that closed the key opens it. */
-  admits(key, partition, offset) {
+  /** Let in a message, or not. The one that closed its key opens it. @returns {boolean} */
+  admit(key, partition, offset) {
     const closing = this.#byKey.get(key);
     if (closing === undefined) return true;
     if (closing.partition !== partition || closing.offset !== offset) return false;

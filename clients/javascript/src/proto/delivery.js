@@ -7,12 +7,12 @@
 import { InvalidRequest, StaleDelivery } from "./errors.js";
 import { fromBase64 } from "./message.js";
 
-/** What the broker takes with a nack and an extend. */
+/** Bounds of the broker for a nack and an extend. */
 const DELAY_S_MAX = 86_400;
 const LEASE_S_MAX = 43_200;
 const REASON_CHARS_MAX = 1024;
 
-/** Where a delivery stands at this consumer; up to HANDED it is held. */
+/** The state of a delivery at this consumer; up to HANDED it is held. */
 export const DeliveryState = Object.freeze({
   /** An earlier message of its key is held. */
   QUEUED: 0,
@@ -32,13 +32,13 @@ const WHY = {
   [DeliveryState.GONE]: "has expired, or was revoked: it is no longer this consumer's",
 };
 
-/** Why nothing can be done about a message. @param {Message} message */
-export function staleness(message) {
+/** The error of a message that cannot be settled any more. @param {Message} message */
+export function staleError(message) {
   const why = WHY[message.state] ?? WHY[DeliveryState.GONE];
   return new StaleDelivery(`message ${message.id} ${why}`);
 }
 
-/** What a message says. */
+/** The content of a message, wherever it comes from. */
 export class MessageContent {
   #push;
   #said;
@@ -112,7 +112,7 @@ export class MessageContent {
 /** A message that a reader was given: nothing to settle. */
 export class ReadMessage extends MessageContent {}
 
-/** A push some of whose deliveries are held: what they have in common. */
+/** A push of which deliveries are held, and what these have in common. */
 export class HeldPush {
   /**
    * @param {any} push
@@ -139,13 +139,13 @@ export class HeldPush {
     this.isDoubtful = false;
   }
 
-  /** When there is something to do about its lease. */
+  /** The time when its lease is to be prolonged, or ends. */
   get due() {
     return Math.min(this.deadline, this.extendAt);
   }
 
-  /** Its messages that are held. */
-  open() {
+  /** The messages of it that are held. */
+  heldMessages() {
     return this.deliveries.filter((message) => message.state <= DeliveryState.HANDED);
   }
 }
@@ -192,9 +192,9 @@ export class Message extends MessageContent {
     return this.#controller.signal;
   }
 
-  /** It is gone: whoever works on it is told. */
+  /** Abort `signal`: the message is gone, and its handler should stop. */
   abort() {
-    this.#controller?.abort(staleness(this));
+    this.#controller?.abort(staleError(this));
   }
 
   /**
@@ -268,7 +268,7 @@ export class Message extends MessageContent {
 
 const isAbsent = (value) => value === undefined || value === null;
 
-/** A frame that is wrong would take with it what travels in the same message. */
+/** Why a nack cannot be sent, or null: a wrong frame would take others of its message with it. */
 function wrongNack(delayS, reason) {
   const isDelay = typeof delayS === "number" && delayS >= 0 && delayS <= DELAY_S_MAX;
   if (!isAbsent(delayS) && !isDelay) {
@@ -282,7 +282,7 @@ function wrongNack(delayS, reason) {
   return new InvalidRequest("invalid_request", detail);
 }
 
-/** A promise whose failure is no accident where nobody waits for it: the message comes again. */
+/** Mark a promise as handled: where nobody waits for it, the message comes again anyway. */
 function quietly(promise) {
   promise.catch(() => {});
   return promise;

@@ -1,11 +1,11 @@
 /**
- * The leases of what is held, as this client counts them, and their prolongation. Pure.
+ * The leases of held messages, as this client counts them, and their prolongation. Pure.
  *
- * A lease is counted from the moment the push was received, less a margin, so that it ends here
- * before it ends at the broker. More time is asked for while enough of it is left to try again.
+ * A lease is counted from the moment when the push was received, less a margin, so that it ends
+ * here before it ends at the broker. It is prolonged while enough of it is left to try again.
  *
- * What only waits behind a message that is in hand for long is not prolonged with it for ever: that
- * is up to whoever holds the leases, who is told of what is in hand for long (`longInHand`).
+ * Messages that only wait behind one that is in hand for long are not prolonged with it for ever:
+ * the caller leaves them out, from `longInHand`.
  *
  * @module
  */
@@ -16,10 +16,10 @@ import { containsDelivery, pushKey, ranges, splitDeliveries } from "./wire.js";
 export const MARGIN_MS_MAX = 2000;
 /** A lease ends here by this share of it earlier than at the broker, at most MARGIN_MS_MAX. */
 export const MARGIN_SHARE = 0.1;
-/** More time is asked for when this share of it is left. */
+/** A lease is prolonged when this share of it is left. */
 export const EXTEND_SHARE = 0.5;
 
-/** How long a delivery may be worked on here when the broker grants so much. */
+/** The time for work on a delivery here, for a lease that the broker grants. */
 export function usableMs(leaseMs) {
   return leaseMs - Math.min(MARGIN_MS_MAX, MARGIN_SHARE * leaseMs);
 }
@@ -28,12 +28,12 @@ export class Leases {
   #pushes;
   #autoExtend;
   #deadlines = new Deadlines();
-  /** More time is to be asked for. */
-  #late = [];
-  /** ref -> what was asked for, and when */
-  #asked = new Map();
-  /** How often more time was asked for while a message was in hand. */
-  #inHand = new Map();
+  /** Pushes whose leases are to be prolonged. */
+  #toExtend = [];
+  /** ref -> the delivery list of an extend, and when it was sent */
+  #extends = new Map();
+  /** Message in hand -> how often it was prolonged */
+  #extensions = new Map();
 
   /**
    * @param {Map<string, import("./delivery.js").HeldPush>} pushes what is held; its owner keeps it
@@ -46,7 +46,7 @@ export class Leases {
     this.begin(leaseMs);
   }
 
-  /** The group's leases are so long now; pushes are those that are held. */
+  /** Begin with leases of this length; pushes are those that are held. */
   begin(leaseMs) {
     this.usableMs = usableMs(leaseMs);
     /** How long before the end of a lease more time is asked for. */
@@ -54,140 +54,140 @@ export class Leases {
     this.restart();
   }
 
-  /** Whatever was asked for is asked for again. */
+  /** Forget what was sent; whatever is held is prolonged anew. */
   restart() {
-    this.#late = [];
-    this.#asked.clear();
+    this.#toExtend = [];
+    this.#extends.clear();
     for (const held of this.#pushes.values()) this.#setTimes(held);
     this.#deadlines.reset(this.#pushes.values());
   }
 
-  /** Of a push that is received now. */
+  /** The times of a push that is received now. */
   times(now) {
     const deadline = now + this.usableMs;
     return { deadline, extendAt: this.#autoExtend ? deadline - this.leadMs : Infinity };
   }
 
-  /** It is held, with these `times`. */
-  received(held) {
-    this.#deadlines.received(held);
+  /** Add a held push that was made with `times`. */
+  add(held) {
+    this.#deadlines.append(held);
   }
 
-  /** This one may be worked on until then. */
-  extended(message, until) {
+  /** Prolong one message until this time. */
+  extend(message, until) {
     message.deadline = until;
     this.#setTimes(message.held);
-    this.#deadlines.put(message.held);
+    this.#deadlines.insert(message.held);
   }
 
-  /** The held messages whose lease is over. */
+  /** Take the held messages whose leases are over. */
   expire(now) {
     const over = [];
-    for (const held of this.#deadlines.take(now)) {
+    for (const held of this.#deadlines.takeDue(now)) {
       if (held.deadline <= now) {
-        const open = held.open();
+        const open = held.heldMessages();
         over.push(...open.filter((message) => message.deadline <= now));
         held.deadline = earliest(open.filter((message) => message.deadline > now));
       }
       if (held.extendAt <= now) {
-        this.#late.push(held);
+        this.#toExtend.push(held);
         held.extendAt = Infinity;
       }
-      this.#deadlines.put(held);
+      this.#deadlines.insert(held);
     }
     return over;
   }
 
   /** When `expire` should be called, if nothing else happens before. */
   nextDeadline() {
-    return this.#deadlines.next();
+    return this.#deadlines.next;
   }
 
-  /** What was in hand when more time was asked for, and was so the time before. */
+  /** Messages that were prolonged more than once while they were in hand. */
   longInHand() {
-    for (const message of this.#inHand.keys()) {
-      if (message.state !== DeliveryState.HANDED) this.#inHand.delete(message);
+    for (const message of this.#extensions.keys()) {
+      if (message.state !== DeliveryState.HANDED) this.#extensions.delete(message);
     }
-    return [...this.#inHand].filter(([, times]) => times > 1).map(([message]) => message);
+    return [...this.#extensions].filter(([, times]) => times > 1).map(([message]) => message);
   }
 
   /**
-   * The frames that ask for more time for what needs it, but for what is `far` from its turn; see
-   * `answered`.
+   * Take the frames that prolong what needs it, without the messages that `far` returns, whose turn
+   * is far off. The answers go to `onAnswer`.
    */
-  ask(nextRef, subscription, far, now) {
-    if (this.#late.length === 0) return [];
+  takeFrames(nextRef, subscription, far, now) {
+    if (this.#toExtend.length === 0) return [];
     const soon = now + this.leadMs;
-    const late = this.#late.map((held) => {
-      return { held, due: held.open().filter((message) => message.deadline <= soon) };
+    const pushes = this.#toExtend.map((held) => {
+      return { held, due: held.heldMessages().filter((message) => message.deadline <= soon) };
     });
-    this.#late = [];
-    for (const message of late.flatMap(({ due }) => due)) {
+    this.#toExtend = [];
+    for (const message of pushes.flatMap(({ due }) => due)) {
       if (message.state !== DeliveryState.HANDED) continue;
-      this.#inHand.set(message, (this.#inHand.get(message) ?? 0) + 1);
+      this.#extensions.set(message, (this.#extensions.get(message) ?? 0) + 1);
     }
-    const without = far();
+    const distant = far();
     const rows = [];
-    for (const { held, due } of late) {
-      const offsets = due.filter((message) => !without.has(message)).map(offsetOf);
+    for (const { held, due } of pushes) {
+      const offsets = due.filter((message) => !distant.has(message)).map(offsetOf);
       if (offsets.length > 0) {
         rows.push([...held.place, ...ranges(offsets)]);
       } else if (due.length > 0) {
         held.extendAt = now + this.leadMs / 2; // its turn may be nearer by then
-        this.#deadlines.put(held);
+        this.#deadlines.insert(held);
       }
     }
     return splitDeliveries(rows).map((deliveries) => {
       const ref = nextRef();
-      this.#asked.set(ref, { deliveries, askedAt: now });
+      this.#extends.set(ref, { deliveries, sentAt: now });
       return { type: "extend", subscription, deliveries, ref };
     });
   }
 
   /**
-   * Of what was asked for, all but this. What was refused ends with its lease, and is not asked for
-   * again.
+   * Take the answer to an extend: all but `refused` is prolonged. What was refused ends with its
+   * lease, and is not prolonged again.
    */
-  answered(ref, refused) {
-    const { deliveries, askedAt } = this.#take(ref);
-    const until = askedAt + this.usableMs;
+  onAnswer(ref, refused) {
+    const { deliveries, sentAt } = this.#takeExtend(ref);
+    const until = sentAt + this.usableMs;
     for (const row of deliveries) {
       const held = this.#pushes.get(pushKey(row));
       if (held === undefined) continue;
       const isGranted = ({ offset }) =>
         containsDelivery([row], held.place, offset) &&
         !containsDelivery(refused, held.place, offset);
-      const granted = held.open().filter(isGranted);
+      const granted = held.heldMessages().filter(isGranted);
       for (const message of granted) message.deadline = Math.max(message.deadline, until);
-      held.deadline = earliest(held.open());
+      held.deadline = earliest(held.heldMessages());
       held.extendAt = Infinity;
       if (granted.length > 0) {
         const againAt = earliest(granted) - this.leadMs;
-        held.extendAt = Math.max(againAt, askedAt + this.leadMs / 2);
+        held.extendAt = Math.max(againAt, sentAt + this.leadMs / 2);
       }
-      this.#deadlines.put(held);
+      this.#deadlines.insert(held);
     }
   }
 
-  /** It could not be answered: leases end when they did, and it is asked again before. */
-  failed(ref) {
-    const { deliveries, askedAt } = this.#take(ref);
+  /** An extend failed: its leases end when they did, and another extend is sent before. */
+  onFailure(ref) {
+    const { deliveries, sentAt } = this.#takeExtend(ref);
     for (const row of deliveries) {
       const held = this.#pushes.get(pushKey(row));
       if (held === undefined) continue;
-      held.extendAt = askedAt + this.leadMs / 2;
-      this.#deadlines.put(held);
+      held.extendAt = sentAt + this.leadMs / 2;
+      this.#deadlines.insert(held);
     }
   }
 
-  #take(ref) {
-    const asked = this.#asked.get(ref) ?? { deliveries: [], askedAt: 0 };
-    this.#asked.delete(ref);
-    return asked;
+  #takeExtend(ref) {
+    const found = this.#extends.get(ref) ?? { deliveries: [], sentAt: 0 };
+    this.#extends.delete(ref);
+    return found;
   }
 
   #setTimes(held) {
-    held.deadline = earliest(held.open());
+    held.deadline = earliest(held.heldMessages());
     held.extendAt = this.#autoExtend ? held.deadline - this.leadMs : Infinity;
   }
 }
@@ -210,18 +210,18 @@ function offsetOf(message) {
  */
 class Deadlines {
   /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} in order */
-  #fresh = [];
+  #queue = [];
   /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} a heap */
-  #others = [];
+  #heap = [];
 
-  /** A push with the latest deadline so far. */
-  received(held) {
-    this.#fresh.push({ due: held.due, held });
+  /** Add a push with the latest deadline so far. */
+  append(held) {
+    this.#queue.push({ due: held.due, held });
   }
 
-  /** A push whose times have changed. */
-  put(held) {
-    const heap = this.#others;
+  /** Add a push whose times have changed. */
+  insert(held) {
+    const heap = this.#heap;
     let at = heap.push({ due: held.due, held }) - 1;
     while (at > 0) {
       const above = (at - 1) >> 1;
@@ -231,50 +231,50 @@ class Deadlines {
     }
   }
 
-  /** These are all there are. @param {Iterable<import("./delivery.js").HeldPush>} pushes */
+  /** Replace all pushes by these. @param {Iterable<import("./delivery.js").HeldPush>} pushes */
   reset(pushes) {
-    this.#fresh = [];
-    this.#others = [];
-    for (const held of pushes) this.put(held);
+    this.#queue = [];
+    this.#heap = [];
+    for (const held of pushes) this.insert(held);
   }
 
-  /** The pushes of which something is due; whoever is done with one puts it again. */
-  take(now) {
+  /** Take the pushes of which something is due; the caller inserts each again. */
+  takeDue(now) {
     const due = [];
-    for (let first = this.#oldest(); first !== undefined && first.due <= now; ) {
-      this.#fresh.shift();
+    for (let first = this.#queueHead(); first !== undefined && first.due <= now; ) {
+      this.#queue.shift();
       due.push(first.held);
-      first = this.#oldest();
+      first = this.#queueHead();
     }
-    for (let first = this.#first(); first !== undefined && first.due <= now; ) {
+    for (let first = this.#heapHead(); first !== undefined && first.due <= now; ) {
       this.#pop();
       due.push(first.held);
-      first = this.#first();
+      first = this.#heapHead();
     }
     return due;
   }
 
-  /** When something will be due; Infinity: nothing is held. */
-  next() {
-    return Math.min(this.#oldest()?.due ?? Infinity, this.#first()?.due ?? Infinity);
+  /** The time when something is due next; Infinity: nothing is held. */
+  get next() {
+    return Math.min(this.#queueHead()?.due ?? Infinity, this.#heapHead()?.due ?? Infinity);
   }
 
-  /** The first of the queue that still counts. */
-  #oldest() {
-    const fresh = this.#fresh;
-    while (fresh.length > 0 && !counts(fresh[0])) fresh.shift();
-    return fresh[0];
+  /** Drop stale entries, and return the first of the queue. */
+  #queueHead() {
+    const queue = this.#queue;
+    while (queue.length > 0 && !isCurrent(queue[0])) queue.shift();
+    return queue[0];
   }
 
-  /** The first of the heap that still counts. */
-  #first() {
-    const heap = this.#others;
-    while (heap.length > 0 && !counts(heap[0])) this.#pop();
+  /** Drop stale entries, and return the first of the heap. */
+  #heapHead() {
+    const heap = this.#heap;
+    while (heap.length > 0 && !isCurrent(heap[0])) this.#pop();
     return heap[0];
   }
 
   #pop() {
-    const heap = this.#others;
+    const heap = this.#heap;
     const last = heap.pop();
     if (heap.length === 0) return;
     heap[0] = last;
@@ -290,7 +290,7 @@ class Deadlines {
   }
 }
 
-/** Whether its push is not settled, and was not put again since. */
-function counts({ due, held }) {
+/** Whether the push of an entry is not settled, and was not inserted again since. */
+function isCurrent({ due, held }) {
   return held.left > 0 && due === held.due;
 }

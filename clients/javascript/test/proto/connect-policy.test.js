@@ -20,7 +20,9 @@ test("a WebSocket that does not open, or dies young three times, makes way for l
   }
   assert.equal(choice.next, "long-poll");
   const steady = new TransportChoice("auto", middle);
-  for (const livedMs of [0, 0, 60_000, 0, 0]) steady.onLoss("websocket", { livedMs, wasTold: false });
+  for (const livedMs of [0, 0, 60_000, 0, 0]) {
+    steady.onLoss("websocket", { livedMs, wasTold: false });
+  }
   assert.equal(steady.next, "websocket");
   assert.equal(new TransportChoice("websocket", middle).onFailure("websocket"), false);
 });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { UNHEARD_ROWS } from "../../src/proto/ack-ledger.js";
+import { UNCONFIRMED_ROWS } from "../../src/proto/ack-ledger.js";
 import { AHEAD, DeliveryLedger } from "../../src/proto/delivery-ledger.js";
 import { DeliveryState, Message } from "../../src/proto/delivery.js";
 import { StaleDelivery } from "../../src/proto/errors.js";
@@ -17,7 +17,7 @@ function counter() {
 }
 
 function ledger({ credit = 4, ...more } = {}) {
-  const settler = { atWork: new Set(), gone: (message) => settler.atWork.has(message) };
+  const settler = { atWork: new Set(), onGone: (message) => settler.atWork.has(message) };
   const made = new DeliveryLedger(settler, { subscription: 1, credit, leaseMs: LEASE_MS, ...more });
   return Object.assign(made, { settler });
 }
@@ -46,12 +46,12 @@ test("a nack takes what follows of its key, and closes it until it is answered (
   const nextRef = counter();
   held.receive(pushed(0, ["a", "a"]), 0);
   held.nack(held.next(0), 0, {});
-  const [nack] = held.take(nextRef, 0).filter((frame) => frame.type === "nack");
+  const [nack] = held.takeFrames(nextRef, 0).filter((frame) => frame.type === "nack");
   assert.deepEqual(nack.deliveries, [[0, 1, 1, 0, 0]]);
   held.receive(pushed(2, ["a", "b"]), 0);
   assert.equal(held.next(0).key, "b");
   assert.equal(held.next(0), null, "what was under way is discarded");
-  held.nackAnswered(nack.ref);
+  held.onNackAnswer(nack.ref);
   held.receive(pushed(0, ["a", "a"], { push: 9, attempt: 2 }), 0);
   assert.deepEqual([held.next(0).offset, held.next(0)], [0, null]);
 });
@@ -65,7 +65,7 @@ test("what is gone while a handler works on it holds its key until that has ende
   assert.equal(message.state, DeliveryState.GONE);
   held.receive(pushed(0, ["a"], { push: 2, attempt: 2 }), 0);
   assert.equal(held.next(0), null);
-  held.finished(message);
+  held.onHandlerEnd(message);
   assert.equal(held.next(0).attempt, 2);
 });
 
@@ -84,18 +84,18 @@ test("time is asked for at half of a lease, and again where that failed", () => 
   const nextRef = counter();
   held.receive(pushed(0, ["a"]), 0);
   held.next(0);
-  held.take(nextRef, 0);
+  held.takeFrames(nextRef, 0);
   assert.equal(held.nextDeadline(), 14_000);
   held.expire(13_999);
-  assert.deepEqual(held.take(nextRef, 13_999), []);
+  assert.deepEqual(held.takeFrames(nextRef, 13_999), []);
   held.expire(14_000);
-  const [extend] = held.take(nextRef, 14_000);
+  const [extend] = held.takeFrames(nextRef, 14_000);
   assert.deepEqual([extend.type, extend.deliveries], ["extend", [[0, 1, 1, 0, 0]]]);
-  held.leases.failed(extend.ref);
+  held.onExtendFailure(extend.ref);
   assert.equal(held.nextDeadline(), 21_000);
   held.expire(21_000);
-  const [again] = held.take(nextRef, 21_000);
-  held.leases.answered(again.ref, []);
+  const [again] = held.takeFrames(nextRef, 21_000);
+  held.onExtendAnswer(again.ref, []);
   assert.equal(held.nextDeadline(), 49_000 - 14_000);
 });
 
@@ -104,10 +104,10 @@ test("what was prolonged holds up the end of no other lease", () => {
   const nextRef = counter();
   held.receive(pushed(0, ["a"]), 0);
   held.receive(pushed(1, ["b", "c"]), 1000);
-  held.extended(held.next(1000), 90_000);
+  held.extend(held.next(1000), 90_000);
   assert.equal(held.nextDeadline(), 15_000);
   held.expire(15_000);
-  const asked = held.take(nextRef, 15_000).filter((frame) => frame.ref !== undefined);
+  const asked = held.takeFrames(nextRef, 15_000).filter((frame) => frame.ref !== undefined);
   assert.deepEqual(asked.map((frame) => frame.deliveries), [[[0, 1, 2, 1, 2]]]);
   assert.equal(held.nextDeadline(), 29_000);
   assert.equal(held.next(29_000), null, "nor is it looked for without end");
@@ -122,8 +122,8 @@ test("behind a message that is in hand for long a handful is prolonged (P8)", ()
   const hung = held.next(0);
   const prolonged = (now) => {
     held.expire(now);
-    const asked = held.take(nextRef, now).filter(({ type, ref }) => type === "extend" && ref);
-    for (const { ref } of asked) held.leases.answered(ref, []);
+    const asked = held.takeFrames(nextRef, now).filter(({ type, ref }) => type === "extend" && ref);
+    for (const { ref } of asked) held.onExtendAnswer(ref, []);
     return asked.flatMap(({ deliveries }) => deliveries.map((row) => row.slice(3)));
   };
   assert.deepEqual(prolonged(15_000), [[0, 100]], "it may be slow, no more");
@@ -137,7 +137,8 @@ test("behind a message that is in hand for long a handful is prolonged (P8)", ()
 test("credit is one more for each that was released, said by the quarter (R25)", () => {
   const held = ledger({ credit: 8 });
   const nextRef = counter();
-  const credit = () => held.take(nextRef, 0).find((frame) => frame.type === "credit")?.granted;
+  const isCredit = (frame) => frame.type === "credit";
+  const credit = () => held.takeFrames(nextRef, 0).find(isCredit)?.granted;
   held.receive(pushed(0, ["a", "b", "c", "d"]), 0);
   assert.equal(credit(), undefined);
   held.receive(pushed(0, ["a"]), 0);
@@ -154,41 +155,41 @@ test("an ack is said again after coming back until the broker is known to have h
   held.receive(pushed(0, ["a", "b"]), 0);
   const message = held.next(0);
   held.ack(message, 0);
-  held.take(nextRef, 0);
+  held.takeFrames(nextRef, 0);
   held.pause();
   assert.equal(held.next(0), null);
-  assert.deepEqual(held.holding(), [[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]);
-  held.resumed([]);
-  const acks = held.take(nextRef, 0).filter((frame) => frame.type === "ack");
+  assert.deepEqual(held.report(), [[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]);
+  held.onResume([]);
+  const acks = held.takeFrames(nextRef, 0).filter((frame) => frame.type === "ack");
   assert.deepEqual(acks.map((frame) => frame.deliveries), [[[0, 1, 1, 0, 0]]]);
 });
 
 test("acks that are durable are forgotten, and are asked for behind so many", () => {
-  const held = ledger({ credit: 10 * UNHEARD_ROWS });
+  const held = ledger({ credit: 10 * UNCONFIRMED_ROWS });
   const nextRef = counter();
   const questions = [];
-  for (let number = 0; number < UNHEARD_ROWS; number += 1) {
+  for (let number = 0; number < UNCONFIRMED_ROWS; number += 1) {
     held.receive({ ...pushed(number, ["a"]), push: number + 1 }, 0);
     held.ack(held.next(0), 0);
-    questions.push(...held.take(nextRef, 0).filter(({ type, ref }) => type === "ack" && ref));
+    questions.push(...held.takeFrames(nextRef, 0).filter(({ type, ref }) => type === "ack" && ref));
   }
   assert.deepEqual(questions.map(({ deliveries }) => deliveries), [[]]);
-  assert.equal(held.holding().length, UNHEARD_ROWS);
-  held.settlements.heard(questions[0].ref);
-  assert.deepEqual(held.holding(), []);
+  assert.equal(held.report().length, UNCONFIRMED_ROWS);
+  held.onAckAnswer(questions[0].ref, []);
+  assert.deepEqual(held.report(), []);
 });
 
 test("a key that closes while the broker takes note of what is held stays closed", () => {
   const held = ledger({ leaseMs: 10 });
   held.receive(pushed(0, ["a"]), 0);
   held.pause();
-  assert.deepEqual(held.holding(), [[0, 1, 1, 0, 0]]);
+  assert.deepEqual(held.report(), [[0, 1, 1, 0, 0]]);
   held.expire(9.5);
-  held.resumed([]);
+  held.onResume([]);
   held.receive(pushed(7, ["a"]), 10);
   assert.equal(held.next(10), null, "the broker takes the first one for held");
-  held.holding();
-  held.resumed([]);
+  held.report();
+  held.onResume([]);
   held.receive(pushed(8, ["a"]), 10);
   assert.equal(held.next(10).offset, 8, "now it knows");
 });
@@ -197,12 +198,12 @@ test("of an ack that was asked before a refusal says nothing", () => {
   const held = ledger();
   held.receive(pushed(0, ["a", "b", "c"]), 0);
   for (const ticket of ["a", "b"]) held.ack(held.next(0), 0, ticket);
-  held.take(counter(), 0);
+  held.takeFrames(counter(), 0);
   held.pause();
-  held.resumed([]);
+  held.onResume([]);
   held.ack(held.next(0), 0, "c");
-  const { ref } = held.take(counter(), 0).find(({ type }) => type === "ack");
-  const { settled, stale, perhaps } = held.settlements.confirmed(ref, [[0, 1, 1, 1, 2]]);
+  const { ref } = held.takeFrames(counter(), 0).find(({ type }) => type === "ack");
+  const { settled, stale, perhaps } = held.onAckAnswer(ref, [[0, 1, 1, 1, 2]]);
   assert.deepEqual([settled, stale, perhaps], [["a"], ["c"], ["b"]]);
 });
 
@@ -210,12 +211,12 @@ test("of a nack that was asked before a refusal says nothing", () => {
   const held = ledger();
   held.receive(pushed(0, ["a", "b", "c"]), 0);
   for (const ticket of ["a", "b"]) held.nack(held.next(0), 0, {}, ticket);
-  held.take(counter(), 0);
+  held.takeFrames(counter(), 0);
   held.pause();
-  held.resumed([]);
+  held.onResume([]);
   held.nack(held.next(0), 0, {}, "c");
-  const { ref } = held.take(counter(), 0).find(({ type }) => type === "nack");
-  const { settled, stale, perhaps } = held.nackAnswered(ref, [[0, 1, 1, 1, 2]]);
+  const { ref } = held.takeFrames(counter(), 0).find(({ type }) => type === "nack");
+  const { settled, stale, perhaps } = held.onNackAnswer(ref, [[0, 1, 1, 1, 2]]);
   assert.deepEqual([settled, stale, perhaps], [["a"], ["c"], ["b"]]);
 });
 
@@ -224,20 +225,20 @@ test("a lost session names the nacks that were to be confirmed", () => {
   held.receive(pushed(0, ["a", "b", "c"]), 0);
   held.nack(held.next(0), 0, {}, "a");
   held.nack(held.next(0), 0, {});
-  held.take(counter(), 0);
+  held.takeFrames(counter(), 0);
   held.nack(held.next(0), 0, { reject: true }, "c");
-  assert.deepEqual(held.lost().sort(), ["a", "c"]);
-  assert.deepEqual(held.lost(), []);
+  assert.deepEqual(held.onSessionLoss().sort(), ["a", "c"]);
+  assert.deepEqual(held.onSessionLoss(), []);
 });
 
 test("a page that was loaded again holds what it had acked, and nothing else", () => {
   const held = ledger();
-  held.recall({ received: 7, acked: [[0, 1, 1, 0, 3]] });
-  assert.deepEqual(held.holding(), [[0, 1, 1, 0, 3]]);
-  assert.deepEqual([held.receivedThere, held.granted], [7, 11]);
+  held.restore({ received: 7, acked: [[0, 1, 1, 0, 3]] });
+  assert.deepEqual(held.report(), [[0, 1, 1, 0, 3]]);
+  assert.deepEqual([held.receivedCount, held.granted], [7, 11]);
   held.receive(pushed(4, ["a"]), 0);
   assert.equal(held.next(0), null, "nothing is handed out before the broker has said what is ours");
-  held.resumed([]);
+  held.onResume([]);
   assert.equal(held.next(0).offset, 4);
 });
 
