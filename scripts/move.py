@@ -667,9 +667,9 @@ def _write(plan: Plan, written: dict[Path, str]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Whether the folders of a module hold an `__init__`, as those of the server do."""
+    """Whether the folders of a module hold an `__init__`: those of the server and of the loadtests."""
     return path.relative_to(ROOT).parts[0] in {
-        "push", "storage", "metadata", "gateway", "runtime", "services",
+        "push", "storage", "metadata", "gateway", "runtime", "services", "loadtests",
     }  # fmt: skip
 
 
