@@ -6,7 +6,7 @@ The three spans of such frames, over 1 partition and over 16, and of frames of o
 the very code that a broker runs, without the broker: what its loop does for the log and would not
 do without it. With `--write` a writer's thread takes the lines, as in a broker. The budget is 40 µs
 for a frame of 100, all spans together; what a whole broker loses is measured by
-`python -m loadtests.log_cost`.
+`python -m loadtests.bench.log_cost`.
 """
 
 import argparse

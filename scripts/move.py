@@ -667,7 +667,7 @@ def _write(plan: Plan, written: dict[Path, str]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Whether the folders of a module hold an `__init__`: those of the server and of the loadtests."""
+    """Whether the folders of a module hold an `__init__`."""
     return path.relative_to(ROOT).parts[0] in {
         "push", "storage", "metadata", "gateway", "runtime", "services", "loadtests",
     }  # fmt: skip

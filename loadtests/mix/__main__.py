@@ -24,7 +24,7 @@ from loadtests.mix.processes import LoadBroke
 from loadtests.mix.report import page
 from loadtests.mix.run import Found, Run
 from loadtests.server import Server, ServerFailed, raise_file_limit
-from loadtests.trial import machine
+from loadtests.trials.trial import machine
 
 FILES_SPARE: Final = 1_000
 NOT_RUN: Final = 3

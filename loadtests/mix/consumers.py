@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final
 
+from loadtests.clients.places import Place, delivery_list, places
 from loadtests.mix.calls import Gone
 from loadtests.mix.desk import NS, Desk
 from loadtests.mix.frames import Frame, Verdict
@@ -12,7 +13,6 @@ from loadtests.mix.plan import role_of
 from loadtests.mix.sessions import Session
 from loadtests.mix.stamps import Stamp
 from loadtests.mix.transports import MakeTransport, Socket
-from loadtests.places import Place, delivery_list, places
 
 CREDIT: Final = 200
 CREDIT_SLOW: Final = 8

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from loadtests.wire import offsets_of
+from loadtests.clients.wire import offsets_of
 
 
 class Failure(msgspec.Struct, gc=False):

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from loadtests.checker.verdict import EXAMPLES_MAX, Violations
 from loadtests.histogram import Histogram
 from loadtests.mix.ledger import KINDS, Ledger, Sent, Subscriber, Taken
 from loadtests.mix.series import Series
 from loadtests.mix.spans import Spans
 from loadtests.mix.stamps import key_of
-from loadtests.verdict import EXAMPLES_MAX, Violations
 
 
 class Outcome(Violations):

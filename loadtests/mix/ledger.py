@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from loadtests.checker.verdict import Violations
 from loadtests.histogram import Histogram
 from loadtests.mix.series import Series
 from loadtests.mix.spans import Spans
 from loadtests.mix.stamps import Stamp
-from loadtests.verdict import Violations
 
 KINDS: Final = {
     "lost": "P1: certified to its publisher, never given to a group or reader that wanted it",

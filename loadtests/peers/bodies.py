@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Generic, TypeVar
 
+from loadtests.clients.load import BODY_BYTES, KEYS, STAMP_BYTES, WAVES, LoadFailed
 from loadtests.histogram import Histogram
-from loadtests.load import BODY_BYTES, KEYS, STAMP_BYTES, WAVES, LoadFailed
 
 T = TypeVar("T")
 WAVE_DELAY_S: Final = 0.002

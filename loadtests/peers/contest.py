@@ -17,14 +17,14 @@ from typing import Final
 
 import uvloop
 
-from loadtests.bench import cpu_model, file_system, interpreter
-from loadtests.line import CONSUMERS, PARTITIONS, PRODUCERS, WARM_UP_S, Bench, Figures
-from loadtests.load import BODY_BYTES, KEYS, LoadFailed
+from loadtests.bench.command import cpu_model, file_system, interpreter
+from loadtests.bench.load_run import CONSUMERS, PARTITIONS, PRODUCERS, WARM_UP_S, Bench, Figures
+from loadtests.bench.scenarios import batch100, fanout5k, idle, open_loop, single
+from loadtests.clients.load import BODY_BYTES, KEYS, LoadFailed
 from loadtests.peers.entrants import ENTRANTS, READING, SHARING, Entrant
 from loadtests.peers.medians import OFFERED, SCHEMA, Known, Results, Run, turns
 from loadtests.peers.meter import Meter
 from loadtests.peers.programs import Missing
-from loadtests.scenarios import batch100, fanout5k, idle, open_loop, single
 from loadtests.server import raise_file_limit
 
 RUN_TIMEOUT_S: Final = 180.0

@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from loadtests import dialect
-from loadtests.bench import version_of
-from loadtests.dialect import Dialect
+from loadtests.bench import adapter as dialect
+from loadtests.bench.adapter import Dialect
+from loadtests.bench.command import version_of
 from loadtests.peers import programs, servers
 from loadtests.peers.bodies import Bodies
 from loadtests.peers.medians import OFFERED

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from loadtests.clients.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
+from loadtests.clients.wire import BINARY, Speech, Wire, connect
 from loadtests.histogram import Histogram
-from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.peers.bodies import Bodies
 from loadtests.peers.nats_wire import Broken, Message, Parser, attempts, published
 from loadtests.peers.sending import Sending
 from loadtests.peers.settling import Settling
-from loadtests.wire import BINARY, Speech, Wire, connect
 
 SPEECH: Final = Speech("/", None, BINARY)
 PARTITIONS: Final = 16

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
+from loadtests.clients.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
+from loadtests.clients.wire import Speech, Wire, connect
 from loadtests.histogram import Histogram
-from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.peers.bodies import Bodies
 from loadtests.peers.sending import Sending
 from loadtests.peers.settling import Settling
 from loadtests.peers.stomp_wire import Broken, Frame, frame, frames
-from loadtests.wire import Speech, Wire, connect
 
 SPEECH: Final = Speech("/ws", "v12.stomp")
 PARTITIONS: Final = 16

@@ -14,9 +14,9 @@ from typing import Final, cast
 
 import hiredis
 
-from loadtests.dialect import GROUP
+from loadtests.bench.adapter import GROUP
+from loadtests.clients.load import ANSWER_TIMEOUT_S, LoadFailed
 from loadtests.histogram import Histogram
-from loadtests.load import ANSWER_TIMEOUT_S, LoadFailed
 from loadtests.peers.bodies import Bodies
 from loadtests.peers.sending import Sending
 from loadtests.peers.settling import Settling

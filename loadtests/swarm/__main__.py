@@ -16,13 +16,13 @@ from typing import Final
 import click
 import uvloop
 
-from loadtests.load import BODY_BYTES, LoadFailed, Producer, Shape, stamp
-from loadtests.rest import Rest
+from loadtests.clients.load import BODY_BYTES, LoadFailed, Producer, Shape, stamp
+from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server, ServerFailed, raise_file_limit
 from loadtests.swarm.fleet import All, Fleet, SwarmBroke
 from loadtests.swarm.orders import Order
 from loadtests.swarm.spread import FILES_SPARE, processes
-from loadtests.trial import Finding
+from loadtests.trials.trial import Finding
 
 SETTLES_S: Final = 30.0
 OPEN_S: Final = 600.0

@@ -10,8 +10,8 @@ from typing import Final
 
 import uvloop
 
+from loadtests.clients.load import LoadFailed, Reader, Shape
 from loadtests.histogram import Histogram
-from loadtests.load import LoadFailed, Reader, Shape
 from loadtests.swarm import orders
 from loadtests.swarm.orders import News, Order, Post
 

@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page
 
 from gateway.demo import SETTINGS_OF_QUEUE
 from loadtests.chromium import browsing
-from loadtests.proxy import Proxy
+from loadtests.faults.proxy import Proxy
 from loadtests.server import Server
 from tests.browser import demo_page
 from tests.browser.demo_page import Visit, visited

@@ -9,7 +9,7 @@ from typing import Any, Final
 import tocsin
 from tocsin.proto.message import Message
 
-from loadtests.proxy import Proxy
+from loadtests.faults.proxy import Proxy
 from loadtests.server import Server
 from tests.browser.house import until
 

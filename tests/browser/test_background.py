@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import tocsin
 
-from loadtests.proxy import Proxy
+from loadtests.faults.proxy import Proxy
 from tests.browser.hidden_tab import Tab, UsersChromium, opened
 from tests.browser.house import Stream, opening, until_carried_by
 from tests.browser.test_bad_networks import healed, hole

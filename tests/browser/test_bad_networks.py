@@ -6,7 +6,7 @@ The network is a proxy's, not the browser's offline switch, which leaves open so
 
 from playwright.async_api import Browser, Page
 
-from loadtests.proxy import HELD, PASS, Proxy
+from loadtests.faults.proxy import HELD, PASS, Proxy
 from loadtests.server import Server
 from tests.browser.house import Stream, blank, open_client, until_carried_by, watch
 

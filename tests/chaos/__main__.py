@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from loadtests.power_loss import why_not
+from loadtests.faults.power_loss import why_not
 from metadata.service_forms import LAYOUTS
 from metadata.service_forms import Layout as MetadataLayout
 from tests.chaos.books import STORES, Book

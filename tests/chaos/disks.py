@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from loadtests.power_loss import MOUNT_OPTIONS, new_image
+from loadtests.faults.power_loss import MOUNT_OPTIONS, new_image
 from tests.servers.node import Node
 
 IMAGE_BYTES: Final = 512 << 20
@@ -53,7 +53,7 @@ class Disks:
 @contextmanager
 def disks(folder: Path, places: Sequence[Path]) -> Iterator[Disks]:
     """One under each of these folders, which are made. Needs root, loop devices and ext4; see
-    `loadtests.power_loss.why_not`. What is in them must have ended before this does."""
+    `loadtests.faults.power_loss.why_not`. What is in them must have ended before this does."""
     folder.mkdir(parents=True, exist_ok=True)
     mounted: list[Path] = []
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
 
-from loadtests.crew import Crew
+from loadtests.faults.crew import Crew
 from metadata.leading import BEAT_S, LEASE_S
 from tests.chaos.disks import Disks
 from tests.chaos.world import Gateway, Manager, World

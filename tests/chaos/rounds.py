@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from loadtests.checker import ChaosVerdict, check
-from loadtests.crew import LEASE_S, QUIET_S, Crew
-from loadtests.field import GROUP_PLACE, ClientFailed, Field, Habits
-from loadtests.history import read_lines
+from loadtests.checker.checker import ChaosVerdict, check
+from loadtests.checker.history import read_lines
+from loadtests.clients.recorder import GROUP_PLACE, ClientFailed, Field, Habits
+from loadtests.faults.crew import LEASE_S, QUIET_S, Crew
 from loadtests.server import ServerFailed
 from metadata.service_forms import Layout as MetadataLayout
 from push import limits

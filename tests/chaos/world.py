@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cluster_keeper import LOOK_S
-from loadtests.field import Door
+from loadtests.clients.recorder import Door
 from loadtests.server import Server
 from metadata.service_forms import Layout as MetadataLayout
 from tests.chaos.breaks import BREAKS, Break

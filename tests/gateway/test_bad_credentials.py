@@ -24,7 +24,14 @@ from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.rest import Application
 from gateway.surroundings import Surroundings
-from loadtests.bad_credentials import AUDIENCE, ISSUER, KIDS, Bad, Issuer, bad_credentials
+from loadtests.trials.credentials.bad_credentials import (
+    AUDIENCE,
+    ISSUER,
+    KIDS,
+    Bad,
+    Issuer,
+    bad_credentials,
+)
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.plain_tokens import PlainTokens, record, text

@@ -20,7 +20,7 @@ from gateway.registry import PART_FRAMES_MAX, Registry
 from gateway.rest import Application
 from gateway.surroundings import Surroundings
 from gateway.turns import Turns
-from loadtests.wire import frame as wire_frame
+from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
 from tests.gateway.asgi import client_of

@@ -23,7 +23,7 @@ from gateway.deliverylog.files import Bounds, Files, finished_files, place_of
 from gateway.deliverylog.lines import SCHEMA, Settled, encode
 from gateway.deliverylog.recovery import recover
 from gateway.deliverylog.writer import FOLDER, Writer
-from loadtests.power_loss import mounted, new_image, why_not
+from loadtests.faults.power_loss import mounted, new_image, why_not
 from tests.layout.tree import ROOT
 
 GATEWAY = "00112233445566ff"

@@ -27,7 +27,14 @@ from gateway.jwks_source import JwksSource, fetch
 from gateway.jwt_keys import ALGORITHMS, KEYS_BYTES_MAX, KEYS_MAX, Keys, KeysError, parse_keys
 from gateway.jwts import LEEWAY_S, Jwts, Terms
 from gateway.server import credentials_of
-from loadtests.bad_credentials import AUDIENCE, ISSUER, KIDS, Issuer, to_text, unsigned
+from loadtests.trials.credentials.bad_credentials import (
+    AUDIENCE,
+    ISSUER,
+    KIDS,
+    Issuer,
+    to_text,
+    unsigned,
+)
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push import limits

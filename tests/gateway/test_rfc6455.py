@@ -24,7 +24,7 @@ from gateway.rfc6455 import (
     control_frame,
     text_frame,
 )
-from loadtests.wire import frame as wire_frame
+from loadtests.clients.wire import frame as wire_frame
 
 BYTES_MAX = 300
 

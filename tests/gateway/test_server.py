@@ -30,7 +30,7 @@ from gateway.process import EXIT_FATAL, raise_files_limit
 from gateway.server import OnFatal, Server
 from gateway.session import Ping, Session
 from gateway.settings_table import SETTINGS
-from loadtests.bad_credentials import AUDIENCE, Issuer
+from loadtests.trials.credentials.bad_credentials import AUDIENCE, Issuer
 from push.errors import Refused
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker

@@ -35,7 +35,7 @@ from gateway.registry import (
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.websocket import UNREAD_BYTES_MAX, WebSocketConnection, websocket_class
-from loadtests.wire import frame as wire_frame
+from loadtests.clients.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
 from push.transit import INSTANT_S

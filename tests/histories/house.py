@@ -27,7 +27,7 @@ from gateway.reader import Reader
 from gateway.rest import Application
 from gateway.routing import Answer
 from gateway.surroundings import Surroundings
-from loadtests import wire
+from loadtests.clients import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
 from metadata.client import Metadata
 from push.errors import TocsinError

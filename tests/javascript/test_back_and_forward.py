@@ -12,7 +12,7 @@ import tocsin
 from playwright.async_api import async_playwright
 
 from loadtests.chromium import options
-from loadtests.rest import Rest
+from loadtests.clients.rest import Rest
 from loadtests.server import Server
 from tests.waiting import becomes
 

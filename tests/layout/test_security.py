@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from loadtests.trials import trials
+from loadtests.trials.__main__ import trials
 from push import limits
 from tests.layout.tree import ROOT, text
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from loadtests.trial_counted import ENDS, End, Plan, counted
+from loadtests.trials.counted import ENDS, End, Plan, counted
 from tests.system.test_trials import hold
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import tocsin
 
-from loadtests.proxy import Proxy, Upgrades
+from loadtests.faults.proxy import Proxy, Upgrades
 from tests.system.talk import running
 
 

@@ -21,10 +21,10 @@ from gateway.deliverylog.lines import (
     messages_of,
 )
 from gateway.deliverylog.writer import FOLDER
+from loadtests.clients.rest import Rest
 from loadtests.mix.transports import Poll
-from loadtests.rest import Rest
 from loadtests.server import Server
-from loadtests.stalled_sockets import Narrow
+from loadtests.trials.stalled.sockets import Narrow
 from tests.system.talk import running
 from tests.waiting import becomes
 

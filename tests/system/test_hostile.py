@@ -4,13 +4,13 @@ Here counts only what is true on a busy machine, too: what was answered, what wa
 broker's log says.
 """
 
-from loadtests.hostile_clients import Attack
-from loadtests.trial_fuzz import Plan as FuzzPlan
-from loadtests.trial_fuzz import fuzz
-from loadtests.trial_hostile import Plan as HostilePlan
-from loadtests.trial_hostile import hostile
-from loadtests.trial_schema import Plan as SchemaPlan
-from loadtests.trial_schema import schema
+from loadtests.trials.fuzz.schema import Plan as SchemaPlan
+from loadtests.trials.fuzz.schema import schema
+from loadtests.trials.fuzz.trial import Plan as FuzzPlan
+from loadtests.trials.fuzz.trial import fuzz
+from loadtests.trials.hostile.clients import Attack
+from loadtests.trials.hostile.trial import Plan as HostilePlan
+from loadtests.trials.hostile.trial import hostile
 from tests.system.test_trials import hold
 
 

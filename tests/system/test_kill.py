@@ -1,8 +1,8 @@
 """kill -9 at random instants: the clients' own logs of raw frames are the judge's only evidence.
 
 P1 to P7 all at once: three producers that pipeline and send again, a group shared by WebSockets
-and pulls. The instants are drawn from a seed that a failure prints: `python -m loadtests.soak kill
---seed N` draws the same ones.
+and pulls. The instants are drawn from a seed that a failure prints: `python -m
+loadtests.faults.soak kill --seed N` draws the same ones.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.kill import KillReport, kill_cycles
+from loadtests.faults.kill import KillReport, kill_cycles
 from loadtests.server import SERVE
 
 BROKEN = Path(__file__).parent / "broken.py"

@@ -12,7 +12,7 @@ import pytest
 import tocsin
 
 from loadtests.server import Server
-from loadtests.trial import admin
+from loadtests.trials.trial import admin
 from tests.system.talk import http_to, talking
 
 RATE = 4000

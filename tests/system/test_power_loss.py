@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.power_loss import PowerLossReport, power_losses, why_not
+from loadtests.faults.power_loss import PowerLossReport, power_losses, why_not
 from loadtests.server import SERVE
 
 BROKEN = Path(__file__).parent / "broken.py"

@@ -7,8 +7,12 @@ a run that must break it.
 
 import pytest
 
-from loadtests import scene, trial_kills, trial_proxy, trial_slow, trial_switch
-from loadtests.trial import Finding
+from loadtests.trials.sdk import kills as trial_kills
+from loadtests.trials.sdk import proxy as trial_proxy
+from loadtests.trials.sdk import slow as trial_slow
+from loadtests.trials.sdk import switch as trial_switch
+from loadtests.trials.sdk import trial as scene
+from loadtests.trials.trial import Finding
 
 
 def hold(finding: Finding) -> None:

@@ -17,8 +17,8 @@ import tocsin
 from tocsin.io import longpoll as polling
 from tocsin.proto.connect_policy import Transport
 
+from loadtests.faults.proxy import HELD, Proxy, Treatment
 from loadtests.node import run_node
-from loadtests.proxy import HELD, Proxy, Treatment
 from loadtests.server import Server
 from tests.javascript.conftest import PACKAGE
 from tests.waiting import becomes

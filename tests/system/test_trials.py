@@ -8,21 +8,22 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from loadtests import trial_calm, trial_noisy
-from loadtests.hung_handlers import Plan, hung_handlers
-from loadtests.trial import Finding
-from loadtests.trial_bulk import Plan as BulkPlan
-from loadtests.trial_bulk import bulk
-from loadtests.trial_churn import churn
-from loadtests.trial_credentials import revoke
-from loadtests.trial_guesses import guesses
-from loadtests.trial_overflow import Plan as OverflowPlan
-from loadtests.trial_overflow import overflow
-from loadtests.trial_seal import Plan as SealPlan
-from loadtests.trial_seal import seal
-from loadtests.trial_stalled import stalled
-from loadtests.trial_stuck import stuck
-from loadtests.trial_visitors import visitors
+from loadtests.trials import calm as trial_calm
+from loadtests.trials.bulk import Plan as BulkPlan
+from loadtests.trials.bulk import bulk
+from loadtests.trials.churn import churn
+from loadtests.trials.credentials.guesses import guesses
+from loadtests.trials.credentials.revoke import revoke
+from loadtests.trials.noisy import trial as trial_noisy
+from loadtests.trials.overflow import Plan as OverflowPlan
+from loadtests.trials.overflow import overflow
+from loadtests.trials.seal import Plan as SealPlan
+from loadtests.trials.seal import seal
+from loadtests.trials.stalled.trial import stalled
+from loadtests.trials.stuck.handlers import Plan, hung_handlers
+from loadtests.trials.stuck.trial import stuck
+from loadtests.trials.trial import Finding
+from loadtests.trials.visitors.trial import visitors
 
 BULK_S: Final = 120.0
 """Far more than the short bulk load takes, on a busy machine, too."""

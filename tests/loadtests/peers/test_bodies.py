@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from loadtests.clients.load import STAMP_BYTES, WAVES, LoadFailed, stamp
 from loadtests.histogram import Histogram
-from loadtests.load import STAMP_BYTES, WAVES, LoadFailed, stamp
 from loadtests.peers.bodies import Acks, Bodies
 
 

@@ -6,15 +6,16 @@ from random import Random
 
 import pytest
 
-from loadtests import line, scenarios
-from loadtests.dialect import Dialect
+from loadtests.bench import load_run as line
+from loadtests.bench import scenarios
+from loadtests.bench.adapter import Dialect
+from loadtests.bench.load_run import Bench, Figures, Line, quiet
+from loadtests.bench.scenarios import fanout5k, open_loop, single
+from loadtests.clients.load import LoadFailed
 from loadtests.histogram import Histogram
-from loadtests.line import Bench, Figures, Line, quiet
-from loadtests.load import LoadFailed
 from loadtests.peers.bodies import Bodies
 from loadtests.peers.nats import Nats
 from loadtests.peers.stomp import Stomp
-from loadtests.scenarios import fanout5k, open_loop, single
 from tests.loadtests.peers.fake_nats import FakeNats
 from tests.loadtests.peers.fake_rabbit import FakeRabbit
 

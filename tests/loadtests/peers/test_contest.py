@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests import line, scenarios
-from loadtests.line import Figures
+from loadtests.bench import load_run as line
+from loadtests.bench import scenarios
+from loadtests.bench.load_run import Figures
 from loadtests.peers import contest as contests
 from loadtests.peers import entrants as known
 from loadtests.peers.__main__ import peers
@@ -22,7 +23,7 @@ from loadtests.peers.entrants import ENTRANTS, Entrant, Running
 from loadtests.peers.medians import Run, read
 from loadtests.peers.meter import Mark, Meter
 from loadtests.peers.programs import Missing
-from tests.loadtests.longer import longer
+from tests.loadtests.mix.longer import longer
 
 ALONE = Plan(rounds=1, readers=20, connections=40)
 

@@ -1,0 +1,238 @@
+"""`tocsin bench`: measure a broker and print what was measured, under which conditions.
+
+Without `--url` it starts a broker of its own for every scenario, on a free port with an empty data
+folder, and removes both in the end.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import uvloop
+
+from loadtests.bench.load_run import Bench, Figures
+from loadtests.bench.scenarios import CONNECTIONS, SCENARIOS
+from loadtests.clients.load import LoadFailed
+from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+
+SECONDS = 8.0
+BACKLOG = 1_000_000
+FILES_SPARE = 500
+SCENARIO_TIMEOUT_S = 900.0
+_VERSIONS = ("tocsin-server", "uvicorn", "websockets", "uvloop", "msgspec")
+_COLUMNS = "{:<10} {:>12} {:>9} {:>9} {:>9} {:>8}  {}"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option(
+    "--scenario",
+    "names",
+    multiple=True,
+    type=click.Choice([*SCENARIOS, "all"]),
+    help="Only this one; may be given several times. Without: all.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 600), default=SECONDS, show_default=True,
+    help="How long each scenario measures, besides its preparation.",
+)  # fmt: skip
+@click.option("--url", help="A running broker (http://host:port) instead of one of our own.")
+@click.option("--pid", type=int, help="With --url: its process here, for CPU and memory figures.")
+@click.option("--token", envvar="TOCSIN_TOKEN", help="With --url: the bearer token.")
+@click.option(
+    "--backlog", type=click.IntRange(20_000), default=BACKLOG, show_default=True,
+    help="Messages that wait in the scenario backlog.",
+)  # fmt: skip
+@click.option(
+    "--connections", type=click.IntRange(1, 50_000), default=CONNECTIONS, show_default=True,
+    help="Connections of the scenarios fanout5k, idle and polls.",
+)  # fmt: skip
+def bench(  # noqa: PLR0917 - click passes them by name
+    as_json: bool,
+    names: Sequence[str],
+    seconds: float,
+    url: str | None,
+    pid: int | None,
+    token: str | None,
+    backlog: int,
+    connections: int,
+) -> None:
+    """Measure the broker on this machine: speed, latency, CPU, memory.
+
+    \b
+    batch100  frames of 100 messages, as many as the broker takes
+    sdk100    the same through the Python SDK: await client.publish from tasks, async for
+    single    one message a frame, many in flight
+    open10k   10,000 messages a second on a fixed schedule; latency from the scheduled time
+    fanout5k  5,000 readers of one queue; CPU and rate per recipient
+    idle      resident memory per connection that holds one reader
+    polls     the same for sessions by long poll, and the CPU time that waiting takes
+    backlog   the cost of a message with none and with a million waiting
+    queues    the cost of a message over 10 queues, and over 10,000
+    keys      the cost of a message of 1,000 keys, and of a million
+
+    Every message is published, durable, pushed to a consumer of a group and acknowledged, the acks
+    in random order; 256-byte bodies, 1,000 keys. The whole takes about four minutes.
+    """
+    if pid is not None and url is None:
+        raise click.UsageError("--pid goes with --url: a broker of our own has a known pid")
+
+    def progress(text: str) -> None:
+        click.echo(text if as_json else f"  {text}", err=True)
+
+    if not as_json:
+        head = ("scenario", "messages/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU µs", "more")
+        click.echo(_COLUMNS.format(*head))
+    try:
+        raise_file_limit(connections + FILES_SPARE)
+        for name in SCENARIOS if not names or "all" in names else names:
+            with _broker(url, pid) as (place, process):
+                run = Bench(place, token, process, seconds, backlog, connections, progress)
+                figures = _run(name, run)
+                line = _line(name, figures, run)
+            click.echo(json.dumps(line) if as_json else _row(line, figures))
+    except (LoadFailed, ServerFailed, RuntimeError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _broker(url: str | None, pid: int | None) -> Iterator[tuple[str, Process | None]]:
+    if url is not None:
+        yield url, None if pid is None else Process(pid)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-bench-"))
+    server = Server(folder / "data", level="warning")
+    try:
+        server.start()
+        yield server.url, Process(server.pid)
+        if not server.running():
+            raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
+    finally:
+        server.discard()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(name: str, run: Bench) -> Figures:
+    async def whole() -> Figures:
+        try:
+            async with asyncio.timeout(SCENARIO_TIMEOUT_S):
+                return await SCENARIOS[name](run)
+        except TimeoutError:
+            raise LoadFailed(f"{name} did not end within {SCENARIO_TIMEOUT_S:.0f} s") from None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(whole())
+
+
+def _line(name: str, figures: Figures, run: Bench) -> dict[str, object]:
+    """The machine's form of a result; figures that do not apply are null."""
+    latency = figures.latency
+
+    def percentile_ms(percent: float) -> float | None:
+        return round(latency.percentile(percent) / 1e6, 3) if latency and latency.count else None
+
+    rate, cpu_us = figures.messages_per_s, figures.server_cpu_us_per_message
+    return {
+        "scenario": name,
+        "messages_per_s": None if rate is None else round(rate, 1),
+        "p50_ms": percentile_ms(50),
+        "p99_ms": percentile_ms(99),
+        "p999_ms": percentile_ms(99.9),
+        "server_cpu_us_per_message": None if cpu_us is None else round(cpu_us, 3),
+        **figures.more,
+        "conditions": _conditions(figures, run),
+    }
+
+
+def _conditions(figures: Figures, run: Bench) -> dict[str, object]:
+    versions = {name: found for name in _VERSIONS if (found := version_of(name))}
+    return {
+        "python": interpreter(),
+        "cpu_count": os.cpu_count(),
+        "cpu": cpu_model(),
+        "kernel": platform.release(),
+        "body_bytes": run.shape.body_bytes,
+        "keys": run.shape.keys,
+        "seconds": run.seconds,
+        **figures.conditions,
+        "durability": run.durability,
+        "storage": _storage(run),
+        "versions": versions | {"sqlite": sqlite3.sqlite_version},
+        "load_generator": "same machine",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _storage(run: Bench) -> str:
+    if run.server is None:
+        return "unknown"
+    place = Path(f"/proc/{run.server.pid}/environ").read_bytes().split(b"\0")
+    stores = [text.partition(b"=")[2].decode() for text in place if b"TOCSIN_STORAGE=" in text]
+    if stores and "://" in stores[0]:
+        scheme, _, rest = stores[0].partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}, appendfsync always"
+    folders = [text.partition(b"=")[2].decode() for text in place if b"TOCSIN_DATA_DIR=" in text]
+    kind = file_system(folders[0]) if folders else "unknown file system"
+    return f"sqlite, synchronous=FULL (fsync before every receipt), on {kind}"
+
+
+def version_of(package: str) -> str:
+    """What is installed of it; empty: nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def interpreter() -> str:
+    """The version of Python, and whether it was compiled without optimisation: a message costs a
+    tenth more CPU time then. Those of distributions are optimised, and do not say so."""
+    flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    is_optimised = sys.base_prefix == "/usr" or "--enable-optimizations" in flags
+    return platform.python_version() + ("" if is_optimised else ", compiled without optimisation")
+
+
+def file_system(folder: str) -> str:
+    """The kind of file system that a folder is on, such as `ext4`."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    over = [(path, kind) for path, kind in mounts if folder.startswith(path)]
+    return max(over, key=lambda mount: len(mount[0]), default=("", "unknown file system"))[1]
+
+
+def cpu_model() -> str:
+    """What the kernel calls this machine's processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _row(line: dict[str, object], figures: Figures) -> str:
+    def number(name: str, form: str) -> str:
+        value = line[name]
+        return "-" if value is None else format(value, form)
+
+    return _COLUMNS.format(
+        line["scenario"],
+        number("messages_per_s", ",.0f"),
+        number("p50_ms", ".2f"),
+        number("p99_ms", ".2f"),
+        number("p999_ms", ".2f"),
+        number("server_cpu_us_per_message", ".2f"),
+        ", ".join(f"{name} {value}" for name, value in figures.more.items()),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(bench())

@@ -1,0 +1,215 @@
+"""A load of producers and consumers on one queue, and what a scenario is given and gives back."""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+from loadtests.bench.adapter import Consuming, Dialect, Producing, Tocsin
+from loadtests.clients.load import LoadFailed, Shape, stamp
+from loadtests.histogram import Histogram
+
+PRODUCERS: Final = 4
+CONSUMERS: Final = 4
+WARM_UP_S: Final = 1.5
+DRAIN_TIMEOUT_S: Final = 60.0
+PARTITIONS: Final = 16
+
+
+@dataclass
+class Figures:
+    """What a scenario found. None: it does not apply, or could not be measured."""
+
+    messages_per_s: float | None = None
+    latency: Histogram | None = None
+    server_cpu_us_per_message: float | None = None
+    more: dict[str, object] = field(default_factory=dict)
+    """Figures that only this scenario has."""
+    conditions: dict[str, object] = field(default_factory=dict)
+
+
+class Watched(Protocol):
+    """The broker's process, or all of them together."""
+
+    pid: int
+    """The one that was started."""
+
+    def cpu_s(self) -> float:
+        """User and system time so far, in seconds."""
+
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+
+
+@dataclass
+class Bench:
+    """What every scenario is given."""
+
+    url: str
+    token: str | None
+    server: Watched | None
+    """None: a broker elsewhere; no CPU and memory figures."""
+    seconds: float
+    backlog: int
+    """Messages that wait in `backlog`."""
+    connections: int
+    progress: Callable[[str], None]
+    shape: Shape = field(default_factory=Shape)
+    random: Random = field(default_factory=lambda: Random(1))
+    durability: object = None
+    speaks: Dialect | None = None
+    """None: it is Tocsin, at the URL."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How clients talk to the broker."""
+        return self.speaks or Tocsin(self.url, self.token, self.shape, self.random)
+
+    def cpu_s(self) -> float:
+        """The server's CPU time so far."""
+        return self.server.cpu_s() if self.server else 0.0
+
+    def cpu_us(self, since_s: float, messages: int) -> float | None:
+        """Server CPU per message since `since_s`, in microseconds."""
+        if self.server is None or not messages:
+            return None
+        return (self.server.cpu_s() - since_s) / messages * 1e6
+
+
+class Line:
+    """Producers and consumers of one queue and group, and the loop between them: there are never
+    more than `window` messages published and not yet settled."""
+
+    def __init__(self, bench: Bench, queue: str, messages_per_frame: int, window: int) -> None:
+        self._bench = bench
+        self._queue = queue
+        self._messages_per_frame = messages_per_frame
+        self.window = window
+        self.publishing = False
+        self.latency = Histogram()
+        self.producers: list[Producing] = []
+        self.consumers: list[Consuming] = []
+        self._in_flight_max = min(window, 36_000) // PRODUCERS
+        self.published = 0
+
+    async def open(self, *, consumers: int = CONSUMERS) -> None:
+        """Create queue and group, connect everyone."""
+        dialect = self._bench.dialect
+        await dialect.shared(self._queue, PARTITIONS)
+        for i in range(PRODUCERS):
+            name = f"bench-{self._queue}-{i}"
+            producer = await dialect.producer(name, self._queue, self._messages_per_frame)
+            producer.on_answers = self.fill
+            self.producers.append(producer)
+        await self.consume(consumers)
+
+    async def consume(self, consumers: int) -> None:
+        """Let so many consumers join."""
+        dialect = self._bench.dialect
+        for i in range(consumers):
+            name = f"bench-consumer-{len(self.consumers)}-{i}"
+            consumer = await dialect.consumer(name, self._queue, self.latency, i, consumers)
+            consumer.on_settled = self.fill
+            self.consumers.append(consumer)
+
+    @property
+    def settled(self) -> int:
+        """Messages acknowledged, confirmed."""
+        return sum(consumer.settled for consumer in self.consumers)
+
+    def fill(self) -> None:
+        """Publish as much as the window allows, all of it due now."""
+        if not self.publishing:
+            return
+        due = stamp(time.monotonic_ns())
+        room = self.window - (self.published - self.settled)
+        for producer in self.producers:
+            size = producer.messages_per_frame
+            while room >= size and producer.unanswered + size <= self._in_flight_max:
+                producer.publish(due)
+                self.published += size
+                room -= size
+            producer.flush()
+
+    def check(self) -> None:
+        """Raise what went wrong with any client."""
+        for client in (*self.producers, *self.consumers):
+            if client.failure is not None:
+                raise client.failure
+
+    async def until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait for it, watching the clients. Raises LoadFailed after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            self.check()
+            if time.monotonic() > deadline:
+                raise LoadFailed(
+                    f"{what} took longer than {timeout_s:.0f} s: {self.published} published, "
+                    f"{sum(p.answered for p in self.producers)} answered, "
+                    f"{sum(c.delivered for c in self.consumers)} delivered, {self.settled} settled"
+                )
+            await asyncio.sleep(0.02)
+
+    async def run(self, seconds: float, what: str) -> tuple[int, float, float | None]:
+        """Fill for a while: (messages settled, seconds, server CPU µs per message), a warm-up at
+        the beginning not counted."""
+        self.publishing = True
+        self.fill()
+        await self._watched(WARM_UP_S)
+        self.latency.clear()
+        settled, cpu_s, began = self.settled, self._bench.cpu_s(), time.monotonic()
+        await self._watched(seconds)
+        count, elapsed = self.settled - settled, time.monotonic() - began
+        cpu_us = self._bench.cpu_us(cpu_s, count)
+        self.publishing = False
+        self._bench.progress(f"{what}: {count / elapsed:,.0f} messages/s")
+        return count, elapsed, cpu_us
+
+    async def _watched(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.25))
+            self.check()
+
+    async def drain(self) -> None:
+        """Wait until all that was published is settled, and find nothing given twice."""
+        self.publishing = False
+        await self.until(
+            lambda: self.settled >= self.published, "draining the queue", DRAIN_TIMEOUT_S
+        )
+        self.check()
+
+    def note(self, figures: Figures) -> Figures:
+        """Add what all lines have to say."""
+        self._bench.durability = self.producers[0].durability
+        figures.more["messages"] = self.settled  # all of them, also of the warm-up
+        figures.more["redelivered"] = sum(c.redelivered for c in self.consumers)
+        figures.conditions |= {
+            "producers": len(self.producers),
+            "consumers": len(self.consumers),
+            "messages_per_frame": self.producers[0].messages_per_frame,
+            "in_flight_max": self.window,
+        }
+        return figures
+
+    def close(self) -> None:
+        """Disconnect everyone."""
+        self.publishing = False
+        for client in (*self.producers, *self.consumers):
+            client.close()
+
+
+@asynccontextmanager
+async def quiet(line: Line) -> AsyncIterator[Line]:
+    """A line that is closed in the end, without pauses of our own garbage collector meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield line
+    finally:
+        gc.enable()
+        line.close()

@@ -1,0 +1,373 @@
+"""What clients logged, raw frame by raw frame, as the events that the judge reasons about. Pure.
+
+A log is JSON lines, one per frame or request that went over a connection, in the order in which the
+clients saw them:
+
+    {"at":ns,"server":n,"socket":n,"via":"ws","way":"out","frame":<the frame as it was sent>}
+    {"at":ns,"server":n,"socket":n,"via":"pull","way":"in","call":"pull","queue":..,"group":..,
+     "frame":<the answer as it came>}
+
+`at` is monotonic, the same clock for all logs of a machine. `server` counts the starts of the
+broker, `socket` the connections; a socket belongs to one start. A pull's request and its answer
+have a `socket` number of their own per client and a `call` of pull, ack or nack.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from loadtests.clients.wire import offsets_of
+
+
+class Line(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
+    """A log's line."""
+
+    at: int
+    server: int
+    socket: int
+    via: Literal["ws", "pull", "world", "read"]
+    way: Literal["out", "in"]
+    frame: msgspec.Raw
+    call: str = ""
+    status: int = 200
+    queue: str = ""
+    group: str = ""
+
+
+class Unreadable(ValueError):
+    """A line that is not what it should be: the broker sent what is no JSON, or a log is torn."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A message was sent to the broker; the same sequence may be sent again."""
+
+    at: int
+    producer: str
+    sequence: int
+    queue: str
+    key: str | None
+    body: bytes
+
+
+Outcome = Literal["ok", "refused", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the broker said about one attempt. `partition` and `offset` where it is ok."""
+
+    at: int
+    producer: str
+    sequence: int
+    outcome: Outcome
+    partition: int = -1
+    offset: int = -1
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One message was given to a consumer. `by` names the delivery as acks do; messages that came
+    by one push, or one pull, share `stream` only if the broker may give a later message of a key on
+    it while an earlier one is in flight: a socket does, a pull is a stream of its own."""
+
+    at: int
+    server: int
+    stream: str
+    group: str
+    partition: int
+    offset: int
+    key: str | None
+    body: bytes
+    by: str
+    epoch: int = 0
+    push: int = 0
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Deliveries were acknowledged, or (`returned`) nacked: sent, not yet confirmed."""
+
+    at: int
+    ref: str
+    by: tuple[str, ...]
+    returned: bool = False
+    server: int = 0
+    """The start of the broker that it was sent to; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The answer to an ack or nack: durable, except for the deliveries in `stale`."""
+
+    at: int
+    ref: str
+    stale: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """The broker said that these deliveries are no longer the consumer's."""
+
+    at: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A client asked for more time for these deliveries."""
+
+    at: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """A session begins, or goes on (`resumed`) over another transport."""
+
+    at: int
+    stream: str
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client asked for a place in a group, or (`group` empty) left the one that it had."""
+
+    at: int
+    stream: str
+    subscription: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """After coming back a client said what it holds, and how many messages it ever was given."""
+
+    at: int
+    stream: str
+    subscription: int
+    received: int
+    by: tuple[str, ...]
+
+
+Event = (
+    Attempt | Answered | Delivered | Acked | Confirmed | Revoked | Extended | Welcomed | Joined
+    | Held
+)  # fmt: skip
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _Message(msgspec.Struct, gc=False):
+    key: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    partition: int = -1
+    offset: int = -1
+    receipt: str = ""
+
+
+class _Error(msgspec.Struct, gc=False):
+    code: str
+
+
+class _Frame(msgspec.Struct, gc=False):
+    """Any frame or pull body; what a kind does not have stays at its default."""
+
+    type: str = ""
+    ref: int | None = None
+    queue: str = ""
+    group: str | None = None
+    producer: str | None = None
+    session: str = ""
+    sequence: int | None = None
+    subscription: int = 0
+    partition: int = -1
+    offset: int | None = None
+    epoch: int = 0
+    push: int = 0
+    skips: list[int] = []
+    code: str = ""
+    messages: list[_Message] = []
+    receipts: list[str | list[int | bool] | _Error] = []
+    """In the answer to a publish, or the texts of an ack or nack of pulled messages."""
+    deliveries: list[list[int]] = []
+    stale: list[list[int] | str] = []
+    not_delivered: list[list[int]] = []
+    revoked: list[list[int]] = []
+    resumed: list[int] | None = None
+    received: int = 0
+
+
+_LINE: Final = msgspec.json.Decoder(Line)
+_FRAME: Final = msgspec.json.Decoder(_Frame)
+_FRAMES: Final = msgspec.json.Decoder(list[_Frame])
+_UNKNOWN_CODES: Final = frozenset({"unknown", "internal"})
+
+
+def read_lines(lines: Iterable[bytes]) -> Iterator[Line]:
+    """The lines of one log. Raises Unreadable. A last line without its end is left out: its writer
+    was stopped within it."""
+    for number, text in enumerate(lines, 1):
+        try:
+            yield _LINE.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not text.endswith(b"\n"):
+                return
+            raise Unreadable(f"line {number}: {error}: {text[:200]!r}") from None
+
+
+def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
+    """Several logs as one, by time."""
+    return heapq.merge(*logs, key=lambda line: line.at)
+
+
+@dataclass(slots=True)
+class _Socket:
+    producer: str = ""
+    session: str = ""
+    publishes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """ref → (first sequence, messages)."""
+    groups: dict[int, str] = field(default_factory=dict)
+    """Subscription → queue/group."""
+    held: dict[int, int] = field(default_factory=dict)
+    """ref of a `held` → subscription."""
+
+
+def place_name(stream: str, subscription: int, partition: int, epoch: int, push: int) -> str:
+    """A push as acks name it; with ":offset" behind it, one delivery."""
+    return f"{stream}:{subscription}:{partition}:{epoch}:{push}"
+
+
+class Interpreter:
+    """Turns lines into events, knowing what each socket said before."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, _Socket] = {}
+        self._pulls = 0
+
+    def events(self, line: Line) -> Iterator[Event]:
+        """The events of one line. Raises Unreadable."""
+        data = bytes(line.frame)
+        try:
+            frames = _FRAMES.decode(data) if data[:1] == b"[" else [_FRAME.decode(data)]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unreadable(f"{line.via} {line.way}: {error}: {data[:200]!r}") from None
+        if line.via == "pull":
+            yield from self._pull(line, frames[0])
+            return
+        socket = self._sockets.setdefault(line.socket, _Socket())
+        for frame in frames:
+            if line.way == "out":
+                yield from self._sent(line, socket, frame)
+            else:
+                yield from self._received(line, socket, frame)
+
+    def _sent(self, line: Line, socket: _Socket, frame: _Frame) -> Iterator[Event]:
+        stream = f"s{line.socket}"
+        if frame.type == "hello":
+            socket.producer = frame.producer or ""
+        elif frame.type == "publish" and frame.ref is not None and frame.sequence is not None:
+            socket.publishes[frame.ref] = (frame.sequence, len(frame.messages))
+            for index, message in enumerate(frame.messages):
+                yield Attempt(
+                    line.at, socket.producer, frame.sequence + index, frame.queue, message.key,
+                    bytes(message.body),
+                )  # fmt: skip
+        elif frame.type == "subscribe" and frame.group is not None:
+            group = socket.groups[frame.subscription] = f"{frame.queue}/{frame.group}"
+            yield Joined(line.at, stream, frame.subscription, group)
+        elif frame.type == "unsubscribe" and frame.subscription in socket.groups:
+            yield Joined(line.at, stream, frame.subscription, "")
+        elif frame.type in {"ack", "nack", "extend", "held"}:
+            by = tuple(_names(stream, frame.subscription, frame.deliveries))
+            if frame.type == "extend":
+                yield Extended(line.at, by)
+            elif frame.type == "held":
+                socket.held[frame.ref or 0] = frame.subscription
+                yield Held(line.at, stream, frame.subscription, frame.received, by)
+            else:
+                nack = frame.type == "nack"
+                yield Acked(line.at, f"{stream}:{frame.ref}", by, nack, line.server)
+
+    def _received(self, line: Line, socket: _Socket, frame: _Frame) -> Iterator[Event]:
+        stream = f"s{line.socket}"
+        if frame.type == "welcome":
+            socket.session = frame.session
+            yield Welcomed(line.at, stream, frame.resumed is not None)
+        elif frame.type == "push" and frame.subscription in socket.groups:
+            place = place_name(stream, frame.subscription, frame.partition, frame.epoch, frame.push)
+            offsets = offsets_of(frame.offset or 0, len(frame.messages), frame.skips)
+            for offset, message in zip(offsets, frame.messages, strict=True):
+                yield Delivered(
+                    line.at, line.server, stream, socket.groups[frame.subscription],
+                    frame.partition, offset, message.key, bytes(message.body),
+                    f"{place}:{offset}", frame.epoch, frame.push, socket.session,
+                )  # fmt: skip
+        elif frame.type == "revoked":
+            yield Revoked(line.at, tuple(_names(stream, frame.subscription, frame.deliveries)))
+        elif frame.type == "ok" and frame.ref in socket.publishes:
+            yield from _receipts(line.at, socket, frame)
+        elif frame.type == "ok" and frame.ref in socket.held:
+            subscription = socket.held.pop(frame.ref)
+            yield Revoked(line.at, tuple(_names(stream, subscription, frame.revoked)))
+        elif frame.type == "ok":
+            lists = [entry for entry in frame.stale if isinstance(entry, list)]
+            stale = [
+                name
+                for subscription in socket.groups
+                for name in _names(stream, subscription, [*lists, *frame.not_delivered])
+            ]
+            yield Confirmed(line.at, f"{stream}:{frame.ref}", tuple(stale))
+        elif frame.type == "error" and frame.ref in socket.publishes:
+            first, count = socket.publishes.pop(frame.ref)
+            outcome: Outcome = "unknown" if frame.code in _UNKNOWN_CODES else "refused"
+            for sequence in range(first, first + count):
+                yield Answered(line.at, socket.producer, sequence, outcome, code=frame.code)
+
+    def _pull(self, line: Line, frame: _Frame) -> Iterator[Event]:
+        group, ref = f"{line.queue}/{line.group}", f"p{line.socket}"
+        if line.call == "pull" and line.way == "in" and line.status == 200:
+            self._pulls += 1
+            for message in frame.messages:
+                yield Delivered(
+                    line.at, line.server, f"pull{self._pulls}", group, message.partition,
+                    message.offset, message.key, bytes(message.body), message.receipt,
+                )  # fmt: skip
+        elif line.call in {"ack", "nack"} and line.way == "out":
+            receipts = tuple(text for text in frame.receipts if isinstance(text, str))
+            yield Acked(line.at, ref, receipts, line.call == "nack", line.server)
+        elif line.call in {"ack", "nack"} and line.status == 200:
+            yield Confirmed(line.at, ref, tuple(x for x in frame.stale if isinstance(x, str)))
+
+
+def _receipts(at: int, socket: _Socket, frame: _Frame) -> Iterator[Answered]:
+    assert frame.ref is not None
+    first, count = socket.publishes.pop(frame.ref)
+    if len(frame.receipts) != count:
+        raise Unreadable(f"{count} messages were answered with {len(frame.receipts)} (R5)")
+    for sequence, receipt in enumerate(frame.receipts, first):
+        if isinstance(receipt, _Error):
+            outcome: Outcome = "unknown" if receipt.code in _UNKNOWN_CODES else "refused"
+            yield Answered(at, socket.producer, sequence, outcome, code=receipt.code)
+        elif isinstance(receipt, list) and len(receipt) >= 2:
+            yield Answered(at, socket.producer, sequence, "ok", int(receipt[0]), int(receipt[1]))
+        else:
+            raise Unreadable(f"a receipt {receipt!r}")
+
+
+def _names(stream: str, subscription: int, deliveries: Iterable[list[int]]) -> Iterator[str]:
+    for partition, epoch, push, *ranges in deliveries:
+        place = place_name(stream, subscription, partition, epoch, push)
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            for offset in range(first, last + 1):
+                yield f"{place}:{offset}"

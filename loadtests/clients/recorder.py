@@ -1,0 +1,172 @@
+"""Where survivors meet: the log of raw frames, the running numbers, and what is still to come."""
+
+import itertools
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import BinaryIO, Final
+
+import msgspec
+
+_IDENTITY: Final = re.compile(rb"p(\d+)-(\d+)-")
+QUEUE: Final = "soak"
+GROUP: Final = "workers"
+GROUP_PLACE: Final = f"{QUEUE}/{GROUP}"
+KEYS: Final = 200
+
+
+class ClientFailed(RuntimeError):
+    """The broker gave an answer that it never should: the run ends, red."""
+
+
+class Recorder:
+    """Writes the log that `loadtests.checker.history` reads: raw frames, in the order they were
+    seen."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("wb", buffering=1 << 20)
+
+    def ws(self, server: int, socket: int, way: bytes, frame: bytes) -> None:
+        """A WebSocket message went `out` or came `in`."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"ws","way":"%b","frame":%b}\n'
+            % (time.monotonic_ns(), server, socket, way, frame)
+        )
+
+    def pull(
+        self, server: int, socket: int, way: bytes, call: str, frame: bytes, *, status: int = 200
+    ) -> None:
+        """A request of a pulling client went out, or its answer came in."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"pull","way":"%b","call":"%b",'
+            b'"status":%d,"queue":"%b","group":"%b","frame":%b}\n'
+            % (
+                time.monotonic_ns(), server, socket, way, call.encode(), status,
+                QUEUE.encode(), GROUP.encode(), frame or b"null",
+            )
+        )  # fmt: skip
+
+    def read(self, server: int, socket: int, reader: str, frame: bytes) -> None:
+        """A frame came to a reader."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"read","way":"in","queue":"%b","group":"%b",'
+            b'"frame":%b}\n'
+            % (time.monotonic_ns(), server, socket, QUEUE.encode(), reader.encode(), frame)
+        )
+
+    def world(self, call: str, *, server: int = 0, socket: int = 0, **told: object) -> None:
+        """Something happened to the clients' world: `loadtests.checker.chaos_history` knows
+        what."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"world","way":"out","call":"%b","frame":%b}\n'
+            % (time.monotonic_ns(), server, socket, call.encode(), msgspec.json.encode(told))
+        )
+
+    def size(self) -> int:
+        """Bytes written so far; what lies before was seen before now."""
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Finish."""
+        self._file.close()
+
+
+@dataclass
+class Door:
+    """Where clients meet a gateway. `server`: the number of its start, over all gateways."""
+
+    url: str
+    server: int = 0
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the clients of a run behave."""
+
+    rates_per_s: tuple[int, ...] = (300, 1500, 9000)
+    """Of a producer, drawn at each connect: idle, busy, and more than the consumers can take."""
+    token: str | None = None
+    silence_s: float = 0.0
+    """A broker that says nothing for so long, though it was asked, is left for the next one; 0: it
+    is trusted to end, so that its sockets do."""
+    at_other_doors: bool = False
+    """What was pulled is settled through any gateway (R24)."""
+
+
+class Field:
+    """What all clients of a run share: where they find the broker, and how far all of them are."""
+
+    def __init__(
+        self, doors: Sequence[Door] | str, log: Path, random: Random, habits: Habits | None = None
+    ) -> None:
+        """`doors`: the gateways; a text is the address of the only one."""
+        self.doors = [Door(doors)] if isinstance(doors, str) else list(doors)
+        self.serving = self.doors
+        """Those of them where consumers go."""
+        self.habits = habits or Habits()
+        self.log = Recorder(log)
+        self.random = random
+        self.sockets = itertools.count(1)
+        self.stopping = False
+        self.producing = True
+        self.acknowledged = 0
+        self.missing: set[int] = set()
+        """Acknowledged to its producer, its ack not confirmed to a consumer."""
+        self.delivered_at = 0.0
+        """When something was delivered last, monotonic seconds."""
+        self.consumed = {"ws": 0, "pull": 0}
+        """Confirmed acks, by the way they went."""
+        self._settled: set[int] = set()
+
+    @property
+    def server(self) -> int:
+        """The number of the first gateway's start."""
+        return self.doors[0].server
+
+    @server.setter
+    def server(self, number: int) -> None:
+        self.doors[0].server = number
+
+    def stored(self, identity: int) -> None:
+        """A producer has a receipt."""
+        self.acknowledged += 1
+        if identity not in self._settled:
+            self.missing.add(identity)
+
+    def settled(self, via: str, identity: int) -> None:
+        """A consumer's ack was confirmed."""
+        self.consumed[via] += 1
+        self._settled.add(identity)
+        self.missing.discard(identity)
+
+    def was_given(self, messages: int) -> None:
+        """A consumer was given messages."""
+        if messages:
+            self.delivered_at = time.monotonic()
+
+
+def identity(body: bytes) -> int:
+    """The number of the message that this body belongs to. Raises ClientFailed: it is not ours."""
+    found = _IDENTITY.search(body)
+    if found is None:
+        raise ClientFailed(f"a body that nobody sent: {body[:100]!r}")
+    return int(found[1]) << 40 | int(found[2])
+
+
+def message(producer: int, sequence: int, random: Random) -> bytes:
+    """The JSON of a message with a body of its own: several shapes, each with something that a
+    careless re-encoding would change (spaces, escapes, number forms, the order of members)."""
+    name = b"p%d-%d-" % (producer, sequence)
+    filler = b"x" * random.randrange(200)
+    shapes = (
+        b'"%b%b"' % (name, filler),
+        b'{ "z" : "%b", "a":1.50e3,"a b":[ ]}' % name,
+        b'["%b",1.0,12345678901234567890,null, "\\u00e9\\n\\/"]' % name,
+        b'{"id":"%b","text":"%b\xc3\xa4\xe2\x82\xac"}' % (name, filler),
+    )
+    return b'{"key":"k%d","body":%b}' % (random.randrange(KEYS), shapes[sequence % len(shapes)])

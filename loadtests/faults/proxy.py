@@ -1,0 +1,329 @@
+"""A TCP proxy on loopback that treats connections badly, as it is told, connection by connection or
+all of them: it delays, trickles, holds, swallows, cuts, half-opens and refuses, and lets WebSockets
+through or not while ordinary HTTP passes."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Literal
+
+from loadtests.faults.proxy_http import Requests, refusal, without_upgrade
+
+CHUNK_BYTES: Final = 64 * 1024
+LINKS_MAX: Final = 2_000
+LINK_S_MAX: Final = 3_600.0
+CLOSE_TIMEOUT_S: Final = 5.0
+_RESET: Final = struct.pack("ii", 1, 0)
+
+Way = Literal["up", "down"]
+"""`up` from the client to the broker, `down` back."""
+How = Literal["reset", "fin"]
+Flow = Literal["pass", "held", "swallowed"]
+Upgrades = Literal["pass", "refuse", "strip", "swallow"]
+"""What becomes of requests for a WebSocket: refused with `refusal_status`, passed on without the
+request for an upgrade, or never answered."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What happens to the bytes of one way; by default they pass at once."""
+
+    flow: Flow = "pass"
+    """`held`: nothing moves, and nothing is lost: it goes on with the next treatment. `swallowed`:
+    read and thrown away, so that the sender believes that it arrives; such a connection has a hole
+    in it and is reset with the next treatment."""
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    """From, to; each read waits for so long, in order."""
+    trickle_bytes: int = 0
+    """So many at a time, with `trickle_s` between; 0: all at once."""
+    trickle_s: float = 0.0
+    gather_bytes: int = 0
+    """A buffering proxy: kept until so many are there, or `gather_s` have passed; 0: not kept."""
+    gather_s: float = 0.0
+
+
+PASS: Final = Treatment()
+HELD: Final = Treatment(flow="held")
+SWALLOWED: Final = Treatment(flow="swallowed")
+
+
+_NEVER: Final[tuple[int, How]] = (0, "reset")
+
+
+class Link:
+    """One connection of a client, and the one to the broker behind it. Made by the proxy."""
+
+    def __init__(
+        self,
+        proxy: "Proxy",
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        broker: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._proxy = proxy
+        self._readers: dict[Way, asyncio.StreamReader] = {"up": client[0], "down": broker[0]}
+        self._writers: dict[Way, asyncio.StreamWriter] = {"up": broker[1], "down": client[1]}
+        self._treatments = dict(proxy.treatments)
+        self._changed = asyncio.Event()
+        self._has_hole = False
+        self._cut_at: dict[Way, tuple[int, How]] = {}
+        self._gone: set[Way] = set()
+        """What goes this way goes nowhere: who would get it is gone, or hears nothing any more."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_websocket = False
+        """It asked for one, and the proxy let that through."""
+
+    # --- what may be done to it
+
+    def treat(self, *, up: Treatment = PASS, down: Treatment = PASS) -> None:
+        """From now on, so. A connection of which something was swallowed is reset where that way is
+        to be anything else."""
+        flows: dict[Way, Treatment] = {"up": up, "down": down}
+        if self._has_hole and any(
+            self._treatments[way].flow == "swallowed" != flows[way].flow for way in flows
+        ):
+            self.cut("reset")
+            return
+        self._treatments.update(flows)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def cut(self, how: How = "reset") -> None:
+        """Both sides at once: by an RST, or by a FIN behind what has arrived."""
+        for writer in self._writers.values():
+            _close(writer, how)
+        for task in self._tasks:
+            task.cancel()
+
+    def cut_after(self, count: int, *, way: Way = "down", how: How = "reset") -> None:
+        """Cut it as soon as so many more bytes have gone that way, be it within a frame."""
+        self._cut_at[way] = (count, how)
+
+    def half_open(self, told: Literal["client", "broker"], how: How = "fin") -> None:
+        """End the connection of `told`. The other one is not told: what it sends is swallowed, and
+        it hears nothing any more, until it closes or the proxy does."""
+        ended: Way = "down" if told == "client" else "up"
+        self._gone |= {"up", "down"}
+        _close(self._writers[ended], how)
+
+    # --- what goes through it
+
+    async def run(self) -> None:
+        """Carry bytes until it ends."""
+        ways: tuple[Way, Way] = ("up", "down")
+        self._tasks = [asyncio.create_task(self._carry(way)) for way in ways]
+        try:
+            await asyncio.wait(self._tasks, timeout=LINK_S_MAX)
+        finally:
+            self.cut("fin")
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry(self, way: Way) -> None:
+        reader, requests = self._readers[way], Requests()
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                if way == "down" or not self._proxy.is_http:
+                    await self._move(way, data)
+                    continue
+                for piece, wants_upgrade in requests.feed(data):
+                    if not wants_upgrade or (allowed := await self._upgrade(piece)) is None:
+                        await self._move(way, piece)
+                    elif allowed:
+                        await self._move(way, allowed)
+        except OSError:
+            await self._ended(way, "reset")
+        else:
+            await self._ended(way, "fin")
+
+    async def _ended(self, way: Way, how: How) -> None:
+        """Who sends this way has said its last. The other one learns it when the way is free."""
+        if way in self._gone:
+            itself = self._writers["up" if way == "down" else "down"]
+            if not itself.is_closing():  # it has closed what it was not told to be over
+                self.cut("fin")
+            return
+        while self._treatments[way].flow != "pass":
+            await self._changed.wait()
+        if how == "reset":
+            self.cut("reset")
+        else:
+            with contextlib.suppress(OSError, RuntimeError):  # it is gone already
+                self._writers[way].write_eof()
+
+    async def _upgrade(self, head: bytes) -> bytes | None:
+        """What goes on in place of this request; None: itself; nothing: nothing."""
+        proxy = self._proxy
+        if proxy.upgrades == "pass":
+            self.is_websocket = True
+            return None
+        proxy.counts[f"upgrade: {proxy.upgrades}"] += 1
+        if proxy.upgrades == "strip":
+            return without_upgrade(head)
+        if proxy.upgrades == "refuse":
+            self._writers["down"].write(refusal(proxy.refusal_status))
+            self.cut("fin")
+        else:
+            self._gone |= {"up", "down"}
+        return b""
+
+    async def _move(self, way: Way, data: bytes) -> None:
+        treatment = self._treatments[way]
+        if treatment.gather_bytes:
+            data = await self._gather(way, data, treatment)
+        longest = treatment.delay_s[1]
+        if longest:
+            await asyncio.sleep(self._proxy.random.uniform(treatment.delay_s[0], longest))
+        while self._treatments[way].flow == "held":
+            await self._changed.wait()
+        if way in self._gone or self._treatments[way].flow == "swallowed":
+            self._has_hole = True
+            return
+        size = treatment.trickle_bytes or len(data)
+        for start in range(0, len(data), size):
+            await self._write(way, data[start : start + size])
+            if treatment.trickle_s and start + size < len(data):
+                await asyncio.sleep(treatment.trickle_s)
+
+    async def _gather(self, way: Way, data: bytes, treatment: Treatment) -> bytes:
+        held = bytearray(data)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(treatment.gather_s):
+                while len(held) < treatment.gather_bytes:
+                    more = await self._readers[way].read(CHUNK_BYTES)
+                    if not more:
+                        break
+                    held += more
+        return bytes(held)
+
+    async def _write(self, way: Way, data: bytes) -> None:
+        writer = self._writers[way]
+        left, how = self._cut_at.get(way, _NEVER)
+        is_last = way in self._cut_at and left <= len(data)
+        writer.write(data[:left] if is_last else data)
+        self._proxy.byte_counts[way] += len(data)
+        try:
+            await writer.drain()
+        except OSError:
+            if way not in self._gone:
+                raise
+        if is_last:
+            self.cut(how)
+        elif way in self._cut_at:
+            self._cut_at[way] = (left - len(data), how)
+
+
+class Proxy:
+    """Listens on a free port of loopback, for the broker on `port`; `async with` opens and closes
+    it. `is_http` False: what goes through is not looked at."""
+
+    def __init__(
+        self, port: int, *, random: Random | None = None, is_http: bool = True,
+        links_max: int = LINKS_MAX,
+    ) -> None:  # fmt: skip
+        self.random = random or Random(0)
+        self.is_http = is_http
+        self.is_refusing = False
+        """New connections are reset at once."""
+        self.upgrades: Upgrades = "pass"
+        self.refusal_status = 403
+        self.treatments: dict[Way, Treatment] = {"up": PASS, "down": PASS}
+        """Of connections that come from now on."""
+        self.counts: Counter[str] = Counter()
+        """What was done, by its name."""
+        self.byte_counts: Counter[Way] = Counter()
+        self.on_link: Callable[[Link], None] | None = None
+        """Called with each new connection before anything went over it."""
+        self._target = port
+        self._links_max = links_max
+        self._links: dict[Link, None] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> "Proxy":
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Listen no more, end all connections. Calling it again does nothing."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        self.cut_all("reset")
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=CLOSE_TIMEOUT_S)
+        await server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        """Where clients go. Only while it is open."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    @property
+    def links(self) -> list[Link]:
+        """The connections that stand, oldest first."""
+        return list(self._links)
+
+    def treat_all(self, *, up: Treatment = PASS, down: Treatment = PASS) -> None:
+        """All that stand, and all that come."""
+        self.treatments = {"up": up, "down": down}
+        for link in self.links:
+            link.treat(up=up, down=down)
+
+    def cut_all(self, how: How = "reset") -> None:
+        """End all that stand."""
+        for link in self.links:
+            link.cut(how)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        self.counts["connections"] += 1
+        try:
+            if self.is_refusing or len(self._links) >= self._links_max or self._server is None:
+                self.counts["connections refused"] += 1
+                _close(writer, "reset")
+                return
+            try:
+                broker = await asyncio.open_connection("127.0.0.1", self._target)
+            except OSError:
+                _close(writer, "reset")
+                return
+            link = Link(self, (reader, writer), broker)
+            self._links[link] = None
+            try:
+                if self.on_link is not None:
+                    self.on_link(link)
+                await link.run()
+            finally:
+                del self._links[link]
+        except asyncio.CancelledError:
+            pass  # the proxy closes: a task that ends cancelled would be reported as a failure
+        finally:
+            writer.transport.abort()
+            self._running.discard(task)
+
+
+def _close(writer: asyncio.StreamWriter, how: How) -> None:
+    """End one side."""
+    if how == "fin":
+        writer.close()
+        return
+    found = writer.get_extra_info("socket")
+    if found is not None and not writer.is_closing():
+        with contextlib.suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

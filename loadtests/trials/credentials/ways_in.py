@@ -1,0 +1,229 @@
+"""Every way in for a credential, over sockets that block: between what is said and what comes back
+there is only the broker.
+
+A way says one credential and gives (seconds, what came back); None where no credential of this
+form can be said there. What came back has no date, and nothing else that differs by itself.
+"""
+
+import json
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from loadtests.clients.load import LoadFailed
+from loadtests.clients.wire import frame
+
+TIMEOUT_S: Final = 30.0
+ENTRY_BYTES_MAX: Final = 1000
+"""What a request for access may hold is refused as too large a little beyond it."""
+_HELLO: Final = b'{"type":"hello"}'
+_UPGRADE: Final = (
+    "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)  # fmt: skip
+_SUBPROTOCOL: Final = "Sec-WebSocket-Protocol: tocsin.v1"
+_PLAIN: Final = re.compile(r"[!-~]([ -~]*[!-~])?")
+"""What a header's value may be."""
+_LISTED: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""What a subprotocol may be called (RFC 9110, 5.6.2)."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: closed by a reset, so that a hundred thousand sockets leave no port waiting."""
+
+Told = tuple[float, bytes]
+Way = Callable[[str], Told | None]
+
+
+class Answer(NamedTuple):
+    """Of HTTP."""
+
+    status: bytes
+    head: bytes
+    body: bytes
+
+
+class Line:
+    """One socket."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._socket = socket.create_connection((host, port), TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._heard = b""
+
+    def say(self, data: bytes) -> None:
+        """All of it."""
+        self._socket.sendall(data)
+
+    def answer(self) -> Answer:
+        """The next HTTP answer. Raises LoadFailed: the socket was closed before its end."""
+        while b"\r\n\r\n" not in self._heard:
+            self._hear()
+        head, _, self._heard = self._heard.partition(b"\r\n\r\n")
+        found = re.search(rb"(?im)^content-length: *(\d+)", head)
+        size = int(found[1]) if found else 0
+        while len(self._heard) < size:
+            self._hear()
+        body, self._heard = self._heard[:size], self._heard[size:]
+        return Answer(head.partition(b"\r\n")[0], head, body)
+
+    def message(self) -> bytes:
+        """The next short WebSocket frame: its opcode's byte and its payload."""
+        while len(self._heard) < 2 or len(self._heard) < self._frame_end():
+            self._hear()
+        end = self._frame_end()
+        said, self._heard = self._heard[:end], self._heard[end:]
+        return said[:1] + said[2 if end < 128 else 4 :]
+
+    def _frame_end(self) -> int:
+        length = self._heard[1]
+        if length < 126:
+            return 2 + length
+        return 4 + int.from_bytes(self._heard[2:4]) if len(self._heard) >= 4 else 4
+
+    def _hear(self) -> None:
+        data = self._socket.recv(65536)
+        if not data:
+            raise LoadFailed("the broker closed a socket that it had to answer on")
+        self._heard += data
+
+    def close(self) -> None:
+        """By a reset."""
+        self._socket.close()
+
+
+class Ways:
+    """All of them into one broker. `cookie`: the name of its cookie."""
+
+    def __init__(self, url: str, cookie: str) -> None:
+        place = urlsplit(url)
+        self._host, self._port, self._netloc = place.hostname or "", place.port or 80, place.netloc
+        self._cookie = cookie
+        self._kept: Line | None = None
+        self.all: Final[dict[str, Way]] = {
+            "REST, header": self.rest,
+            "REST, cookie": self.rest_cookie,
+            "REST, ticket for a cookie": self.entry,
+            "long poll, header": self.long_poll,
+            "WebSocket, header": self.websocket,
+            "WebSocket, subprotocol": self.subprotocol,
+            "WebSocket, cookie": self.websocket_cookie,
+            "WebSocket, hello": self.hello,
+        }
+
+    def close(self) -> None:
+        """The connection that is kept."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    # --- HTTP: one connection for all -----------------------------------------------------------
+
+    def ask(self, method: str, path: str, *lines: str, body: bytes = b"") -> tuple[float, Answer]:
+        """(seconds, answer) of a request."""
+        if self._kept is None:
+            self._kept = Line(self._host, self._port)
+        if body:
+            lines = (*lines, "Content-Type: application/json", f"Content-Length: {len(body)}")
+        data = self._head(method, path, *lines) + body
+        began = time.perf_counter()
+        self._kept.say(data)
+        answer = self._kept.answer()
+        took = time.perf_counter() - began
+        if b"connection: close" in answer.head.lower():
+            self.close()
+        return took, answer
+
+    def _head(self, method: str, path: str, *lines: str) -> bytes:
+        said = (f"{method} {path} HTTP/1.1", f"Host: {self._netloc}", *lines, "", "")
+        return "\r\n".join(said).encode()
+
+    def _asked(self, method: str, path: str, *lines: str, body: bytes = b"") -> Told:
+        took, answer = self.ask(method, path, *lines, body=body)
+        return took, answer.status + b"\n" + answer.body
+
+    def rest(self, text: str) -> Told | None:
+        """`Authorization` of a request."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        return self._asked("GET", "/v1/queues", f"Authorization: Bearer {text}")
+
+    def long_poll(self, text: str) -> Told | None:
+        """`Authorization` of a session's first request."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        header = f"Authorization: Bearer {text}"
+        return self._asked("POST", "/v1/sessions", header, body=_HELLO)
+
+    def entry(self, text: str) -> Told | None:
+        """Of a request for a cookie."""
+        body = json.dumps({"ticket": text}).encode()
+        if len(body) > ENTRY_BYTES_MAX:
+            return None
+        return self._asked("POST", "/v1/access", body=body)
+
+    def _cookie_lines(self, text: str) -> tuple[str, str]:
+        return f"Cookie: {self._cookie}={text}", f"Origin: http://{self._netloc}"
+
+    def rest_cookie(self, text: str) -> Told | None:
+        """A browser's, of a request."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        return self._asked("GET", "/v1/queues", *self._cookie_lines(text))
+
+    # --- WebSocket: each time another one -------------------------------------------------------
+
+    def _shake(self, *lines: str) -> Told:
+        line = Line(self._host, self._port)
+        data = self._head("GET", "/v1/ws", *_UPGRADE, *lines)
+        began = time.perf_counter()
+        line.say(data)
+        answer = line.answer()
+        took = time.perf_counter() - began
+        line.close()
+        return took, answer.status + b"\n" + answer.body
+
+    def websocket(self, text: str) -> Told | None:
+        """`Authorization` of a handshake."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        return self._shake(_SUBPROTOCOL, f"Authorization: Bearer {text}")
+
+    def subprotocol(self, text: str) -> Told | None:
+        """A ticket among a handshake's subprotocols."""
+        if not _LISTED.fullmatch(text):
+            return None
+        return self._shake(f"{_SUBPROTOCOL}, tocsin.ticket.{text}")
+
+    def websocket_cookie(self, text: str) -> Told | None:
+        """A browser's, of a handshake. That opens the socket, as without any: the session's first
+        frame is what is refused. Both take part."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        line = Line(self._host, self._port)
+        data = self._head("GET", "/v1/ws", *_UPGRADE, _SUBPROTOCOL, *self._cookie_lines(text))
+        said = frame(_HELLO)
+        began = time.perf_counter()
+        line.say(data)
+        status = line.answer().status
+        line.say(said)
+        told = line.message()
+        took = time.perf_counter() - began
+        line.close()
+        return took, status + b"\n" + told
+
+    def hello(self, text: str) -> Told | None:
+        """Inside of the session, whose socket is open."""
+        line = Line(self._host, self._port)
+        line.say(self._head("GET", "/v1/ws", *_UPGRADE, _SUBPROTOCOL))
+        line.answer()
+        said = frame(json.dumps({"type": "hello", "token": text}).encode())
+        began = time.perf_counter()
+        line.say(said)
+        told = line.message()
+        took = time.perf_counter() - began
+        line.close()
+        return took, told

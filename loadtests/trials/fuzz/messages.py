@@ -1,0 +1,232 @@
+"""Frames of the protocol, and what can be made of them: texts that are nearly frames. Pure.
+
+The good ones are those of the transcripts in clients/conformance and of PROTOCOL.md. All chance
+comes from the Random that is handed in, so that a seed names a run.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[3]
+REF_MAX: Final = (1 << 53) - 1
+_EXAMPLE: Final = re.compile(r"^```json client\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_TELLABLE_BYTES_MAX: Final = 20_000
+_TELLABLE_DEPTH_MAX: Final = 200
+
+VALUES: Final = (
+    "0", "-0", "-1", "1", "2", "1.5", "1e3", "-0.0", "2147483647", "2147483648", "4294967296",
+    "9007199254740991", "9007199254740992", "9223372036854775807", "9223372036854775808",
+    "18446744073709551616", "-9223372036854775809", "1e308", "1e400", "-1e400", "9" * 400,
+    "NaN", "Infinity", "01", "0x1", "+1", ".5", "true", "false", "null", "nul", "undefined", '""',
+    '"0"', '"x"', '"\\u0000"', '"\\ud800"', '"\\udc00\\ud800"', '"\\ud83d\\ude00"', '"\x00"',
+    '"\\x"', '"unterminated', '"é"', '"\u2028"', '"orders"', '"billing"', '"../x"', '"a/b"',
+    '"publish"', '"hello"', '"welcome"', '"push"', "[]", "{}", "[[]]", "[null]", "[{}]",
+    '{"a":1,"a":2}', '{"":""}', '{"__proto__":{}}', "[1,]", "{,}", "[", "]", "}", "",
+    "[[0,1,1,0,0]]", "[[0,1,1,0,9007199254740991]]", "[[0,1,1,5,1]]", "[[0,1,1,0]]",
+    '{"unix_ms":1}', '"earliest"', '"latest"', '{"0":[1,0]}', '{"queue_id":"x","partitions":{}}',
+)  # fmt: skip
+LARGE: Final = (
+    "[" * 300 + "]" * 300,
+    "[" * 5000 + "]" * 5000,
+    '{"a":' * 300 + "1" + "}" * 300,
+    "[" * 50_000,
+    '"' + "x" * 70_000 + '"',
+    '"' + "\\u0000" * 2_000 + '"',
+    "[" + ",".join(["[0,1,1,0,0]"] * 4097) + "]",
+    "[" + ",".join(['{"body":1}'] * 1001) + "]",
+    '"' + "\u00e9" * 20_000 + '"',
+)
+"""Seldom taken: each costs what hundreds of the others do."""
+_BITS: Final = (0, 1, 2, 3, 4, 5, 6) * 2 + (7,)
+_BYTES: Final = (128,) * 9 + (256,)
+"""Seldom above 127: what is no UTF-8 ends the session, and then a new one is to be opened."""
+_TOKENS: Final = (b'"', b"{", b"[", b"\\", b",", b":", b"\x00", b"]", b"\n", b"}")
+FIELDS: Final = (
+    "type", "ref", "queue", "group", "subscription", "credit", "granted", "deliveries", "started",
+    "messages", "sequence", "resolved", "start", "position", "keys", "held", "lease_s", "delay_s",
+    "reason", "token", "producer", "session", "linger_s", "received", "more", "color", "",
+)  # fmt: skip
+
+
+def _placed(value: Any) -> Any:
+    """A frame of a transcript, where what it leaves open is some number or some name."""
+    if isinstance(value, dict):
+        return {name: _placed(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_placed(inner) for inner in value]
+    if isinstance(value, str) and value.startswith("#"):
+        return 1
+    if isinstance(value, str) and value.startswith("$"):
+        return value[1:]
+    return value
+
+
+def corpus() -> list[Any]:
+    """The good frames, each once. Raises RuntimeError where this is no checkout."""
+    found: dict[str, Any] = {}
+    for path in sorted((ROOT / "clients" / "conformance").glob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()[1:]):
+            if line.get("who") == "client":
+                for frame in [*line.get("frames", ()), line.get("frame")]:
+                    if frame:
+                        found[json.dumps(_placed(frame))] = None
+    for text in _EXAMPLE.findall((ROOT / "PROTOCOL.md").read_text()) if found else ():
+        found[json.dumps(json.loads(text))] = None
+    if not found:
+        raise RuntimeError(f"there are no transcripts under {ROOT}: run this from a checkout")
+    return [json.loads(text) for text in found]
+
+
+class Mutator:
+    """Makes messages, each from one or a few good frames. `place`: of a delivery that this session
+    was given, [partition, epoch, push, first, last]; acks then name that now and then."""
+
+    def __init__(self, frames: list[Any], random: Random) -> None:
+        self._frames = frames
+        self._random = random
+        self._ref = 0
+        self.place: list[int] | None = None
+
+    def message(self) -> bytes:
+        """The next one: of twenty, two are good, ten are wrong as JSON has it, seven in their
+        bytes, and one is several frames, of which half are good."""
+        random = self._random
+        which = random.randrange(20)
+        if which < 2:
+            return json.dumps(self._frame()).encode()
+        if which < 12:
+            return self._wrong_json()
+        if which < 19:
+            return mutated_bytes(json.dumps(self._frame()).encode(), random)
+        if random.random() < 0.5:
+            return self._volley()
+        count = 257 if random.random() < 0.01 else random.randrange(2, 6)
+        texts = [
+            json.dumps(self._frame()).encode() if random.random() < 0.7 else self._wrong_json()
+            for _ in range(count)
+        ]
+        return b"[" + b",".join(texts) + b"]"
+
+    def _volley(self) -> bytes:
+        """Good frames about one subscription, in any order: all of a message is judged at once."""
+        random, frames = self._random, []
+        for _ in range(random.randrange(2, 8)):
+            self._ref += 1
+            held = [self.place or [0, 1, 1, 0, 0]]
+            frame: dict[str, object] = random.choice((
+                {"type": "subscribe", "ref": self._ref, "queue": "orders", "credit": 2,
+                 **({"group": "g0"} if random.random() < 0.5 else {"start": "latest"})},
+                {"type": "unsubscribe", "ref": self._ref},
+                {"type": "credit", "granted": random.randrange(60)},
+                {"type": "ack", "ref": self._ref, "deliveries": held},
+                {"type": "nack", "ref": self._ref, "deliveries": held, "delay_s": 0.01},
+                {"type": "extend", "ref": self._ref, "deliveries": held},
+            ))  # fmt: skip
+            frames.append({**frame, "subscription": random.choice((1, 1, 2))})
+        return json.dumps(frames).encode()
+
+    def _frame(self) -> Any:
+        random = self._random
+        frame = dict(random.choice(self._frames))
+        if frame.get("type") == "hello" and random.random() < 0.8:
+            frame = {"type": "ping", "ref": 1}  # a second hello ends the session
+        self._ref += 1
+        if "ref" in frame:
+            frame["ref"] = self._ref
+        if "deliveries" in frame and self.place is not None and random.random() < 0.7:
+            frame["deliveries"] = [self.place]
+        return frame
+
+    def _wrong_json(self) -> bytes:
+        """One value, or one field, is another than it was."""
+        random, frame = self._random, json.loads(json.dumps(self._frame()))
+        token = random.choice(LARGE) if random.random() < 0.001 else random.choice(VALUES)
+        holders = list(_holders(frame))
+        holder, at = random.choice(holders)
+        how = random.randrange(10)
+        if how < 6:
+            holder[at] = "@@"
+        elif how < 7 and isinstance(holder, dict):
+            del holder[at]
+        elif how < 8:
+            frame[random.choice(FIELDS)] = "@@"
+        else:  # a field twice, in either order
+            text = json.dumps(frame)
+            doubled = f'"{random.choice([*frame, *FIELDS])}":{token}'
+            if random.random() < 0.5:
+                return ("{" + doubled + "," + text[1:]).encode("utf-8", "surrogatepass")
+            return (text[:-1] + "," + doubled + "}").encode("utf-8", "surrogatepass")
+        return json.dumps(frame).replace('"@@"', token).encode("utf-8", "surrogatepass")
+
+
+def _holders(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in it that has a value: (what holds it, at which key or index)."""
+    places = value.items() if isinstance(value, dict) else enumerate(value)
+    for at, inner in list(places):
+        yield value, at
+        if isinstance(inner, dict | list):
+            yield from _holders(inner)
+
+
+def mutated_bytes(data: bytes, random: Random) -> bytes:
+    """Flipped, inserted, deleted, doubled, cut off: one to three times."""
+    made = bytearray(data)
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        if not made:
+            break
+        at = random.randrange(len(made))
+        end = min(len(made), at + random.choice((1, 1, 2, 4, 16)))
+        match random.randrange(7):
+            case 0:
+                made[at] ^= 1 << random.choice(_BITS)
+            case 1:
+                made[at] = random.randrange(random.choice(_BYTES))
+            case 2:
+                some = random.randbytes(random.choice((1, 1, 2, 8)))
+                made[at:at] = some if random.random() < 0.1 else some.hex().encode()
+            case 3:
+                del made[at:end]
+            case 4:
+                made[at:at] = made[at:end]
+            case 5:
+                del made[at:]
+            case _:
+                made[at:at] = random.choice(_TOKENS)
+    return bytes(made)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (inf, -inf):  # JSON, and yet a number that not every parser takes
+        raise ValueError(text)
+    return value
+
+
+def refs_of(message: bytes) -> list[int]:
+    """The refs that somebody is owed an answer under, whatever is wrong with the message. None
+    where it is no JSON, or where two parsers may differ about it."""
+    if (
+        len(message) > _TELLABLE_BYTES_MAX
+        or message.count(b"[") + message.count(b"{") > _TELLABLE_DEPTH_MAX
+        or _SURROGATE.search(message)
+    ):
+        return []
+    try:
+        value = json.loads(message.decode(), parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return []
+    several = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, dict) for one in several):
+        return []
+    refs = [one.get("ref") for one in several]
+    return [ref for ref in refs if type(ref) is int and 0 < ref <= REF_MAX]

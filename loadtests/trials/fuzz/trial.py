@@ -1,0 +1,207 @@
+"""A million mutated frames against a running broker (P12): over WebSockets, as raw frames, as HTTP
+requests and by long poll, several at once, from a seed. A witness publishes and consumes beside
+them, and loses nothing.
+"""
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from loadtests.clients.load import LoadFailed
+from loadtests.clients.rest import Rest
+from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.trials.fuzz.clients import Fuzz, Notes, long_poll
+from loadtests.trials.fuzz.frames import SMUGGLED_NAME
+from loadtests.trials.trial import MIB, Finding, Memory, Progress, broker
+from loadtests.trials.witness import Witness
+
+FRAMES: Final = 1_000_000
+AT_ONCE: Final = 12
+"""Conversations."""
+PER_SESSION: Final = ((4, 16), (20, 400))
+"""Messages of one WebSocket session: half of them end by themselves, which is when every ref must
+have its answer; the others go on until the broker has enough of them."""
+PER_POLL: Final = 40
+TYPICAL: Final = 16
+"""Messages of a session before the broker has enough of it."""
+WITNESS_RATE: Final = 100.0
+WARM_SHARE: Final = 0.1
+"""So much of the run passes before memory is looked at first."""
+GROWTH_MAX: Final = 96 * MIB
+"""Between there and the end: a third of it is the broker's cache of the newest records, which the
+witness fills within minutes; the names that the frames invent are groups and producers."""
+SHOWN_MAX: Final = 10
+_SHARES: Final = (("raw", 0.03), ("http", 0.012), ("poll", 0.012))
+"""Of the frames; all others are messages of WebSocket sessions."""
+_UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
+_TOLD_EVERY_S: Final = 10.0
+_ORDERS: Final = {
+    "partitions": 4, "retention_s": 60, "lease_s": 5, "backoff_s": 0.01, "attempts_max": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: so many frames, drawn from `seed`."""
+
+    frames: int = FRAMES
+    seed: int = 1
+
+
+class _Trial:
+    """One run of it on a server of its own."""
+
+    def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
+        self._plan = plan
+        self._progress = progress
+        self.notes = Notes()
+        self._fuzz = Fuzz(server.url, plan.seed, self.notes)
+        self.witness = Witness(server.url, WITNESS_RATE)
+        self._rest = Rest(server.url)
+        self._process = Process(server.pid)
+        self.memory = Memory(self._process)
+        self.sent = 0
+        self.witnessed = 0
+        self.warm = self.end = 0
+        """Resident bytes after WARM_SHARE of the frames, and at the end."""
+
+    async def run(self) -> None:
+        """All of it."""
+        await self._rest.call("PUT", "/v1/queues/orders", _ORDERS)
+        self._rest.close()
+        await self.witness.open()
+        self.sent = await self._fuzz.vectors()
+        names = self._names()
+        tellers = [asyncio.create_task(self._client(names)) for _ in range(AT_ONCE)]
+        tellers.append(asyncio.create_task(self._tell()))
+        try:
+            await asyncio.gather(*tellers[:-1])
+        finally:
+            for task in tellers:
+                task.cancel()
+            await asyncio.wait(tellers)
+        self.witnessed = await self.witness.finish()
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """(kind, name) of one conversation after the other."""
+        random = self._fuzz.random("plan")
+        kinds = [kind for kind, _ in _SHARES]
+        weights = [share / (TYPICAL if kind == "poll" else 1) for kind, share in _SHARES]
+        rest = (1 - sum(share for _, share in _SHARES)) / TYPICAL
+        for number in itertools.count():
+            kind = random.choices([*kinds, "session"], [*weights, rest])[0]
+            yield kind, f"{kind}-{number}"
+
+    async def _client(self, names: Iterator[tuple[str, str]]) -> None:
+        fuzz = self._fuzz
+        one: dict[str, Callable[[str], Awaitable[int]]] = {
+            "raw": fuzz.raw,
+            "http": fuzz.http,
+            "poll": lambda name: long_poll(fuzz, name, PER_POLL),
+            "session": lambda name: fuzz.messages(name, _length(fuzz.random(name))),
+        }
+        while self.sent < self._plan.frames:
+            kind, name = next(names)
+            sent = await one[kind](name)
+            self.sent += sent  # not in one: the others count meanwhile
+            if not self.warm and self.sent > WARM_SHARE * self._plan.frames:
+                self.warm = self._process.rss_bytes()
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(_TOLD_EVERY_S)
+            self._progress(
+                f"fuzz: {self.sent:,} of {self._plan.frames:,} frames, {len(self.notes.wrong)} "
+                f"wrong, {self.memory.now() / MIB:.0f} MiB"
+            )
+
+    async def smuggled(self) -> list[str]:
+        """Queues that a request inside another one has made."""
+        found, after = [], ""
+        while True:
+            page = await self._rest.call("GET", f"/v1/queues?limit=1000&after={after}")
+            found += [one["name"] for one in page["queues"]]
+            after = page.get("next") or ""
+            if not after:
+                return [name for name in found if name.startswith(SMUGGLED_NAME)]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._rest.close()
+        self.witness.close()
+
+
+def _length(random: Random) -> int:
+    return random.randint(*random.choice(PER_SESSION))
+
+
+async def fuzz(plan: Plan, progress: Progress) -> Finding:
+    """So many frames, and what came of them. Raises ServerFailed: no broker; RuntimeError: this is
+    no checkout, or too few files may be open."""
+    raise_file_limit(1000)
+    finding = Finding("fuzz")
+    smuggled: list[str] = []
+    async with broker("fuzz") as server:
+        trial = _Trial(server, plan, progress)
+        began = time.monotonic()
+        failure = ""
+        try:
+            await trial.run()
+            smuggled = await trial.smuggled()
+        except LoadFailed as error:
+            failure = str(error)
+        finally:
+            trial.close()
+        seconds = time.monotonic() - began
+        stopped = await _end(server, trial)
+        log = server.log_path.read_bytes()
+    notes = trial.notes
+    finding.figures = {
+        "frames": trial.sent, "seconds": round(seconds, 1),
+        "frames_per_s": round(trial.sent / seconds),
+        **{name.replace(" ", "_"): count for name, count in sorted(notes.sent.items())},
+        "refs_answered": notes.answered, "witnessed": trial.witnessed,
+        "rss_warm_mib": round(trial.warm / MIB, 1), "rss_end_mib": round(trial.end / MIB, 1),
+        "closes": ", ".join(f"{code}: {n:,}" for code, n in sorted(notes.closes.items())),
+        "errors": ", ".join(f"{code}: {n:,}" for code, n in notes.codes.most_common()),
+        "statuses": ", ".join(f"{code}: {n:,}" for code, n in sorted(notes.statuses.items())),
+    }  # fmt: skip
+    finding.conditions = {"seed": plan.seed, "at_once": AT_ONCE, "witness_per_s": WITNESS_RATE}
+    finding.check(
+        "P12: no 5xx but a documented 503, no internal error, no stuck session, every ref answered",
+        not notes.wrong, "\n".join([f"{len(notes.wrong)} wrong", *notes.wrong[:SHOWN_MAX]]),
+    )  # fmt: skip
+    finding.check("no request inside another one was done", not smuggled, smuggled or "none was")
+    finding.check(
+        "P1, P3: the witness lost nothing, and kept each key's order",
+        not failure, failure or f"{trial.witnessed:,} messages",
+    )  # fmt: skip
+    finding.check(
+        f"P9: memory grows by at most {GROWTH_MAX // MIB} MiB behind the first "
+        f"{WARM_SHARE:.0%}", trial.end - trial.warm <= GROWTH_MAX,
+        f"{(trial.end - trial.warm) / MIB:.1f} MiB",
+    )  # fmt: skip
+    found = _UNEXPECTED.search(log)
+    finding.check(
+        "nothing unexpected in the broker's log", found is None,
+        log[max(0, found.start() - 500) :][:3000].decode(errors="replace") if found else "nothing",
+    )  # fmt: skip
+    finding.check("the broker answers afterwards, and stops cleanly", stopped == "", stopped or "0")
+    return finding
+
+
+async def _end(server: Server, trial: _Trial) -> str:
+    """Ask once more, look at its memory, stop it: what was wrong with that."""
+    try:
+        await asyncio.to_thread(server.wait_ready, 15.0)
+        trial.end = Process(server.pid).rss_bytes()
+        await asyncio.to_thread(server.stop)
+    except ServerFailed as error:
+        return str(error)
+    code = server.exit_code()
+    return "" if code == 0 else f"it ended with {code}:\n{server.log_tail()}"

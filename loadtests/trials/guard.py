@@ -1,0 +1,123 @@
+"""The price of the guard: `batch100` and `single` against two brokers in turns, one with
+everything on (credentials, rights, encryption, limits, usage lines), one with all of it off.
+
+Both run all the time, one at rest while the other one works, so that each pair of turns has the
+machine in the same mood.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from loadtests.bench.load_run import Bench, Line, quiet
+from loadtests.server import Process, Server
+from loadtests.trials.trial import Finding, Progress, admin, broker
+
+RATIO_MIN: Final = 0.85
+PAIRS: Final = 6
+TURN_S: Final = 5.0
+SETTLE_S: Final = 1.0
+OFF: Final[Mapping[str, str]] = {"TOCSIN_ENCRYPTION": "no", "TOCSIN_USAGE": "no"}
+ON: Final[Mapping[str, str]] = {
+    "TOCSIN_TOKEN": "the-operator-of-a-trial",
+    "TOCSIN_LIMIT_PRINCIPAL": "messages=10000000/s,bytes=10000000000/s,requests=1000000/s",
+    "TOCSIN_LIMIT_QUEUE": "messages=10000000/s,bytes=10000000000/s",
+    "TOCSIN_LIMIT_ADDRESS": "connections=100000/s",
+}
+"""Limits that are never met, and are looked at all the same."""
+
+
+class Load(NamedTuple):
+    """A load of the benchmark's."""
+
+    messages_per_frame: int
+    window: int
+
+
+LOADS: Final = {"batch100": Load(100, 20_000), "single": Load(1, 8_000)}
+
+
+class Side(NamedTuple):
+    """One of the two brokers, and what its clients present."""
+
+    name: str
+    server: Server
+    token: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many turns of each kind, and how long each is, in seconds."""
+
+    pairs: int = PAIRS
+    turn_s: float = TURN_S
+
+
+@dataclass
+class Turns:
+    """What the turns of one side came to: messages a second, and microseconds of CPU a message."""
+
+    rates: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+
+
+async def _token_of(server: Server) -> str:
+    """An API token with exactly the rights that the load needs. Raises LoadFailed."""
+    right = ("--right", "publish,consume,manage:*")
+    made = await admin(server, "token", "create", "load", *right)
+    return str(made["token"])
+
+
+async def guard(plan: Plan, progress: Progress) -> Finding:
+    """Raises LoadFailed or ServerFailed where it cannot come to its end."""
+    finding = Finding("guard")
+    settings = {"on": dict(ON), "off": dict(OFF)}
+    finding.conditions = {"pairs": plan.pairs, "turn_s": plan.turn_s, **settings}
+    async with AsyncExitStack() as stack:
+        on = await stack.enter_async_context(broker("guard-on", settings=ON))
+        off = await stack.enter_async_context(broker("guard-off", settings=OFF))
+        sides = (Side("on", on, await _token_of(on)), Side("off", off, None))
+        for name, load in LOADS.items():
+            turns = await _compare(name, load, sides, plan, progress)
+            _judge(name, turns, finding, plan.pairs)
+    return finding
+
+
+async def _compare(
+    name: str, load: Load, sides: Sequence[Side], plan: Plan, progress: Progress
+) -> dict[str, Turns]:
+    turns = {side.name: Turns() for side in sides}
+    async with AsyncExitStack() as stack:
+        lines: dict[str, Line] = {}
+        for side in sides:
+            process = Process(side.server.pid)
+            bench = Bench(side.server.url, side.token, process, plan.turn_s, 0, 0, progress)
+            line = Line(bench, name, load.messages_per_frame, load.window)
+            lines[side.name] = await stack.enter_async_context(quiet(line))
+            await line.open()
+        for number in range(plan.pairs):
+            for side in sides if number % 2 else reversed(sides):
+                await asyncio.sleep(SETTLE_S)
+                line = lines[side.name]
+                settled, elapsed, cpu_us = await line.run(plan.turn_s, f"{name}, guard {side.name}")
+                turns[side.name].rates.append(settled / elapsed)
+                turns[side.name].costs.append(cpu_us or 0.0)
+                await line.drain()
+    return turns
+
+
+def _judge(name: str, turns: dict[str, Turns], finding: Finding, pairs: int) -> None:
+    for side, found in turns.items():
+        finding.figures |= {
+            f"{name}_{side}_per_s": round(statistics.median(found.rates)),
+            f"{name}_{side}_cpu_us": round(statistics.median(found.costs), 2),
+        }
+    ratios = [a / b for a, b in zip(turns["on"].rates, turns["off"].rates, strict=True)]
+    ratio = statistics.median(ratios)
+    finding.check(
+        f"{name} with the guard on reaches {RATIO_MIN:.0%} of what it is without",
+        ratio >= RATIO_MIN, f"{ratio:.2%} (median of {pairs} pairs)", timed=True,
+    )  # fmt: skip

@@ -1,0 +1,400 @@
+"""`python -m loadtests.trials.hostile.clients URL PLAN`: clients that mean harm, in one process.
+
+PLAN is JSON, the fields of `Attack`. They begin at once, say so in a line when all of them are at
+it, go on until a line comes on the standard input, and then say as one JSON object what became of
+them. Each opens a socket anew when the broker has closed it. They have the priority SCHED_IDLE; the
+line AT_NICE_19 does not end them but gives them an ordinary one, with nice 19.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import uvloop
+
+from loadtests.clients.load import Producer, Shape, stamp
+from loadtests.clients.rest import Rest
+from loadtests.clients.wire import TEXT, frame
+from loadtests.server import raise_file_limit
+from loadtests.trials.fuzz.frames import HELLO, handshake, raw_frame, request
+from loadtests.trials.stalled.sockets import Narrow
+
+MIB: Final = 1024 * 1024
+AT_NICE_19: Final = "at nice 19"
+QUEUE: Final = "flooded"
+SLOW_TURN_S: Final = 0.5
+"""A slow socket sends a byte in each."""
+FRAME_BYTES: Final = 16 * MIB
+HOARDED_BYTES: Final = 2 * MIB
+HEADER_BYTES: Final = MIB
+"""Of one request, of the headers that come to 64 MB."""
+BODY_BYTES: Final = 1000
+FLOW_MESSAGES: Final = 50
+FLOW_TURN_S: Final = 0.5
+FLOOD_FRAMES: Final = 64
+"""Frames of one message of a flood; the next one goes out when it is answered."""
+PAUSE_S: Final = 0.25
+_STATUS: Final = "HTTP/1.1 "
+_OPENING_AT_ONCE: Final = 50
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How many of each."""
+
+    leaves_cores: bool = True
+    """SCHED_IDLE. Who hardly gets to run loses the broker's last words: a test lets it be."""
+    slow: int = 1000
+    """Sockets: a third each for a request's header, a WebSocket's handshake, and a body."""
+    readers: int = 1000
+    header_mib: int = 64
+    large: int = 16
+    """Connections that send frames of 16 MiB, one after the other."""
+    hoards: int = 150
+    """Sessions with all of a message of 2 MiB but its last byte, and as many requests with such a
+    body: half of each would be more than all of them together may have."""
+    bombs: int = 4
+    floods: int = 4
+    """Sessions that subscribe and unsubscribe, grant credit, and ask for tickets."""
+
+
+class Heard(asyncio.Protocol):
+    """A socket: the beginning of what came, and whether it is closed."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.data = b""
+        self.closed = False
+        self.event = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if len(self.data) < 4096:
+            self.data += data
+        self.event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.event.set()
+
+    def write(self, data: bytes) -> None:
+        """To a socket that is closed: nothing."""
+        if not self.closed and not self.transport.is_closing():
+            self.transport.write(data)
+
+    async def answer(self, timeout_s: float) -> str:
+        """`431`, `101`, …; `closed`, or `nothing` after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.closed and b"\r\n" not in self.data:
+                    self.event.clear()
+                    await self.event.wait()
+        return self.said()
+
+    def said(self) -> str:
+        """As `answer`, of what is there."""
+        if self.data.startswith(_STATUS.encode()):
+            return self.data[len(_STATUS) : len(_STATUS) + 3].decode()
+        return "closed" if self.closed else "nothing"
+
+
+class Hostile:
+    """All of them."""
+
+    def __init__(self, url: str, plan: Attack) -> None:
+        place = urlsplit(url)
+        self._url = url
+        self._host, self._port, self._netloc = place.hostname or "", place.port or 80, place.netloc
+        self._plan = plan
+        self._opened = 0
+        self.outcomes: Counter[str] = Counter()
+        """`kind: what became of it`."""
+        self.problems: list[str] = []
+        self._late = 2  # who takes long to begin: slow sockets, readers
+        self._complete = asyncio.Event()
+
+    def _begun(self) -> None:
+        self._late -= 1
+        if not self._late:
+            self._complete.set()
+
+    async def _open(self) -> Heard:
+        """A connection from one of 50 addresses."""
+        self._opened += 1
+        loop = asyncio.get_running_loop()
+        _, heard = await loop.create_connection(
+            Heard, self._host, self._port, local_addr=(f"127.0.0.{2 + self._opened % 50}", 0)
+        )
+        return heard
+
+    def _note(self, kind: str, outcome: str) -> None:
+        self.outcomes[f"{kind}: {outcome}"] += 1
+
+    async def run(self, until: Awaitable[object]) -> None:
+        """Everything at once, until then."""
+        plan = self._plan
+        kinds: list[Callable[[], Awaitable[None]]] = [self._slow, self._headers, self._readers]
+        kinds += [self._hoard_frames] * plan.hoards + [self._hoard_bodies] * plan.hoards
+        kinds += [self._large] * plan.large + [self._bomb] * plan.bombs
+        kinds += [self._flood] * plan.floods + [self._tickets] * min(1, plan.floods)
+        tasks = [asyncio.create_task(self._go(kind)) for kind in kinds]
+        await self._complete.wait()
+        print("all are at it", flush=True)  # noqa: T201
+        await until
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _go(self, kind: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await kind()
+        except Exception as error:  # said at the end: nobody may stop the others
+            self.problems.append(f"{kind.__name__}: {error!r}")
+            self._complete.set()
+
+    # --- Slowly ---------------------------------------------------------------------------------
+
+    async def _slow(self) -> None:
+        """A byte at a time: headers, handshakes, bodies. What the broker has closed begins anew."""
+        body = f"Content-Length: {BODY_BYTES}"
+        post = request(f"POST /v1/queues/{QUEUE}/messages", self._netloc, body)
+        get = request("GET /v1/queues", self._netloc, "X-Long: " + "x" * 4000)
+        # (kind, what is sent at once, and what byte by byte)
+        kinds = (
+            ("slow header", b"", get),
+            ("slow handshake", b"", handshake(self._netloc, "X-Long: " + "x" * 4000)),
+            ("slow body", post, b" " * BODY_BYTES),
+        )
+        slots: list[tuple[int, Heard, int]] = []
+        for number in range(self._plan.slow):
+            slots.append((number % 3, await self._begin(kinds[number % 3][1]), 0))
+        self._begun()
+        while True:
+            began = time.monotonic()
+            for number, (kind, heard, place) in enumerate(slots):
+                name, first, rest = kinds[kind]
+                if heard.closed or heard.data:
+                    self._note(name, heard.said())
+                    heard.transport.abort()
+                    slots[number] = (kind, await self._begin(first), 0)
+                elif place < len(rest):
+                    heard.write(rest[place : place + 1])
+                    slots[number] = (kind, heard, place + 1)
+            await asyncio.sleep(max(0.0, SLOW_TURN_S - (time.monotonic() - began)))
+
+    async def _begin(self, first: bytes) -> Heard:
+        heard = await self._open()
+        if first:
+            heard.write(first)
+        return heard
+
+    # --- Large ----------------------------------------------------------------------------------
+
+    async def _headers(self) -> None:
+        """Requests with a MiB of headers each, until it is as many as was asked for."""
+        line = b"X-Flood: " + b"x" * 1000 + b"\r\n"
+        head = request("GET /v1/queues", self._netloc)[:-2]
+        for _ in range(self._plan.header_mib):
+            heard = await self._open()
+            heard.write(head + line * (HEADER_BYTES // len(line)) + b"\r\n")
+            self._note("1 MiB of headers", await heard.answer(30))
+            heard.transport.abort()
+            await asyncio.sleep(PAUSE_S / 2)
+
+    async def _large(self) -> None:
+        """A frame of 16 MiB, and all of it, whatever the broker says to its header."""
+        piece = bytes(MIB // 4)
+        while True:
+            heard = await self._open()
+            heard.write(handshake(self._netloc))
+            await heard.answer(10)
+            heard.data = b""
+            heard.write(HELLO)
+            heard.write(raw_frame(TEXT, b"", announced=FRAME_BYTES))
+            for _ in range(FRAME_BYTES // len(piece)):
+                if heard.closed:
+                    break
+                heard.write(piece)
+                await asyncio.sleep(0)
+            await self._closed(heard)
+            self._note("16 MiB frame", "4509" if b"\x11\x9d" in heard.data else "no 4509")
+            heard.transport.abort()
+            await asyncio.sleep(PAUSE_S * 4)
+
+    async def _closed(self, heard: Heard) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while not heard.closed and b"\x11\x9d" not in heard.data:
+                    heard.event.clear()
+                    await heard.event.wait()
+
+    async def _hoard_frames(self) -> None:
+        """All of a large message but its end; again when the broker has enough of it."""
+        while True:
+            heard = await self._open()
+            heard.write(handshake(self._netloc))
+            await heard.answer(10)
+            heard.data = b""
+            heard.write(HELLO)
+            whole = raw_frame(TEXT, b"", announced=HOARDED_BYTES) + bytes(HOARDED_BYTES - 1)
+            await self._hoard("hoarded frame", heard, whole)
+
+    async def _hoard_bodies(self) -> None:
+        """The same with the body of a request."""
+        post, body = f"POST /v1/queues/{QUEUE}/messages", bytes(HOARDED_BYTES - 1)
+        while True:
+            heard = await self._open()
+            length = f"Content-Length: {HOARDED_BYTES}"
+            await self._hoard("hoarded body", heard, request(post, self._netloc, length, body=body))
+
+    async def _hoard(self, kind: str, heard: Heard, data: bytes) -> None:
+        heard.write(data)
+        # A welcome has digits of its own, hence the spaces.
+        while not heard.closed and b"overloaded" not in heard.data and b" 408 " not in heard.data:
+            heard.event.clear()
+            await heard.event.wait()
+        refused = b"overloaded" in heard.data or b"\x0f\xa3" in heard.data
+        self._note(kind, "overloaded" if refused else heard.said())
+        heard.transport.abort()
+        await asyncio.sleep(PAUSE_S * 40)
+
+    async def _bomb(self) -> None:
+        """Kilobytes that would be 64 MiB, offered with permessage-deflate and as a gzip body."""
+        raw = zlib.compressobj(9, zlib.DEFLATED, -15)
+        bomb = raw.compress(bytes(64 * MIB)) + raw.flush(zlib.Z_SYNC_FLUSH)
+        zipped = zlib.compress(bytes(64 * MIB), 9, 31)
+        offer = handshake(self._netloc, "Sec-WebSocket-Extensions: permessage-deflate")
+        while True:
+            heard = await self._open()
+            heard.write(offer)
+            await heard.answer(10)
+            taken = b"sec-websocket-extensions" in heard.data.lower()
+            heard.write(HELLO + raw_frame(TEXT | 0x40, bomb))
+            await self._code(heard, b"\x03\xea")
+            closed = "1002" if b"\x03\xea" in heard.data else "no 1002"
+            self._note("compressed frame", "compression was agreed" if taken else closed)
+            heard.transport.abort()
+            heard = await self._open()
+            lines = ("Content-Encoding: gzip", f"Content-Length: {len(zipped)}")
+            place = f"POST /v1/queues/{QUEUE}/messages"
+            heard.write(request(place, self._netloc, *lines, body=zipped))
+            self._note("gzip body", await heard.answer(10))
+            heard.transport.abort()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _code(self, heard: Heard, code: bytes) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while not heard.closed and code not in heard.data:
+                    heard.event.clear()
+                    await heard.event.wait()
+
+    # --- Many -----------------------------------------------------------------------------------
+
+    async def _readers(self) -> None:
+        """They subscribe and read nothing, while a producer sees to it that there is much."""
+        some = asyncio.Semaphore(_OPENING_AT_ONCE)
+        readers: list[Narrow] = []
+
+        async def join(number: int) -> None:
+            async with some:
+                reader = Narrow(f"deaf-{number}", QUEUE)
+                readers.append(reader)
+                await reader.open(self._url, None)
+                await reader.subscribe()
+                reader.stall()
+                self._note("reader that never reads", "subscribed")
+
+        await asyncio.gather(*(join(number) for number in range(self._plan.readers)))
+        self._begun()
+        producer = Producer("flow", QUEUE, Shape(1024), FLOW_MESSAGES, Random(1), blocks=4)
+        await producer.open(self._url, None, producer.name)
+        try:
+            while producer.failure is None:
+                if producer.unanswered < 10 * FLOW_MESSAGES:
+                    producer.publish(stamp(time.monotonic_ns()))
+                    producer.flush()
+                    self._note("readers' flow", "published")
+                await asyncio.sleep(FLOW_TURN_S)
+            raise producer.failure
+        finally:
+            producer.close()
+            for reader in readers:
+                if reader.wire.closed:
+                    self._note("reader that never reads", "cut off")
+                reader.drop()
+
+    async def _flood(self) -> None:
+        """Subscribe, grant, unsubscribe, in large messages: the next when one is answered."""
+        heard = await self._open()
+        heard.write(handshake(self._netloc))
+        await heard.answer(10)
+        heard.write(HELLO)
+        frames: list[dict[str, object]] = []
+        for number in range(FLOOD_FRAMES // 4):
+            frames += [
+                {"type": "subscribe", "ref": 1, "subscription": number, "queue": QUEUE,
+                 "credit": 1, "start": "latest"},
+                *[{"type": "credit", "subscription": number, "granted": 2}] * 2,
+                {"type": "unsubscribe", "ref": 2, "subscription": number},
+            ]  # fmt: skip
+        message = frame(json.dumps(frames).encode())
+        number = 0
+        while not heard.closed:
+            number += 1
+            heard.data = b""
+            heard.write(message + frame(b'{"type":"ping","ref":%d}' % number))
+            self._note("flood of frames", "sent")
+            mark = b'"pong","ref":%d' % number
+            while not heard.closed and mark not in heard.data:
+                heard.event.clear()
+                await heard.event.wait()
+                heard.data = heard.data[-4095:] if mark not in heard.data else heard.data
+        self._note("flood of frames", "closed")
+
+    async def _tickets(self) -> None:
+        """One as soon as the other is there."""
+        rest = Rest(self._url)
+        try:
+            while True:
+                status, _ = await rest.request("POST", "/v1/tickets", b"{}")
+                self._note("tickets", str(status))
+        finally:
+            rest.close()
+
+
+async def main(url: str, plan: Attack) -> None:
+    """Until the standard input says so, or ends."""
+    raise_file_limit(plan.slow + plan.readers + 2 * plan.hoards + 500)
+    hostile = Hostile(url, plan)
+    await hostile.run(_until_told())
+    print(json.dumps({"outcomes": hostile.outcomes, "problems": hostile.problems}))  # noqa: T201
+
+
+async def _until_told() -> None:
+    while (await asyncio.to_thread(sys.stdin.readline)).strip() == AT_NICE_19:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.nice(19)
+
+
+def arguments(plan: Attack) -> str:
+    """PLAN."""
+    return json.dumps(asdict(plan))
+
+
+if __name__ == "__main__":
+    if (attack := Attack(**json.loads(sys.argv[2]))).leaves_cores:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    uvloop.run(main(sys.argv[1], attack))

@@ -1,0 +1,1 @@
+"""The trial of one flooded queue beside a calm one, and the process that floods."""

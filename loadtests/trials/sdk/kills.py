@@ -1,0 +1,215 @@
+"""`kill -9` of the broker, over and over, under twenty programs that use the SDK.
+
+Ten publish and keep what they were told; ten consume, and their handlers have an effect that must
+happen once, by `tocsin.effects`: it and its message's place are stored in one transaction of the
+handlers' own database, so that a message that comes again is recognised. Nothing acknowledged may
+be lost, and the effects are counted.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import tocsin
+from tocsin.effects import SqliteEffects
+
+from loadtests.clients.load import LoadFailed
+from loadtests.server import SERVE, Server
+from loadtests.trials.sdk.programs import GROUP, Consuming, Handler, Producing
+from loadtests.trials.sdk.trial import Scene, examine
+from loadtests.trials.trial import Finding, Progress, broker
+
+KILLS: Final = 50
+RATE: Final = 400
+"""Messages a second, of all publishers."""
+PRODUCERS: Final = 10
+CONSUMERS: Final = 10
+STORES: Final = 2
+LEASE_S: Final = 20.0
+LIFE_S: Final = (0.05, 1.5)
+"""How long the broker lives after messages flow again: uniformly within."""
+FLOWING_MESSAGES: Final = 50
+FLOWING_TIMEOUT_S: Final = 60.0
+MEETING_TURNS_MAX: Final = 10_000
+"""Turns of the event loop that a kill waits for publishes to be under way."""
+FAIL_CHANCE: Final = 0.01
+"""Of a handler, behind its effect: its message is nacked and comes again."""
+EXAMPLES_MAX: Final = 10
+_WORK_S: Final = (0.0, 0.1)
+_CONCURRENCY: Final = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, and how it is drawn."""
+
+    kills: int = KILLS
+    seed: int = 1
+    rate: int = RATE
+    once: bool = True
+    """False: handlers do not look whether they had a message before, the negative control."""
+    command: Sequence[str] = field(default=SERVE)
+    """What is run as the broker; another one is a negative control, too."""
+
+
+class Effects:
+    """The handlers' database, by two stores of the SDK's helper, as two processes would have it.
+    `once` False: a message that comes again has its effect again."""
+
+    def __init__(self, path: Path, *, once: bool) -> None:
+        self._once = once
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.executescript("PRAGMA journal_mode = WAL; CREATE TABLE effects (body TEXT)")
+        self._stores = [SqliteEffects(path, group=GROUP) for _ in range(STORES)]
+        self.again = 0
+        """Messages that were recognised, or with `once` False should have been."""
+        self._seen: set[str] = set()
+
+    def work(self, random: Random, number: int) -> Handler:
+        """A handler that takes its time, has its effect, and fails now and then behind it. `number`
+        is its consumer's."""
+        store = self._stores[number % STORES]
+
+        async def handle(message: tocsin.Message) -> None:
+            await asyncio.sleep(random.uniform(*_WORK_S))
+            body = str(message.body)
+            if self._once:
+                async with store.once(message) as database:
+                    if database is not None:
+                        database.execute("INSERT INTO effects VALUES (?)", (body,))
+                    self.again += database is None
+            else:
+                self._db.execute("INSERT INTO effects VALUES (?)", (body,))
+                self.again += body in self._seen
+                self._seen.add(body)
+            if random.random() < FAIL_CHANCE:
+                raise RuntimeError("something behind the effect fails")
+
+        return handle
+
+    def counts(self) -> Counter[str]:
+        """How often each body had its effect."""
+        return Counter(body for (body,) in self._db.execute("SELECT body FROM effects"))
+
+    def close(self) -> None:
+        """Close the file."""
+        for store in self._stores:
+            store.close()
+        self._db.close()
+
+
+async def kills(plan: Plan, progress: Progress) -> Finding:
+    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    random = Random(plan.seed)
+    async with broker("kills", command=plan.command) as server:
+        folder = server.data_dir.parent
+        scene = Scene(server.url, folder / "frames.jsonl", progress, LEASE_S)
+        effects = Effects(folder / "effects.db", once=plan.once)
+        scene.book.is_alone = False  # after a kill one may still be at what another is given
+        try:
+            await scene.prepare(partitions=16, backoff_s=0.01, backoff_max_s=0.1)
+            await _cast(scene, effects, plan)
+            began = time.monotonic()
+            under_way = await _kill(scene, server, random, plan)
+            rate = len(scene.book.stored) / (time.monotonic() - began)
+            drained = await scene.drain()
+        finally:
+            await scene.leave()
+        evidence = await asyncio.to_thread(scene.evidence, drained=drained)
+        happened = effects.counts()
+        effects.close()
+    finding, counts = Finding("kills"), scene.clients.counts
+    finding.figures = {
+        "kills": plan.kills,
+        "kills_with_publishes_under_way": under_way,
+        "messages_per_s": round(rate),
+        "effects": sum(happened.values()),
+        "recognised": effects.again,
+        **{name: counts[name] for name in sorted(counts)},
+    }
+    examine(finding, evidence, again_allowed=True)
+    missing = [body for body in scene.book.stored if not happened[body]]
+    finding.check(
+        "every publish that returned has had its effect", not missing,
+        f"{len(scene.book.stored):,} returned, {len(missing)} without {missing[:EXAMPLES_MAX]}",
+    )  # fmt: skip
+    doubled = [body for body, times in happened.items() if times > 1]
+    finding.check(
+        "every effect happened once", not doubled,
+        f"{len(happened):,} effects, {len(doubled)} more than once {doubled[:EXAMPLES_MAX]}",
+    )  # fmt: skip
+    finding.check(
+        "it was hard: publishes were under way at a kill, and messages came again",
+        under_way > 0 and effects.again > 0, f"{under_way} kills, {effects.again} messages",
+    )  # fmt: skip
+    finding.conditions = {
+        "seed": plan.seed, "offered_per_s": plan.rate, "producers": PRODUCERS,
+        "consumers": CONSUMERS, "lease_s": LEASE_S, "life_s": LIFE_S,
+    }  # fmt: skip
+    return finding
+
+
+async def _cast(scene: Scene, effects: Effects, plan: Plan) -> None:
+    book, connect = scene.book, scene.clients.connect
+    for number in range(CONSUMERS):
+        random = Random(plan.seed + 10 + number)
+        scene.add(
+            Consuming(
+                f"consumer-{number}", connect(scene.url), book,
+                work=effects.work(random, number),
+                concurrency=_CONCURRENCY, random=random,
+            )
+        )  # fmt: skip
+    await scene.ready()
+    for number in range(PRODUCERS):
+        rate, random = plan.rate / PRODUCERS, Random(plan.seed + 100 + number)
+        client = connect(scene.url)
+        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await scene.ready()
+
+
+async def _kill(scene: Scene, server: Server, random: Random, plan: Plan) -> int:
+    """Kill and start it again; at how many kills publishes were under way."""
+    producers = [actor for actor in scene.actors if isinstance(actor, Producing)]
+    under_way = 0
+    for number in range(1, plan.kills + 1):
+        await _flowing(scene)
+        await scene.wait(random.uniform(*LIFE_S))
+        under_way += await _met(producers)
+        server.kill()
+        scene.start += 1
+        server.spawn()
+        await asyncio.to_thread(server.wait_ready)
+        if number % 5 == 0 or number == plan.kills:
+            counts = scene.clients.counts
+            scene.progress(
+                f"kills: {number} of {plan.kills}, {len(scene.book.stored):,} published, "
+                f"{scene.book.left:,} to run, {counts['reconnects']} reconnects"
+            )
+    await _flowing(scene)
+    return under_way
+
+
+async def _met(producers: Sequence[Producing]) -> bool:
+    """Wait a moment for publishes to be under way; whether they are."""
+    for _ in range(MEETING_TURNS_MAX):
+        if any(producer.unanswered for producer in producers):
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+async def _flowing(scene: Scene) -> None:
+    """Until messages are stored and run again. Raises LoadFailed."""
+    book, deadline = scene.book, time.monotonic() + FLOWING_TIMEOUT_S
+    stored, ran = len(book.stored), len(book.finished)
+    while len(book.stored) - stored < FLOWING_MESSAGES or len(book.finished) == ran:
+        await scene.wait(0.01)
+        if time.monotonic() > deadline:
+            raise LoadFailed(f"nothing flows {FLOWING_TIMEOUT_S:.0f} s after a start")

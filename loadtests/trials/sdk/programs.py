@@ -1,0 +1,248 @@
+"""Programs that use the SDK as its users do, and write down what it told them: producers, consumers
+of a group with handlers, readers."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Any, Final
+
+import tocsin
+
+from loadtests.checker.sdk_history import Book, Reading
+
+QUEUE: Final = "trial"
+GROUP: Final = "workers"
+GROUP_PLACE: Final = f"{QUEUE}/{GROUP}"
+KEYS: Final = 600
+TICK_S: Final = 0.02
+UNANSWERED_MAX: Final = 3_000
+"""Of one producer; it waits then, as a program would."""
+CONFIRM_CHANCE: Final = 0.05
+PUBLISH_TIMEOUT_S: Final = 300.0
+
+Handler = Callable[[tocsin.Message], Awaitable[None]]
+
+
+class ActorFailed(RuntimeError):
+    """The SDK raised what it never should: the trial ends, red."""
+
+
+class Actor:
+    """A task around a client of its own."""
+
+    def __init__(self, name: str, client: tocsin.Client) -> None:
+        self.name = name
+        self.client = client
+        self.failure: BaseException | None = None
+        self.ready = asyncio.Event()
+        """It is connected, and has joined what it wanted to join."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Go."""
+        self._task = asyncio.create_task(self._guarded(), name=self.name)
+
+    async def _guarded(self) -> None:
+        try:
+            async with self.client:
+                await self.run()
+        except (tocsin.TocsinError, OSError, ValueError, BaseExceptionGroup) as error:
+            self.failure = error
+
+    async def run(self) -> None:
+        """What it does while its client is connected."""
+        raise AssertionError
+
+    def check(self) -> None:
+        """Raise ActorFailed for what it could not bear."""
+        error = self.failure
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is not None:
+            raise ActorFailed(f"{self.name}: {error!r}") from error
+
+    async def leave(self) -> None:
+        """Close the client; what it is doing ends."""
+        if self._task is not None:
+            with contextlib.suppress(tocsin.TocsinError, OSError):
+                await self.client.close()
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+
+class Producing(Actor):
+    """Publishes `rate_per_s` messages of some hundred keys, now singly, now many at once."""
+
+    def __init__(
+        self, name: str, client: tocsin.Client, book: Book, *, rate_per_s: float, random: Random
+    ) -> None:
+        super().__init__(name, client)
+        self._book = book
+        self._rate_per_s = rate_per_s
+        self._random = random
+        self._next = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self.unanswered = 0
+        self.stopping = False
+        self.done = asyncio.Event()
+        """It was told to stop, and every publish has returned."""
+
+    async def run(self) -> None:
+        """Until `stopping`, and then until all is answered."""
+        self.ready.set()
+        began, sent = time.monotonic(), 0
+        while not self.stopping:
+            due = int((time.monotonic() - began) * self._rate_per_s) - sent
+            sent += due  # what is not sent because too much is unanswered is not made up for
+            count = min(due, UNANSWERED_MAX - self.unanswered)
+            if count > 0:
+                self._call(self._messages(count))
+            await asyncio.sleep(TICK_S)
+        if self._calls:
+            await asyncio.wait(self._calls)
+        self.done.set()
+        await asyncio.Event().wait()
+
+    def _messages(self, count: int) -> list[dict[str, Any]]:
+        found = []
+        for _ in range(count):
+            body, key = f"{self.name}-{self._next}", f"k{self._random.randrange(KEYS)}"
+            self._next += 1
+            self._book.publishes(body, key)
+            found.append({"body": body, "key": key})
+        return found
+
+    def _call(self, messages: list[dict[str, Any]]) -> None:
+        self.unanswered += len(messages)
+        one_by_one = self._random.random() < 0.25
+        call = self._singly(messages) if one_by_one else self._together(messages)
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _together(self, messages: list[dict[str, Any]]) -> None:
+        try:
+            outcomes: Sequence[object] = await self.client.publish_many(
+                QUEUE, messages, timeout_s=PUBLISH_TIMEOUT_S
+            )
+        except tocsin.PublishManyFailed as error:
+            outcomes = error.outcomes
+        except Exception as error:  # whatever it is, `_answered` says that it is none to bear
+            outcomes = [error] * len(messages)
+        self._answered(messages, outcomes)
+
+    async def _singly(self, messages: list[dict[str, Any]]) -> None:
+        calls = [
+            self.client.publish(QUEUE, one["body"], key=one["key"], timeout_s=PUBLISH_TIMEOUT_S)
+            for one in messages
+        ]
+        self._answered(messages, await asyncio.gather(*calls, return_exceptions=True))
+
+    def _answered(
+        self,
+        messages: list[dict[str, Any]],
+        outcomes: Sequence[object],
+    ) -> None:
+        self.unanswered -= len(messages)
+        for one, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, tocsin.Receipt):
+                self._book.returned(one["body"], outcome.partition, outcome.offset)
+                continue
+            self._book.failed(one["body"])
+            if not isinstance(outcome, tocsin.PublishTimeout | tocsin.ClientClosed):
+                self.failure = self.failure or ActorFailed(f"{one['body']}: {outcome!r}")
+
+
+class Saying(Actor):
+    """Publishes these (body, key), in order, and leaves it at that."""
+
+    def __init__(
+        self, name: str, client: tocsin.Client, book: Book, *, messages: Sequence[tuple[str, str]]
+    ) -> None:
+        super().__init__(name, client)
+        self._book = book
+        self._messages = messages
+
+    async def run(self) -> None:
+        """It is `ready` when all have returned."""
+        for body, key in self._messages:
+            self._book.publishes(body, key)
+        wanted = [{"body": body, "key": key} for body, key in self._messages]
+        receipts = await self.client.publish_many(QUEUE, wanted, timeout_s=PUBLISH_TIMEOUT_S)
+        for (body, _), receipt in zip(self._messages, receipts, strict=True):
+            self._book.returned(body, receipt.partition, receipt.offset)
+        self.ready.set()
+        await asyncio.Event().wait()
+
+
+class Consuming(Actor):
+    """A member of the group. `work` is what its handler does."""
+
+    def __init__(
+        self, name: str, client: tocsin.Client, book: Book, *, work: Handler, concurrency: int,
+        random: Random, acks: bool = True, **subscribing: Any,
+    ) -> None:  # fmt: skip
+        """`acks` False: a consumer that never acks, the negative control. `subscribing`: what else
+        to say to `Client.subscribe`."""
+        super().__init__(name, client)
+        self._book = book
+        self._work = work
+        self._concurrency = concurrency
+        self._random = random
+        self._acks = acks
+        self._subscribing = subscribing
+        self.confirmed = 0
+        """Acks whose confirmation a handler waited for."""
+
+    async def run(self) -> None:
+        """Until the client is closed."""
+        joining = self.client.subscribe(QUEUE, group=GROUP, **self._subscribing)
+        async with joining as subscription:
+            self.ready.set()
+            await subscription.run(self._handle, concurrency=self._concurrency)
+
+    async def _handle(self, message: tocsin.Message) -> None:
+        place, body = (message.partition, message.offset), str(message.body)
+        self._book.starts(body, message.key, place)
+        try:
+            await self._work(message)
+        finally:
+            self._book.ends(body, place)
+        if not self._acks:
+            await asyncio.Event().wait()
+        if self._random.random() < CONFIRM_CHANCE:
+            with contextlib.suppress(tocsin.OutcomeUnknown, tocsin.StaleDelivery):
+                await message.ack(confirm=True)
+                self.confirmed += 1
+
+
+def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
+    """Work that takes its time."""
+
+    async def work(_: tocsin.Message) -> None:
+        await asyncio.sleep(random.uniform(from_s, to_s))
+
+    return work
+
+
+class Following(Actor):
+    """A reader from the start, of all keys or of some."""
+
+    def __init__(
+        self, name: str, client: tocsin.Client, book: Book, *, keys: Sequence[str] = ()
+    ) -> None:
+        super().__init__(name, client)
+        self._book = book
+        self._keys = list(keys) or None
+        self.reading = Reading(frozenset(keys))
+        book.readings.append(self.reading)
+
+    async def run(self) -> None:
+        """Until the client is closed. A gap is an exception, and so a failure."""
+        async with self.client.read(QUEUE, self._keys, start="earliest") as reader:
+            self.ready.set()
+            async for message in reader:
+                place = (message.partition, message.offset)
+                self._book.reads(self.reading, str(message.body), message.key, place)

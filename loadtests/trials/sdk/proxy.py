@@ -1,0 +1,141 @@
+"""Minutes of a bad network under load: programs that use the SDK must not notice.
+
+Producers, a group of consumers and readers, all through a proxy that delays, trickles, holds,
+swallows, cuts and half-opens their connections, refuses them, and keeps WebSockets out, at random.
+No fault lasts as long as a session outlives its transport, and leases are longer than all of that:
+so nothing may go twice to a handler, and nothing may be missing or out of order.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from loadtests.faults.proxy import Proxy
+from loadtests.faults.random_faults import Mischief
+from loadtests.server import SERVE
+from loadtests.trials.sdk.programs import KEYS, Consuming, Following, Producing, sleeping
+from loadtests.trials.sdk.trial import Scene, examine
+from loadtests.trials.trial import Finding, Progress, broker
+
+SECONDS: Final = 300.0
+RATE: Final = 1_000
+"""Messages a second, of all producers."""
+PRODUCERS: Final = 3
+CONSUMER: Final = "consumer"
+CONSUMERS: Final = 4
+LEASE_S: Final = 600.0
+OUTAGE_S: Final = 4.0
+HEARTBEAT_S: Final = 3.0
+"""Who hears nothing for twice as long gives the connection up."""
+TOLD_EVERY_S: Final = 15.0
+KINDS_MIN_SECONDS: Final = 60.0
+"""In so long every kind of fault has happened."""
+_WORK_S: Final = (0.0, 0.05)
+_CONCURRENCY: Final = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For how long, and how it is drawn."""
+
+    seconds: float = SECONDS
+    seed: int = 1
+    rate: int = RATE
+    outage_s: float = OUTAGE_S
+    acks: bool = True
+    """False: consumers that never ack, the negative control."""
+
+
+async def proxied(plan: Plan, progress: Progress) -> Finding:
+    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    random = Random(plan.seed)
+    command = (*SERVE, "--heartbeat-s", f"{HEARTBEAT_S:g}")
+    async with (
+        broker("proxy", command=command) as server,
+        Proxy(server.port, random=Random(plan.seed + 1)) as proxy,
+    ):
+        scene = Scene(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
+        mischief = Mischief(proxy, random, outage_s=plan.outage_s)
+        try:
+            await scene.prepare(partitions=12)
+            await _cast(scene, proxy.url, plan)
+            began = time.monotonic()
+            await _endure(scene, mischief, plan)
+            rate = len(scene.book.stored) / (time.monotonic() - began)
+            drained = await scene.drain()
+        finally:
+            await scene.leave()
+        evidence = await asyncio.to_thread(scene.evidence, drained=drained)
+    finding, counts = Finding("proxy"), scene.clients.counts
+    finding.figures = {
+        "messages_per_s": round(rate),
+        "connections": proxy.counts["connections"],
+        **{name: counts[name] for name in sorted(counts)},
+        "faults": sum(mischief.counts.values()),
+        **{f"  {name}": mischief.counts[name] for name in sorted(mischief.counts)},
+        "acks_confirmed_to_handlers": scene.confirmed,
+    }
+    examine(finding, evidence, again_allowed=False)
+    finding.check(
+        "it was a bad network: connections were lost and came back, over both transports",
+        counts["resumed"] > 0 and (plan.seconds < KINDS_MIN_SECONDS or counts["fallbacks"] > 0),
+        dict(counts),
+    )
+    places = scene.clients.counts_of(CONSUMER)  # sessions without a place in a group do not linger
+    finding.check(
+        "the consumers' sessions outlived every fault: none began anew",
+        places["resumed"] > 0 == places["begun anew"],
+        f"{places['resumed']} resumed, {places['begun anew']} begun anew",
+    )
+    finding.conditions = {
+        "seed": plan.seed, "seconds": plan.seconds, "offered_per_s": plan.rate,
+        "producers": PRODUCERS, "consumers": CONSUMERS, "readers": 3, "lease_s": LEASE_S,
+        "outage_s": plan.outage_s, "heartbeat_s": HEARTBEAT_S,
+    }  # fmt: skip
+    return finding
+
+
+async def _cast(scene: Scene, url: str, plan: Plan) -> None:
+    book, connect = scene.book, scene.clients.connect
+    for number in range(CONSUMERS):
+        random = Random(plan.seed + 10 + number)
+        scene.add(
+            Consuming(
+                f"consumer-{number}", connect(url, who=CONSUMER), book,
+                work=sleeping(random, *_WORK_S), concurrency=_CONCURRENCY, random=random,
+                acks=plan.acks,
+            )
+        )  # fmt: skip
+    some = [f"k{number}" for number in range(0, KEYS, 20)]
+    for name, keys in (("reader-0", []), ("reader-1", []), ("reader-2", some)):
+        scene.add(Following(name, connect(url), book, keys=keys))
+    await scene.ready()  # before anything goes wrong: a first connect is not tried again
+    for number in range(PRODUCERS):
+        rate, random = plan.rate / PRODUCERS, Random(plan.seed + 100 + number)
+        client = connect(url)
+        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await scene.ready()
+
+
+async def _endure(scene: Scene, mischief: Mischief, plan: Plan) -> None:
+    """Tell how it goes, meanwhile."""
+    trouble = asyncio.create_task(mischief.run(plan.seconds))
+    began = told_at = time.monotonic()
+    try:
+        while not trouble.done():
+            await scene.wait(0.1)
+            if time.monotonic() - told_at >= TOLD_EVERY_S:
+                told_at, counts = time.monotonic(), scene.clients.counts
+                scene.progress(
+                    f"proxy: {told_at - began:.0f} of {plan.seconds:.0f} s, "
+                    f"{len(scene.book.stored):,} published, {scene.book.left:,} to run, "
+                    f"{sum(mischief.counts.values())} faults, {counts['reconnects']} reconnects "
+                    f"({counts['resumed']} resumed), {counts['fallbacks']} fallbacks, "
+                    f"{counts['returns']} returns"
+                )
+        await trouble
+    finally:
+        trouble.cancel()
+        await asyncio.wait((trouble,))

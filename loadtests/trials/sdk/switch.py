@@ -1,0 +1,177 @@
+"""One session, switched between WebSocket and long poll in the middle of its stream, over and over.
+
+A consumer and two producers go through a proxy that lets WebSockets through or keeps them out, in
+each of the ways in which proxies do that. Whenever it changes, more than a hundred deliveries are
+with the consumer's handlers, unacked.
+"""
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from loadtests.faults.proxy import Proxy, Upgrades
+from loadtests.trials.sdk.clients import Transport
+from loadtests.trials.sdk.programs import ActorFailed, Consuming, Following, Producing, sleeping
+from loadtests.trials.sdk.trial import Evidence, Scene, examine
+from loadtests.trials.trial import Finding, Progress, broker
+
+SWITCHES: Final = 10
+RATE: Final = 1_500
+"""Messages a second."""
+RATE_MIN: Final = 1_000
+UNACKED_MIN: Final = 100
+LEASE_S: Final = 60.0
+PRODUCERS: Final = 2
+CONCURRENCY: Final = 600
+WORK_S: Final = (0.12, 0.2)
+"""Times the rate, some 240 are in hand at a time."""
+CONSUMER: Final = "consumer"
+SWITCH_TIMEOUT_S: Final = 90.0
+BETWEEN_S: Final = 2.0
+"""After each switch it goes on for so long before the next one."""
+_BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
+    ("refuse", 403), ("strip", 0), ("swallow", 0), ("refuse", 400),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often it is switched, alternately, under how many messages a second."""
+
+    switches: int = SWITCHES
+    rate: int = RATE
+    between_s: float = BETWEEN_S
+    seed: int = 1
+
+
+class _Switching:
+    """Keeps WebSockets out and lets them in again, and notes when what stood."""
+
+    def __init__(self, plan: Plan, scene: Scene, proxy: Proxy) -> None:
+        self.plan = plan
+        self._scene = scene
+        self._proxy = proxy
+        self._blocks = itertools.cycle(_BLOCKS)
+        self._ends = itertools.cycle(("reset", "fin", "within a frame"))
+        self.moments: list[int] = []
+        """When it was switched, monotonic nanoseconds."""
+        self.took_s: list[float] = []
+        self.switched = 0
+
+    async def switch(self, to: Transport) -> None:
+        """All clients, as soon as the consumer has enough in hand. The way back is the SDK's own:
+        it tries a WebSocket beside its poll every now and then."""
+        scene, proxy = self._scene, self._proxy
+        while len(scene.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
+            await scene.wait(0.01)
+        self.moments.append(time.monotonic_ns())
+        began = time.monotonic()
+        if to == "long-poll":
+            proxy.upgrades, status = next(self._blocks)
+            proxy.refusal_status = status or proxy.refusal_status
+            self._cut(next(self._ends))
+        else:
+            proxy.upgrades = "pass"
+        while any(actor.client.transport != to for actor in scene.actors):
+            await scene.wait(0.02)
+            if time.monotonic() - began > SWITCH_TIMEOUT_S:
+                raise ActorFailed(f"no {to} within {SWITCH_TIMEOUT_S:.0f} s")
+        self.took_s.append(time.monotonic() - began)
+        self.switched += 1
+
+    def _cut(self, how: str) -> None:
+        for link in self._proxy.links:
+            if how == "within a frame":
+                link.cut_after(self._proxy.random.randrange(1, 2_000))
+            else:
+                link.cut("fin" if how == "fin" else "reset")
+
+
+async def switch(plan: Plan, progress: Progress) -> Finding:
+    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    random = Random(plan.seed)
+    async with broker("switch") as server, Proxy(server.port, random=random) as proxy:
+        scene = Scene(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
+        switching = _Switching(plan, scene, proxy)
+        try:
+            await scene.prepare(partitions=8)
+            rate = await _run(scene, proxy, switching)
+            drained = await scene.drain()
+        finally:
+            await scene.leave()
+        evidence = await asyncio.to_thread(
+            scene.evidence, drained=drained, moments=switching.moments
+        )
+    return _finding(evidence, scene, switching, rate)
+
+
+async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
+    """Returns how many messages a second were handled."""
+    book, connect, random, plan = scene.book, scene.clients.connect, proxy.random, switching.plan
+    client = connect(proxy.url, who=CONSUMER)
+    scene.add(
+        Consuming(
+            "consumer",
+            client,
+            book,
+            work=sleeping(random, *WORK_S),
+            concurrency=CONCURRENCY,
+            random=random,
+        )
+    )
+    scene.add(Following("reader", connect(proxy.url), book))
+    await scene.ready()
+    began = time.monotonic()
+    for number in range(PRODUCERS):
+        client, rate = connect(proxy.url), plan.rate / PRODUCERS
+        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await scene.ready()
+    for number in range(plan.switches):
+        await scene.wait(plan.between_s)
+        to: Transport = "websocket" if number % 2 else "long-poll"
+        await switching.switch(to)
+        scene.progress(
+            f"switch: {number + 1} of {plan.switches}, to {to} ({proxy.upgrades}) within "
+            f"{switching.took_s[-1]:.1f} s, {len(book.stored):,} published"
+        )
+    await scene.wait(plan.between_s)
+    return len(book.finished) / (time.monotonic() - began)
+
+
+def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: float) -> Finding:
+    finding, plan = Finding("switch"), switching.plan
+    counts, moments = scene.clients.counts, evidence.sessions.moments
+    unacked = min((moment.unacked for moment in moments), default=0)
+    finding.figures = {
+        "switches": switching.switched,
+        "switch_s_max": round(max(switching.took_s, default=0.0), 2),
+        "handled_per_s": round(rate),
+        "unacked_at_switch_min": unacked,
+        "acks_confirmed_to_handlers": scene.confirmed,
+        **{name: counts[name] for name in sorted(counts)},
+    }
+    examine(finding, evidence, again_allowed=False)
+    finding.check(
+        f"at each switch at least {UNACKED_MIN} deliveries were unacked (raw frames)",
+        len(moments) == plan.switches and unacked >= UNACKED_MIN, f"{unacked} at {len(moments)}",
+    )  # fmt: skip
+    consumer = scene.clients.counts_of(CONSUMER)
+    finding.check(
+        "the consumer's session is one: it fell back and returned, and never began anew",
+        consumer["fallbacks"] + consumer["returns"] >= plan.switches and not consumer["begun anew"],
+        dict(consumer),
+    )
+    finding.check(
+        f"at least {RATE_MIN:,} messages a second were handled",
+        rate >= RATE_MIN,
+        f"{rate:,.0f}",
+        timed=True,
+    )
+    finding.conditions = {
+        "seed": plan.seed, "offered_per_s": plan.rate, "lease_s": LEASE_S, "handler_s": WORK_S,
+        "producers": PRODUCERS,
+    }  # fmt: skip
+    return finding

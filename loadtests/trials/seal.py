@@ -1,0 +1,332 @@
+"""Encryption at rest on bad days: the master key is rotated under load, also while the broker is
+killed; bits of a store at rest are flipped; and a text that every message holds is looked for in
+whatever the broker has written.
+"""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from loadtests.clients.load import Client
+from loadtests.clients.rest import Rest
+from loadtests.server import SERVE, Server
+from loadtests.trials import sealed_store as store
+from loadtests.trials.sealed_store import Place
+from loadtests.trials.trial import Finding, Progress, admin, administer
+
+ROTATIONS: Final = 10
+FLIPS: Final = 10_000
+FLIPS_AT_ONCE: Final = 200
+"""Of one copy of the store, each in another record."""
+CANARY: Final = "canary-7d1f0c9b"
+PRODUCERS: Final = 4
+MESSAGES: Final = 4
+"""Of one publish."""
+PAUSE_S: Final = 0.01
+"""Of a producer, between two publishes."""
+BETWEEN_PUBLISHES: Final = 30
+"""At least so many are acknowledged between two rotations."""
+TIMEOUT_S: Final = 60.0
+QUIET_S: Final = 0.5
+EMPTY_MAX: Final = 5
+"""Nothing comes for so long, so often: there is nothing more, whatever the group says."""
+_QUEUE: Final = "/v1/queues/orders"
+_SIDE: Final = "/v1/queues/sick"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    rotations: int = ROTATIONS
+    flips: int = FLIPS
+    seed: int = 1
+    command: Sequence[str] = field(default=SERVE)
+    """What is run as the broker; another one is a negative control."""
+
+
+@dataclass
+class _Load:
+    """Producers that go on whatever happens, and what they were told."""
+
+    url: str
+    acknowledged: set[str] = field(default_factory=set)
+    publishes: int = 0
+    stopping: bool = False
+
+    async def produce(self, name: int) -> None:
+        """Publish until told to stop. What was not answered is not sent again."""
+        rest, number = Rest(self.url), 0
+        while not self.stopping:
+            number += 1
+            bodies = [f"{CANARY} {name} {number} {place}" for place in range(MESSAGES)]
+            messages = [_message(body, f"{name}.{number}.{i}") for i, body in enumerate(bodies)]
+            with contextlib.suppress(OSError, EOFError, TimeoutError):
+                answer = await rest.call("POST", f"{_QUEUE}/messages", {"messages": messages})
+                assert not any("error" in result for result in answer["results"]), answer
+                self.acknowledged.update(bodies)
+                self.publishes += 1
+            await asyncio.sleep(PAUSE_S)
+        rest.close()
+
+    async def flow(self) -> None:
+        """Until some more are acknowledged."""
+        wanted = self.publishes + BETWEEN_PUBLISHES
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.publishes < wanted:  # noqa: ASYNC110 - it is made by several
+                await asyncio.sleep(PAUSE_S)
+
+
+def _message(body: str, name: str) -> dict[str, object]:
+    """A message that holds the canary wherever a client may put text."""
+    return {
+        "key": f"{CANARY}-key-{name[-1]}",
+        "id": f"{CANARY}-{name}",
+        "headers": {f"{CANARY}-header": f"{CANARY} {name}"},
+        "body": body,
+    }
+
+
+async def seal(plan: Plan, progress: Progress) -> Finding:
+    """Raises ServerFailed, LoadFailed or RuntimeError where it cannot come to its end."""
+    finding, random = Finding("seal"), Random(plan.seed)
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-seal-"))
+    server = Server(folder / "data", command=plan.command, level="debug")
+    try:
+        await _start(server)
+        with contextlib.closing(Rest(server.url)) as rest:
+            await rest.call("PUT", _QUEUE, {"partitions": 4, "retention_s": 86_400})
+        load = _Load(server.url)
+        async with _producing(load):
+            await _rotate(plan, server, load, random, progress)
+            refusals = await _sicken(server)
+            await admin(server, "backup", folder / "backup")
+        await asyncio.to_thread(server.stop)
+        await _look_at_rest(finding, server, plan)
+        await _start(server)
+        there = await _read(server)
+        await asyncio.to_thread(server.stop)
+        lost = load.acknowledged - set(there.values())
+        invented = [body for body in there.values() if not body.startswith(CANARY)]
+        finding.check(
+            "everything that was acknowledged is decrypted after the rotations",
+            not lost and not invented, f"{len(there):,} messages, {len(lost)} lost",
+        )  # fmt: skip
+        reported = await _flip(finding, plan, server, there, random=random, progress=progress)
+        looked, found = store.files_with(CANARY, folder)
+        finding.check(
+            "the canary is in no file, log or answer", not found and not refusals,
+            f"{looked} files, {found + refusals}",
+        )  # fmt: skip
+        finding.figures |= {"messages": len(there), "damage_reports": reported}
+        finding.conditions = {"seed": plan.seed, "flips_at_once": FLIPS_AT_ONCE}
+        return finding
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _call(what: Any, *arguments: object) -> Any:
+    return await asyncio.to_thread(what, *arguments)
+
+
+async def _start(server: Server) -> None:
+    server.spawn()
+    await asyncio.to_thread(server.wait_ready)
+
+
+@contextlib.asynccontextmanager
+async def _producing(load: _Load) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        for name in range(PRODUCERS):
+            group.create_task(load.produce(name))
+        try:
+            yield
+        finally:
+            load.stopping = True
+
+
+# --- Rotations -----------------------------------------------------------------------------------
+
+
+async def _rotate(
+    plan: Plan, server: Server, load: _Load, random: Random, progress: Progress
+) -> None:
+    """Rotate so often; after each second one the broker is killed while it rotates once more."""
+    for number in range(1, plan.rotations + 1):
+        await load.flow()
+        await admin(server, "master-key", "rotate")
+        if number % 2 == 0:
+            await load.flow()
+            await _rotate_and_kill(server, random)
+        progress(f"seal: {number} of {plan.rotations} rotations, {load.publishes:,} publishes")
+    await load.flow()
+
+
+async def _rotate_and_kill(server: Server, random: Random) -> None:
+    """At any moment of it: before, in the middle, or after."""
+    rotating = asyncio.create_task(admin(server, "master-key", "rotate"))
+    keys = server.key_path.stat().st_mtime_ns
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.key_path.stat().st_mtime_ns == keys and not rotating.done():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.0005)
+    await asyncio.sleep(random.uniform(0, 0.02))
+    server.kill()
+    await asyncio.wait((rotating,))
+    if rotating.exception() is not None and not isinstance(rotating.exception(), RuntimeError):
+        rotating.result()
+    await _start(server)
+
+
+async def _look_at_rest(finding: Finding, server: Server, plan: Plan) -> None:
+    key = ("--master-key-file", server.key_path)
+    verified = await administer("verify", server.data_dir, *key)
+    finding.check(
+        "each record at rest is sealed and opens under the newest master key",
+        verified["ok"] and verified["opened"] and verified["sealed"] == verified["rows"]["record"],
+        f"{verified['sealed']:,} records, {verified['rows']['data_keys'] // 2} data keys",
+    )
+    sealed, pairs = store.nonces_of(server.data_dir)
+    finding.check("no data key and nonce occur twice", sealed == pairs, f"{sealed:,} records")
+    finding.figures |= {"rotations": plan.rotations, "kills": plan.rotations // 2}
+
+
+# --- Messages that fare badly --------------------------------------------------------------------
+
+
+class _Nacking(Client):
+    """Gives back whatever it is given, with a reason that holds the canary."""
+
+    def _push(self, data: bytes) -> None:
+        push = json.loads(data)
+        place = [push["partition"], push["epoch"], push["push"]]
+        last = push["offset"] + len(push["messages"]) - 1
+        nack = {
+            "type": "nack", "subscription": push["subscription"], "reason": f"{CANARY} reason",
+            "deliveries": [[*place, push["offset"], last]],
+        }  # fmt: skip
+        self.wire.send(json.dumps(nack).encode())
+
+
+async def _sicken(server: Server) -> list[str]:
+    """Park keys, bury messages, be refused; what answers hold the canary though they should not."""
+    rest = Rest(server.url)
+    await rest.call("PUT", _SIDE, {"partitions": 1, "attempts_max": 1, "retention_s": 86_400})
+    for group, fate in (("parks", "park"), ("buries", "dead_letter")):
+        await rest.call("PUT", f"{_SIDE}/groups/{group}", {"on_exhausted": fate})
+    messages = [_message(f"{CANARY} {n}", f"sick.{n}") for n in range(5)]
+    await rest.call("POST", f"{_SIDE}/messages", {"messages": messages})
+    client = _Nacking("nacking")
+    await client.open(server.url, None)
+    for number, group in enumerate(("parks", "buries"), 1):
+        await client.ask(
+            type="subscribe", subscription=number, queue="sick", group=group, credit=10
+        )
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            parked = await rest.call("GET", f"{_SIDE}/groups/parks/parked")
+            buried = await rest.call("GET", f"{_SIDE}/dead-letters")
+            if parked["keys_parked"] == 5 and len(buried["messages"]) == 5:
+                break
+            await asyncio.sleep(PAUSE_S)
+    client.close()
+    refused = await _refused(rest)
+    rest.close()
+    return refused
+
+
+async def _refused(rest: Rest) -> list[str]:
+    """Publishes that are wrong in some way, and whose answers say so without their content."""
+    leaking = []
+    wrong = [
+        {"messages": [{"body": CANARY, "key": CANARY * 100}]},
+        {"messages": [{"body": CANARY, "id": CANARY * 100}]},
+        {"messages": [{"body": CANARY, "headers": {CANARY: 7}}]},
+        {"messages": [{"body": CANARY, "headers": {CANARY: CANARY * 1000}}]},
+        {"messages": [{"body": CANARY, "body_base64": CANARY}]},
+        {"messages": [{"body_base64": CANARY}]},
+        {"messages": [{"body": CANARY, "ttl_s": CANARY}]},
+        {"messages": CANARY},
+    ]
+    for body in wrong:
+        data = json.dumps(body).encode()
+        for raw in (data, data[:-3]):
+            _, answer = await rest.request("POST", f"{_SIDE}/messages", raw)
+            if CANARY.encode() in answer:
+                leaking.append(answer.decode(errors="replace"))
+    return leaking
+
+
+# --- Flipped bits --------------------------------------------------------------------------------
+
+
+async def _read(server: Server) -> dict[Place, str]:
+    """Every message of the queue that the broker gives out, by place."""
+    rest, there, empty = Rest(server.url), dict[Place, str](), 0
+    group = f"{_QUEUE}/groups/check-{time.time_ns()}"
+    while True:
+        wanted = {"messages_max": 1000, "wait_s": QUIET_S}
+        answer = await rest.call("POST", f"{group}/pull", wanted)
+        if not answer["messages"]:
+            # On a busy machine nothing may come for a while although there is more.
+            empty += 1
+            if empty > EMPTY_MAX or (await rest.call("GET", group))["lag"] == 0:
+                break
+            continue
+        empty = 0
+        receipts = [message["receipt"] for message in answer["messages"]]
+        await rest.call("POST", f"{group}/ack", {"receipts": receipts})
+        for message in answer["messages"]:
+            there[(message["partition"], message["offset"])] = message["body"]
+    rest.close()
+    return there
+
+
+async def _flip(
+    finding: Finding,
+    plan: Plan,
+    server: Server,
+    there: dict[Place, str],
+    *,
+    random: Random,
+    progress: Progress,
+) -> int:
+    """Flip bits in copies of the store, and look at what each costs. How many were reported."""
+    rows = await _call(store.rows_of, server.data_dir, "orders")
+    flipped = reported = wrong = lost_beside = 0
+    copy = Server(server.data_dir.with_name("copy"), command=plan.command, level="debug")
+    shutil.copyfile(server.key_path, copy.key_path)
+    while flipped < plan.flips:
+        some = random.sample(rows, min(FLIPS_AT_ONCE, len(rows), plan.flips - flipped))
+        shutil.rmtree(copy.data_dir, ignore_errors=True)
+        await _call(shutil.copytree, server.data_dir, copy.data_dir)
+        await _call(store.flip, copy.data_dir, some, random)
+        await _start(copy)
+        read = await _read(copy)
+        status = await admin(copy, "status")
+        await asyncio.to_thread(copy.stop)
+        hit = {place for row in some for place in row.places()}
+        lost_beside += len(there.keys() - read.keys() - hit)
+        wrong += sum(there.get(place) != body for place, body in read.items())
+        wrong += len(hit & read.keys())
+        quarantined = await _call(store.quarantined_in, copy.data_dir)
+        reported += min(status["damage_reports"], quarantined)
+        flipped += len(some)
+        progress(f"seal: {flipped:,} of {plan.flips:,} bits flipped, {reported:,} reported")
+    copy.kill()
+    finding.check(
+        "a flipped bit costs at most its record", not lost_beside and not wrong,
+        f"{flipped:,} bits, {lost_beside} other messages lost, {wrong} wrong ones given out",
+    )  # fmt: skip
+    finding.check("each of them is reported", reported == flipped, f"{reported:,} of {flipped:,}")
+    finding.figures |= {"flips": flipped, "records": len(rows)}
+    return reported

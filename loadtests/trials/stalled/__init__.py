@@ -1,0 +1,1 @@
+"""The trial of sockets that stop reading, and these sockets."""

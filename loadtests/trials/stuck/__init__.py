@@ -1,0 +1,1 @@
+"""The trial of stuck keys: at a consumer, on the whole path, and with handlers that hang."""

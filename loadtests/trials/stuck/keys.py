@@ -1,0 +1,355 @@
+"""What a consumer does with stuck keys, and what must not happen to it: the clients of the trial
+`stuck`. The first letter of a key says what becomes of its messages."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import msgspec
+
+from loadtests.clients import wire
+from loadtests.clients.load import Client, Reply, Shape
+
+KEYS: Final = 10_000
+OF_A_KIND: Final = 100
+"""Keys that are always nacked, as many that are parked, and as many whose handlers hang."""
+HEALTHY, NACKED, PARKED, HUNG = b"knph"
+_LETTERS: Final = {0: NACKED, 1: PARKED, 2: HUNG}
+CREDIT: Final = 8_000
+_LETTER_AT: Final = len(b'{"key":"')
+_ENCODE: Final = msgspec.json.Encoder().encode
+EXAMPLES_MAX: Final = 10
+
+
+class Deck(Shape):
+    """Messages whose keys are drawn like cards: each comes once before any comes again."""
+
+    def __init__(self, keys: int) -> None:
+        """`keys`: a multiple of OF_A_KIND."""
+        super().__init__(keys=keys)
+        self.stuck_share = len(_LETTERS) * OF_A_KIND / keys
+        """Of all keys, and in whole decks of all messages."""
+        self._cards: list[int] = []
+        self.key_at = _LETTER_AT
+        self.key_bytes = 1 + self._key_digits
+
+    def _opening(self, key: int) -> bytes:
+        letter = _LETTERS.get(key % (self.keys // OF_A_KIND), HEALTHY)
+        return b'{"key":"%c%0*d","body":"' % (letter, self._key_digits, key)
+
+    def block(self, messages: int, random: Random) -> list[bytes]:
+        """As Shape.block, from the deck."""
+        closing = self._padding + b'"}'
+        openings = [self._opening(self._draw(random)) for _ in range(messages)]
+        return [openings[0], *(closing + b"," + opening for opening in openings[1:]), closing]
+
+    def _draw(self, random: Random) -> int:
+        if not self._cards:
+            self._cards = random.sample(range(self.keys), self.keys)
+        return self._cards.pop()
+
+    def healthy(self, messages: int) -> int:
+        """How many of so many messages, whole decks, are of healthy keys."""
+        return messages - len(_LETTERS) * self.of_a_kind(messages)
+
+    def of_a_kind(self, messages: int) -> int:
+        """How many of them are of the keys of one kind that is stuck."""
+        return messages * OF_A_KIND // self.keys
+
+    def names(self, letter: int) -> list[str]:
+        """The keys of a kind."""
+        keys = (self._opening(key) for key in range(self.keys))
+        return [x[self.key_at : self.key_at + self.key_bytes].decode() for x in keys
+                if x[self.key_at] == letter]  # fmt: skip
+
+
+class Book:
+    """What one group was given, over all its consumers."""
+
+    def __init__(self, *, stuck: bool) -> None:
+        self.stuck = stuck
+        """False: keys of all kinds are handled like healthy ones."""
+        self.letting_go = False
+        """What was stuck is handled from now on."""
+        self.healthy = 0
+        """Messages of healthy keys, each counted once."""
+        self.again = 0
+        """Messages of healthy keys that were given again."""
+        self.redelivered: Counter[int] = Counter()
+        """Of stuck keys, by kind: how often a message came again."""
+        self.let_go = 0
+        self.violations: list[str] = []
+        self.given: dict[int, bytearray] = {}
+        """Partition → what was given, a byte an offset; the part behind its end never was."""
+        self.heads: dict[bytes, int] = {}
+        """Stuck key → the offset that everything else of it waits for."""
+        self.came_back: set[bytes] = set()
+        """Stuck keys whose head was given again: from then on nothing else of them may come."""
+        self.done: dict[bytes, int] = {}
+        """Stuck key → the newest offset handled while letting go."""
+
+    def violated(self, why: str) -> None:
+        """Note what should not have happened."""
+        if len(self.violations) < EXAMPLES_MAX:
+            self.violations.append(why)
+
+    def give(self, partition: int, first: int, last: int, skips: Sequence[int]) -> bool:
+        """Note the messages of a push. True: they lie beyond all that was given before."""
+        given = self.given.setdefault(partition, bytearray())
+        if first < len(given):
+            return False
+        given.extend(bytes(first - len(given)))
+        given.extend(b"\1" * (last - first + 1))
+        for skip in skips:
+            given[skip] = 0
+        return True
+
+    def give_one(self, partition: int, offset: int) -> bool:
+        """Note one message below the end. True: it was never given before."""
+        given = self.given[partition]
+        fresh = not given[offset]
+        given[offset] = 1
+        return fresh
+
+
+class Handler(Client):
+    """A consumer that does to each kind of key what the trial says, and acks the rest at once,
+    confirmed. `go` and `pause` turn its credit on and off."""
+
+    def __init__(self, name: str, deck: Deck, book: Book) -> None:
+        super().__init__(name)
+        self._deck = deck
+        self._book = book
+        self.settled = 0
+        """Messages of healthy keys whose ack was confirmed."""
+        self.stale = 0
+        self.nacked = 0
+        self.held: dict[tuple[int, int, int, int], bytes] = {}
+        """(partition, epoch, push, offset) of what hangs, or waits to be revoked → key."""
+        self._granted = 0
+        self._freed = CREDIT
+        self._going = False
+        self._acks: list[list[int]] = []
+        self._nacks: list[list[int]] = []
+        self._healthy = 0
+        self._acking: dict[int, int] = {}
+        self.on_settled: Callable[[], None] | None = None
+
+    async def subscribe(self, queue: str, group: str) -> None:
+        """Join the group, without credit."""
+        await self.ask(type="subscribe", subscription=1, queue=queue, group=group, credit=0)
+
+    @property
+    def unanswered(self) -> int:
+        """Acks that are not confirmed yet."""
+        return len(self._acking)
+
+    def go(self) -> None:
+        """Grant what is free, from now on."""
+        self._going = True
+        self._turn()
+
+    def pause(self) -> None:
+        """Grant nothing more."""
+        self._going = False
+
+    # --- what comes
+
+    def _push(self, data: bytes) -> None:
+        head, start, end = wire.open_push(data)
+        stride = self._deck.message_bytes + 1
+        count, rest = divmod(end - start + 1, stride)
+        if rest:
+            self._fail(f"a push whose messages were not sent by us: {data[:400]!r}")
+            return
+        kinds = data[start + _LETTER_AT : end : stride]
+        book, place = self._book, [head.partition, head.epoch, head.push]
+        healthy = kinds.count(HEALTHY)
+        first, last = head.offset, head.offset + count + len(head.skips) - 1
+        ahead = book.give(head.partition, first, last, head.skips)
+        if ahead and (healthy == count or not book.stuck):
+            book.healthy += healthy
+            self._healthy += healthy
+            self._freed += count
+            self._acks.append([*place, first, last])
+            return
+        acks, places = list(place), head.places(count)
+        for index, kind in enumerate(kinds):
+            offset = places[index]
+            fresh = ahead or book.give_one(head.partition, offset)
+            if kind == HEALTHY or not book.stuck:
+                book.healthy += fresh and kind == HEALTHY
+                book.again += not fresh
+                self._healthy += fresh and kind == HEALTHY
+                self._ack(acks, offset)
+            else:
+                at = start + index * stride + _LETTER_AT
+                key = data[at : at + self._deck.key_bytes]
+                self._stuck(kind, key, (*place, offset), fresh, acks)  # type: ignore[arg-type]
+        if len(acks) > len(place):
+            self._acks.append(acks)
+
+    def _ack(self, acks: list[int], offset: int) -> None:
+        self._freed += 1
+        if len(acks) > 3 and acks[-1] == offset - 1:
+            acks[-1] = offset
+        else:
+            acks += [offset, offset]
+
+    def _stuck(
+        self, kind: int, key: bytes, place: tuple[int, int, int, int], fresh: bool, acks: list[int]
+    ) -> None:
+        book, offset = self._book, place[3]
+        book.redelivered[kind] += not fresh
+        if kind == PARKED:
+            book.violated(f"a message of the parked key {key!r} was given: {place}")
+            return
+        if book.letting_go:
+            self._handle(key, offset)
+            self._ack(acks, offset)
+            return
+        head = book.heads.setdefault(key, offset)
+        if offset == head:
+            if not fresh:
+                book.came_back.add(key)
+        elif offset < head or key in book.came_back:
+            book.violated(f"{place} of {key!r} was given while {head} awaits its retry (R17)")
+        if kind == NACKED and offset == head:
+            self._nacks.append([*place, offset])
+            self.nacked += 1
+            self._freed += 1
+        else:
+            self.held[place] = key
+
+    def _handle(self, key: bytes, offset: int) -> None:
+        if offset <= self._book.done.get(key, -1):
+            self._book.violated(f"{offset} of {key!r} was given behind {self._book.done[key]} (P3)")
+        self._book.done[key] = offset
+        self._book.let_go += 1
+
+    def _reply(self, data: bytes) -> None:
+        if data.startswith(b'{"type":"revoked"'):
+            for partition, epoch, push, *ranges in _REVOKED.decode(data).deliveries:
+                for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+                    for offset in range(first, last + 1):
+                        # Revoked healthy ones were acked on the way and freed their credit then.
+                        if self.held.pop((partition, epoch, push, offset), None) is not None:
+                            self._freed += 1
+        else:
+            super()._reply(data)
+
+    # --- what goes
+
+    def let_go(self) -> None:
+        """Handle what hangs."""
+        for place, key in sorted(self.held.items(), key=lambda item: item[0][3]):
+            self._handle(key, place[3])
+            self._freed += 1
+            self._acks.append([*place, place[3]])
+        self.held.clear()
+        self._turn()
+
+    def _turn(self) -> None:
+        frames: list[bytes] = []
+        for first in range(0, len(self._acks), 1000):
+            ref, some = self._next_ref(), self._acks[first : first + 1000]
+            self._acking[ref] = self._healthy if not first else 0
+            ack = {"type": "ack", "subscription": 1, "deliveries": some, "ref": ref}
+            frames.append(_ENCODE(ack))
+        if self._nacks:
+            nack = {"type": "nack", "subscription": 1, "deliveries": self._nacks}
+            frames.append(_ENCODE(nack))
+        if self._acks:
+            self._healthy = 0
+        self._acks, self._nacks = [], []
+        if self._going and self._freed >= CREDIT // 8:
+            self._granted += self._freed
+            self._freed = 0
+            frames.append(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
+        self.wire.send_all(frames)
+        if self.on_settled is not None:
+            self.on_settled()
+
+    def _answered(self, ref: int, reply: Reply, data: bytes) -> None:
+        healthy = self._acking.pop(ref, None)
+        if healthy is None:
+            super()._answered(ref, reply, data)
+            return
+        self.settled += healthy
+        self.stale += sum(
+            last - first + 1
+            for entry in reply.stale
+            for first, last in zip(entry[3::2], entry[4::2], strict=True)
+        )
+
+
+class _Push(msgspec.Struct, gc=False):
+    partition: int
+    epoch: int
+    push: int
+    offset: int
+    messages: list[msgspec.Raw]
+
+
+class Nacker(Client):
+    """Returns everything."""
+
+    def _push(self, data: bytes) -> None:
+        push = msgspec.json.decode(data, type=_Push)
+        last = push.offset + len(push.messages) - 1
+        delivery = [push.partition, push.epoch, push.push, push.offset, last]
+        nack = {"type": "nack", "subscription": 1, "deliveries": [delivery]}
+        self.wire.send(msgspec.json.encode(nack))
+
+
+class _Revoked(msgspec.Struct, gc=False):
+    deliveries: list[list[int]]
+
+
+_REVOKED: Final = msgspec.json.Decoder(_Revoked)
+
+
+@dataclass
+class Turns:
+    """What the turns of one group came to."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Healthy messages a second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us(self) -> float:
+        """Server CPU per healthy message."""
+        return self.cpu_s / self.messages * 1e6 if self.messages else 0.0
+
+
+@dataclass
+class Crew:
+    """The consumers of one group."""
+
+    group: str
+    book: Book
+    total: int
+    """Messages of healthy keys that it is to be given."""
+    handlers: list[Handler] = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
+
+    @property
+    def settled(self) -> int:
+        """Messages of healthy keys whose ack was confirmed."""
+        return sum(handler.settled for handler in self.handlers)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been given, and has settled, all that it is to."""
+        return self.book.healthy >= self.total and not any(h.unanswered for h in self.handlers)
+
+    def clients(self) -> list[Client]:
+        return list(self.handlers)

@@ -1,0 +1,189 @@
+"""Consumers that connect, subscribe and are reset at once, thousands of them: the one that stays
+must hardly notice, and what they cost must grow no faster than their number.
+
+A producer publishes on a fixed schedule to a queue of some partitions, and a consumer that stays
+acks what it is given. Meanwhile visitors come (`loadtests.trials.visitors.process`): one after the
+other; the same, each waiting for the answer to its subscribe; or a crowd that subscribes together
+and is reset together.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+from loadtests.clients.load import Consumer, LoadFailed, Producer, Shape, stamp
+from loadtests.clients.rest import Rest
+from loadtests.histogram import Histogram
+from loadtests.server import Process, raise_file_limit
+from loadtests.trials.trial import Finding, Progress, broker, failed, uncollected
+from loadtests.trials.visitors.process import GROUP, QUEUE, SHAPES
+
+COUNTS: Final = (1_000, 4_000)
+RATE: Final = 100
+"""Messages a second, one a frame."""
+PARTITIONS: Final = 16
+GAP_MAX_S: Final = 1.0
+SETTLED_S: Final = 2.0
+"""After so long the group counts nobody who has gone."""
+LINEAR: Final = 2.0
+"""A visitor of many costs the broker at most so many times the CPU that one of few costs."""
+_TICK_S: Final = 0.002
+_WARM_UP_S: Final = 1.0
+_VISIT_S: Final = 400.0
+_DRAIN_S: Final = 200.0
+_GROUP: Final = f"/v1/queues/{QUEUE}/groups/{GROUP}"
+
+
+class _Steady(Consumer):
+    """The consumer that stays, and its gaps."""
+
+    def __init__(self, waits: Histogram) -> None:
+        super().__init__("steady", Shape(), waits, Random(1))
+        self._last_ns = time.monotonic_ns()
+        self._worst_ns = 0
+
+    def begin(self) -> None:
+        """Gaps count from now on."""
+        self._last_ns, self._worst_ns = time.monotonic_ns(), 0
+
+    def worst_gap_s(self) -> float:
+        """The worst gap so far, in seconds; the one that still lasts counts."""
+        self._worst_ns = max(self._worst_ns, time.monotonic_ns() - self._last_ns)
+        return round(self._worst_ns / 1e9, 3)
+
+    def _push(self, data: bytes) -> None:
+        self.worst_gap_s()
+        self._last_ns = time.monotonic_ns()
+        super()._push(data)
+
+
+class _Run:
+    """A broker under load, and who visits it."""
+
+    def __init__(self, url: str, process: Process, rate: int) -> None:
+        self._url = url
+        self._process = process
+        self._rate = rate
+        self._rest = Rest(url)
+        self._waits = Histogram()
+        self._producer = Producer("publisher", QUEUE, Shape(), 1, Random(1))
+        self._steady = _Steady(self._waits)
+        self._published = 0
+        self._offering: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Load it from now on."""
+        await self._rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": PARTITIONS})
+        await self._rest.call("PUT", _GROUP, {})
+        await self._producer.open(self._url, None, self._producer.name)
+        await self._steady.open(self._url, None)
+        await self._steady.subscribe(QUEUE, GROUP)
+        self._offering = asyncio.create_task(self._offer())
+        await asyncio.sleep(_WARM_UP_S)
+
+    async def _offer(self) -> None:
+        began_ns = time.monotonic_ns()
+        while True:
+            due = (time.monotonic_ns() - began_ns) * self._rate // 1_000_000_000
+            while self._published < due:
+                self._producer.publish(stamp(began_ns + self._published * 10**9 // self._rate))
+                self._published += 1
+            self._producer.flush()
+            await asyncio.sleep(_TICK_S)
+
+    async def visit(self, count: int, shape: str) -> dict[str, Any]:
+        """So many come and go; what of it is noticed."""
+        self._waits.clear()
+        self._steady.begin()
+        began, cpu_s = time.monotonic(), self._process.cpu_s()
+        with uncollected():
+            await self._visitors(count, shape)
+            took_s = time.monotonic() - began
+            await asyncio.sleep(SETTLED_S)
+            self._rest.close()  # what was idle meanwhile, the broker has closed
+            consumers = int((await self._rest.call("GET", _GROUP))["consumers"])
+            cpu_s = self._process.cpu_s() - cpu_s
+            gap_s = self._steady.worst_gap_s()
+            await self._drain()
+        return {
+            "took_s": round(took_s, 2),
+            "worst_gap_s": gap_s,
+            "worst_wait_s": round(self._waits.maximum / 1e9, 3),
+            "consumers_after_2_s": consumers,
+            "broker_cpu_ms_per_visitor": round(1000 * cpu_s / count, 2),
+        }
+
+    async def _visitors(self, count: int, shape: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtests.trials.visitors.process", self._url, str(count),
+            "--shape", shape,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(_VISIT_S):
+                if await process.wait():
+                    raise LoadFailed("the visitors failed")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _drain(self) -> None:
+        """Until the steady consumer was given everything that was published so far."""
+        published, deadline = self._published, time.monotonic() + _DRAIN_S
+        while self._steady.settled < published:
+            failed([self._steady, self._producer])
+            if time.monotonic() > deadline:
+                raise LoadFailed(f"{self._steady.settled} of {published} after {_DRAIN_S:.0f} s")
+            await asyncio.sleep(_TICK_S)
+
+    def close(self) -> None:
+        """Nobody comes any more."""
+        if self._offering is not None:
+            self._offering.cancel()
+        self._rest.close()
+        for client in (self._producer, self._steady):
+            if hasattr(client, "wire"):
+                client.close()
+
+
+async def visitors(counts: Sequence[int], rate: int, progress: Progress) -> Finding:
+    """Each count, in each shape, on a broker of its own. Raises LoadFailed or ServerFailed where it
+    cannot even come to its end."""
+    finding = Finding("visitors")
+    raise_file_limit(max(counts) + 500)
+    for shape in SHAPES:
+        costs = []
+        for count in counts:
+            async with broker("visitors") as server:
+                run = _Run(server.url, Process(server.pid), rate)
+                try:
+                    await run.begin()
+                    seen = await run.visit(count, shape)
+                finally:
+                    run.close()
+            progress(f"visitors: {count}, {shape}: {seen}")
+            _judge(finding, count, shape, seen)
+            costs.append(seen["broker_cpu_ms_per_visitor"])
+        ratio = costs[-1] / max(costs[0], 0.01)
+        finding.check(
+            f"{shape}: one of {counts[-1]} costs at most {LINEAR:g} x what one of {counts[0]} does",
+            ratio <= LINEAR, f"{ratio:.2f} x", timed=True,
+        )  # fmt: skip
+    finding.conditions = {"messages_per_s": rate, "partitions": PARTITIONS}
+    return finding
+
+
+def _judge(finding: Finding, count: int, shape: str, seen: dict[str, Any]) -> None:
+    finding.figures |= {f"{shape}_{count}_{name}": figure for name, figure in seen.items()}
+    consumers, gap_s = seen["consumers_after_2_s"], seen["worst_gap_s"]
+    finding.check(
+        f"{shape} of {count}: two seconds later the group counts one consumer",
+        consumers == 1, f"{consumers}",
+    )  # fmt: skip
+    finding.check(
+        f"{shape} of {count}: the steady consumer's worst gap is {GAP_MAX_S:.0f} s at most",
+        gap_s <= GAP_MAX_S, f"{gap_s} s", timed=True,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Somebody who behaves: publishes at a steady rate, takes and acks everything, and looks closely.
+
+It stands beside those who do not behave. Nothing of it may be lost, doubled or out of order, and
+how long its messages take is what the others cost.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any, Final
+
+from loadtests.clients.load import ANSWER_TIMEOUT_S, Client, LoadFailed
+from loadtests.clients.rest import Rest
+from loadtests.histogram import Histogram
+
+KEYS: Final = 8
+PARTITIONS: Final = 4
+CREDIT: Final = 1000
+_TURN_S: Final = 0.01
+_DRAIN_S: Final = 30.0
+
+
+class _Publisher(Client):
+    """Numbers its messages per key; `on_receipt(ref)` when one is stored."""
+
+    stored = 0
+
+    def _answered(self, ref: int, reply: Any, data: bytes) -> None:
+        if b'"code":' in data:
+            self._fail(f"a publish of the witness was refused: {data[:300]!r}")
+        self.stored += 1
+
+    def publish(self, queue: str, number: int) -> None:
+        """One message, numbered over all keys."""
+        message = {"key": f"k{number % KEYS}", "body": [number, time.monotonic_ns()]}
+        frame = {
+            "type": "publish", "ref": self._next_ref(), "queue": queue, "sequence": number,
+            "resolved": self.stored, "messages": [message],
+        }  # fmt: skip
+        self.wire.send(json.dumps(frame).encode())
+
+
+class _Taker(Client):
+    """A consumer that expects each key's numbers one after another."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.taken = 0
+        self.latency = Histogram()
+        self._next = {f"k{key}": key for key in range(KEYS)}
+        self._granted = CREDIT
+
+    def _push(self, data: bytes) -> None:
+        push = json.loads(data)
+        now = time.monotonic_ns()
+        for message in push["messages"]:
+            number, sent = message["body"]
+            expected = self._next[message["key"]]
+            if number != expected:
+                self._fail(f"the witness awaited {expected} of {message['key']}, not {number}")
+                return
+            self._next[message["key"]] += KEYS
+            self.latency.record(now - sent)
+        count = len(push["messages"])
+        self.taken += count
+        self._granted += count
+        last = push["offset"] + count + len(push.get("skips", ())) - 1
+        deliveries = [[push["partition"], push["epoch"], push["push"], push["offset"], last]]
+        ack = {"type": "ack", "subscription": 1, "deliveries": deliveries}
+        credit = {"type": "credit", "subscription": 1, "granted": self._granted}
+        self.wire.send(json.dumps([ack, credit]).encode())
+
+
+class Witness:
+    """A producer and a consumer of a queue of their own."""
+
+    def __init__(self, url: str, rate: float, *, queue: str = "witness") -> None:
+        """`rate`: messages a second."""
+        self._url = url
+        self._rate = rate
+        self._queue = queue
+        self._publisher = _Publisher("witness-producer")
+        self._taker = _Taker("witness-consumer")
+        self._task: asyncio.Task[None] | None = None
+        self.published = 0
+
+    async def open(self) -> None:
+        """Make the queue, join, begin."""
+        rest = Rest(self._url)
+        try:
+            await rest.call("PUT", f"/v1/queues/{self._queue}", {"partitions": PARTITIONS})
+        finally:
+            rest.close()
+        await self._publisher.open(self._url, None, f"witness-{secrets.token_hex(4)}")
+        await self._taker.open(self._url, None)
+        await self._taker.ask(
+            type="subscribe", subscription=1, queue=self._queue, group="g", credit=CREDIT
+        )
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        began = time.monotonic()
+        while True:
+            due = int((time.monotonic() - began) * self._rate)
+            while self.published < due:
+                self._publisher.publish(self._queue, self.published)
+                self.published += 1
+            await asyncio.sleep(_TURN_S)
+
+    def check(self) -> None:
+        """Raise what was wrong so far: LoadFailed."""
+        for client in (self._publisher, self._taker):
+            if client.failure is not None:
+                raise client.failure
+
+    def measured(self) -> Histogram:
+        """How long messages took since this was asked last, in nanoseconds: from the publish to
+        the consumer."""
+        latency, self._taker.latency = self._taker.latency, Histogram()
+        return latency
+
+    async def finish(self) -> int:
+        """Publish no more, await the rest: how many messages it was. Raises LoadFailed where one
+        is missing."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        deadline = time.monotonic() + _DRAIN_S
+        while self._taker.taken < self.published:
+            self.check()
+            if time.monotonic() > deadline:
+                raise LoadFailed(f"the witness was given {self._taker.taken} of {self.published}")
+            await asyncio.sleep(_TURN_S)
+        self.check()
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while self._publisher.stored < self.published:
+                self.check()
+                await asyncio.sleep(_TURN_S)
+        return self.published
+
+    def close(self) -> None:
+        """Leave."""
+        if self._task is not None:
+            self._task.cancel()
+        for client in (self._publisher, self._taker):
+            if hasattr(client, "wire"):
+                client.close()

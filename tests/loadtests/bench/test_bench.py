@@ -1,0 +1,101 @@
+"""`tocsin bench --json` against a broker of its own: every scenario ends, and says what it must.
+
+The figures themselves are the machine's; only `make bench` looks at them.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loadtests.bench import growth, polls, scenarios, sdk_load
+from loadtests.bench import load_run as line
+from loadtests.bench.command import bench
+from loadtests.bench.scenarios import SCENARIOS
+from tests.loadtests.mix.longer import longer
+
+FIELDS = {
+    "scenario", "messages_per_s", "p50_ms", "p99_ms", "p999_ms", "server_cpu_us_per_message",
+    "conditions",
+}  # fmt: skip
+CONDITIONS = {
+    "python", "cpu_count", "body_bytes", "seconds", "storage", "versions", "date",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up makes figures steady, and nothing else."""
+    for module in (line, scenarios, sdk_load):
+        monkeypatch.setattr(module, "WARM_UP_S", 0.2)
+    monkeypatch.setattr(sdk_load, "SETTLING", 2000)
+    monkeypatch.setattr(sdk_load, "CLIENTS", 20)
+    monkeypatch.setattr(scenarios, "IDLE_WARM_UP", 20)
+    monkeypatch.setattr(polls, "WARM_UP", 20)
+    monkeypatch.setattr(growth, "QUEUES", (2, 60))
+    monkeypatch.setattr(growth, "KEYS", (100, 5_000))
+    monkeypatch.setattr(growth, "BLOCKS", 20)
+    monkeypatch.setattr(growth, "PAIRS", 1)
+
+
+def run(*arguments: str) -> list[dict[str, object]]:
+    result = CliRunner().invoke(bench, ["--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_measures_and_cleans_up(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sizes = ("--connections", "40", "--backlog", "30000")
+    (found,) = longer(
+        lambda seconds: run("--scenario", name, "--seconds", str(seconds), *sizes),
+        lambda found: found[0]["messages_per_s"],
+    )
+    assert found.keys() >= FIELDS
+    assert found["scenario"] == name
+    conditions = found["conditions"]
+    assert isinstance(conditions, dict)
+    assert conditions.keys() >= CONDITIONS
+    if name == "idle":
+        assert found["kib_per_connection"] is not None
+    elif name == "polls":
+        assert found["kib_per_session"] is not None
+        assert isinstance(found["server_cpu_share"], float)
+    else:
+        assert isinstance(found["messages_per_s"], float)
+        assert found["messages_per_s"] > 0
+        assert found["server_cpu_us_per_message"] is not None
+    if name not in {"idle", "polls", "backlog"}:
+        assert isinstance(found["p50_ms"], float)
+        assert isinstance(found["p999_ms"], float)
+        assert 0 < found["p50_ms"] <= found["p999_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pid_without_url_is_refused() -> None:
+    result = CliRunner().invoke(bench, ["--pid", "1"])
+    assert result.exit_code == 2
+    assert "--url" in result.output
+
+
+def test_nobody_at_the_url_is_a_sentence() -> None:
+    result = CliRunner().invoke(
+        bench, ["--url", "http://127.0.0.1:9", "--scenario", "single", "--seconds", "0.5"]
+    )
+    assert result.exit_code == 1
+    assert "Error:" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_table_for_people_has_a_line_for_each_scenario() -> None:
+    result = CliRunner().invoke(
+        bench, ["--scenario", "batch100", "--scenario", "single", "--seconds", "0.5"]
+    )
+    assert result.exit_code == 0, result.output
+    heads = [line.split()[0] for line in result.stdout.splitlines()]
+    assert heads == ["scenario", "batch100", "single"]
