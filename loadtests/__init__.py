@@ -4,7 +4,7 @@
     peers      the same work done by other brokers (`python -m loadtests.peers`)
     clients    raw clients of the protocol: those that load, and those that outlive the broker
     checker    judges of what clients logged; pure
-    faults     what is done to brokers and networks: kills, power loss, a proxy that cuts
+    faults     faults of brokers, machines and networks: kills, power loss, a proxy that cuts
     trials     promises, each held to on a bad day (`python -m loadtests.trials`)
     mix        users of every kind under Locust, judged (`python -m loadtests.mix`)
     swarm      tens of thousands of idle sockets (`python -m loadtests.swarm`)

@@ -1,1 +1,1 @@
-"""What is done to a broker, its machine and its network, and the soak runs that repeat it."""
+"""Faults of a broker, its machine and its network, and the soak runs that repeat them."""
