@@ -8,11 +8,11 @@ async with tocsin.connect("http://127.0.0.1:8080") as client:
             await message.ack()
 """
 
-from tocsin.answers import GroupDescription, QueueDescription
+from tocsin.answers import GroupDescription, QueueDescription, Verdict
 from tocsin.api.admin import DeadLetter, PeekedMessage
 from tocsin.api.client import Client, connect
 from tocsin.api.http import Http, PulledMessage, Settled
-from tocsin.api.positions import FilePositions, MemoryPositions, PositionStore, Verdict
+from tocsin.api.positions import FilePositions, MemoryPositions, PositionStore
 from tocsin.api.reader import Reader
 from tocsin.api.subscription import Subscription
 from tocsin.errors import (

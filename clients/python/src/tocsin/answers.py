@@ -1,9 +1,10 @@
-"""The broker's answers that describe queues, groups, keys and sessions, as they come.
+"""The broker's answers that describe queues, groups, keys, sessions and positions.
 
 Dictionaries with typed fields: an answer of a newer broker may have more fields than are named
 here, and a program that prints it shows them all. PROTOCOL.md says what each field means.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from tocsin.settings import Alert, EverySettings, GroupSettings
@@ -398,3 +399,19 @@ class SessionDescription(TypedDict):
     heard_unix_ms: int
     unsent_bytes: int
     subscriptions: list[SubscriptionDescription]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The truth about a reader's position in one partition.
+
+    "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are no longer retained.
+    "unknown": the position is of another history, for `reason`; what was missed cannot be said.
+    """
+
+    partition: int
+    kind: Literal["resumed", "gap", "unknown"]
+    next_offset: int
+    """Where reading goes on."""
+    gap: tuple[int, int] | None = None
+    reason: str = ""

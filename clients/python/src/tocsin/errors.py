@@ -29,11 +29,9 @@ TocsinError                  base of all
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from tocsin.answers import Difference
-    from tocsin.api.positions import Verdict
+from tocsin.answers import Difference, Verdict
 
 __all__ = [
     "BrokerError",
@@ -157,7 +155,7 @@ class SettingsDiffer(Conflict):
     one; a group that has no value of its own has that of its queue. `update_queue` and
     `update_group` change settings."""
 
-    differences: "Sequence[Difference]" = ()
+    differences: Sequence[Difference] = ()
 
 
 class WouldDelete(Conflict):
@@ -188,7 +186,7 @@ class PositionUnknown(Conflict):
         *,
         retry: bool = False,
         retry_after_s: float | None = None,
-        verdicts: "Sequence[Verdict]" = (),
+        verdicts: Sequence[Verdict] = (),
     ) -> None:
         super().__init__(code, detail, retry=retry, retry_after_s=retry_after_s)
         self.verdicts = tuple(verdicts)

@@ -1,4 +1,4 @@
-"""Where a reader stands, what the broker says of that, and where positions are kept.
+"""Stores that keep the position of a reader, so that it goes on after a restart.
 
 A position (`tocsin.Position`) is the reader's token: with `to_json` and `from_json` it goes through
 whatever keeps text. A store does that for a reader that is to go on after a restart:
@@ -15,9 +15,8 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -32,22 +31,6 @@ else:
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _VERSION: Final = 1
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The truth about a reader's position in one partition.
-
-    "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are no longer retained.
-    "unknown": the position is of another history, for `reason`; what was missed cannot be said.
-    """
-
-    partition: int
-    kind: Literal["resumed", "gap", "unknown"]
-    next_offset: int
-    """Where reading goes on."""
-    gap: tuple[int, int] | None = None
-    reason: str = ""
 
 
 class PositionStore(Protocol):

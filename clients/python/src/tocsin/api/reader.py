@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Literal
 
+from tocsin.answers import Verdict
 from tocsin.api.keeping import Keeper
-from tocsin.api.positions import PositionStore, Verdict, name_of
+from tocsin.api.positions import PositionStore, name_of
 from tocsin.api.subscribing import Start, Subscribing, start_at
 from tocsin.errors import Gap, TocsinError
 from tocsin.io.session import Session

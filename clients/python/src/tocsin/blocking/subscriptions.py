@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import tocsin
-from tocsin.api.positions import Verdict
+from tocsin.answers import Verdict
 from tocsin.blocking.loop import LoopThread
 from tocsin.errors import ClientClosed
 from tocsin.proto.message import Content, ReadMessage

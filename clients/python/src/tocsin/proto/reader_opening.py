@@ -8,7 +8,7 @@ without credit, and the partitions whose position is good keep theirs.
 from collections.abc import Callable
 from typing import Final, Literal
 
-from tocsin.api.positions import Verdict
+from tocsin.answers import Verdict
 from tocsin.errors import PositionUnknown, TocsinError
 from tocsin.proto import wire
 from tocsin.proto.read_ledger import Places
