@@ -13,7 +13,7 @@ from tocsin.proto import wire
 from tocsin.proto.delivery_ledger import AHEAD, Ledger
 from tocsin.proto.leases import usable_s
 from tocsin.proto.message import Message, Settler, State
-from tocsin.proto.places import columns, parts, ranges
+from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
 
 
 class Nobody:
@@ -410,14 +410,14 @@ def test_what_has_gone_is_not_kept_where_nobody_iterates() -> None:
 
 
 def test_ranges_columns_and_parts_of_delivery_lists() -> None:
-    assert ranges([3, 1, 2, 7]) == [1, 3, 7, 7]
-    assert columns([((0, 1, 1), 4), ((0, 1, 2), 9), ((0, 1, 1), 5)]) == [
+    assert ranges_of([3, 1, 2, 7]) == [1, 3, 7, 7]
+    assert delivery_list([((0, 1, 1), 4), ((0, 1, 2), 9), ((0, 1, 1), 5)]) == [
         [0, 1, 1, 4, 5],
         [0, 1, 2, 9, 9],
     ]
     many = [[0, 1, push, 1, 1] for push in range(1200)]
-    assert [len(part) for part in parts(many)] == [500, 500, 200]
-    assert list(parts([])) == []
+    assert [len(part) for part in split_deliveries(many)] == [500, 500, 200]
+    assert list(split_deliveries([])) == []
 
 
 class LedgerMachine(RuleBasedStateMachine):

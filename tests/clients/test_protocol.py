@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 from tocsin import errors
-from tocsin.proto import codes, wire
+from tocsin.proto import close_codes, wire
 from tocsin.proto.new_message import NewMessage, encode_message
-from tocsin.proto.packing import join_frames, without_tokens
 from tocsin.proto.publish_lane import Bounds
-from tocsin.proto.wire import MESSAGE_BYTES_AIM
+from tocsin.proto.wire import MESSAGE_BYTES_AIM, join_frames, without_tokens
 
 from gateway import frames
 from push.errors import CODES, Refused
@@ -181,10 +180,10 @@ def test_the_client_knows_every_code() -> None:
 
 
 def test_the_client_knows_every_close_code() -> None:
-    known = {value for value in vars(codes).values() if isinstance(value, int)}
+    known = {value for value in vars(close_codes).values() if isinstance(value, int)}
     assert {close.code for close in frames.CLOSES} <= known
     for close in frames.CLOSES:
-        assert codes.may_reconnect(close.code) == ("reconnect" in close.reason)
+        assert close_codes.may_reconnect(close.code) == ("reconnect" in close.reason)
 
 
 def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:

@@ -15,7 +15,7 @@ from tocsin.proto.ack_ledger import Ticket
 from tocsin.proto.delivery_ledger import Ledger
 from tocsin.proto.leases import usable_s
 from tocsin.proto.message import Message, State
-from tocsin.proto.places import parts
+from tocsin.proto.wire import split_deliveries
 
 logger = logging.getLogger("tocsin")
 
@@ -286,7 +286,7 @@ class Subscription(Subscribing):
     def _hold(self) -> None:
         """Say what is held (R22); the answer to the last frame says what of it is not ours."""
         ledger, session = self._ledger, self._session
-        lists = list(parts(ledger.holding())) or [[]]
+        lists = list(split_deliveries(ledger.holding())) or [[]]
         for place, part in enumerate(lists, 1):
             ref, is_last = next(session.refs), place == len(lists)
             session.expect(ref, self._resumed if is_last else _ignored)

@@ -30,7 +30,7 @@ from tocsin.io.longpoll import Polling
 from tocsin.io.requests import Token, fresh_token
 from tocsin.io.tls import why_not_trusted
 from tocsin.io.websocket import open_connection
-from tocsin.proto import codes, wire
+from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Choice, Mode, Transport
 from tocsin.proto.reconnecting import Reconnecting
 
@@ -91,9 +91,9 @@ class _Greeting:
     def on_closed(self, close_code: int, reason: str) -> None:
         """There was no welcome."""
         error = self._carrier.refusal
-        if error is None and close_code == codes.UNAUTHORIZED:
+        if error is None and close_code == close_codes.UNAUTHORIZED:
             error = Unauthorized("unauthorized", reason)
-        elif error is None and not codes.may_reconnect(close_code):
+        elif error is None and not close_codes.may_reconnect(close_code):
             error = SessionEnded(close_code, reason)
         self._refused(error or Interrupted(f"closed before the welcome: {reason or close_code}"))
 
@@ -189,7 +189,7 @@ class Dialer:
             if not self._reconnecting.may_reconnect(close_code):
                 self._host.failed(
                     Unauthorized("unauthorized", reason)
-                    if close_code == codes.UNAUTHORIZED
+                    if close_code == close_codes.UNAUTHORIZED
                     else SessionEnded(close_code, reason)
                 )
                 return
@@ -231,7 +231,7 @@ class Dialer:
 
     def _is_worth_repeating(self, error: TocsinError) -> bool:
         if isinstance(error, Unauthorized):
-            return self._reconnecting.may_reconnect(codes.UNAUTHORIZED)
+            return self._reconnecting.may_reconnect(close_codes.UNAUTHORIZED)
         if isinstance(error, SessionEnded):
             return False
         return isinstance(error, CannotConnect) or (isinstance(error, BrokerError) and error.retry)
@@ -336,9 +336,9 @@ class Dialer:
                 was_told=close_code != ABNORMAL,
             )  # fmt: skip
         self.carrier = None
-        if close_code == codes.PROTOCOL_ERROR:
+        if close_code == close_codes.PROTOCOL_ERROR:
             self._reconnecting.broken()
-        if close_code == codes.REPLACED:
+        if close_code == close_codes.REPLACED:
             close_code = ABNORMAL  # by an attempt of this client, whose welcome may be lost
         if self._attempting:
             self._ended_meanwhile = (close_code, reason)

@@ -21,9 +21,9 @@ import msgspec
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
 from tocsin.io.carrier import ABNORMAL, SLOWEST_BYTES_PER_S, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.io.requests import bearer, open_http, refusal
-from tocsin.proto import codes, wire
+from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Transport
-from tocsin.proto.packing import join_frames, without_tokens
+from tocsin.proto.wire import join_frames, without_tokens
 
 logger = logging.getLogger("tocsin")
 
@@ -141,7 +141,7 @@ class Polling:
             self._end(ABNORMAL, "the broker does not know the session any more")
         except Unauthorized as error:
             self.refusal = error
-            self._end(codes.UNAUTHORIZED, error.detail)
+            self._end(close_codes.UNAUTHORIZED, error.detail)
         except (BrokerError, CannotConnect) as error:
             self.refusal = error
             self._end(ABNORMAL, str(error))

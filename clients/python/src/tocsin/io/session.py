@@ -19,7 +19,7 @@ from tocsin.io.carrier import Carrier, Trace
 from tocsin.io.connector import Dialer, OpenCarrier
 from tocsin.io.renewing import Renewing
 from tocsin.io.requests import Token
-from tocsin.proto import codes, wire
+from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Mode, Transport
 
 logger = logging.getLogger("tocsin")
@@ -321,10 +321,10 @@ class Session:
             self._take_in(wire.decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("a message that is not tocsin.v1: %s", error)
-            self._break_off(codes.PROTOCOL_ERROR, "not tocsin.v1")
+            self._break_off(close_codes.PROTOCOL_ERROR, "not tocsin.v1")
         except Exception:
             logger.exception("a message that cannot be")
-            self._break_off(codes.PROTOCOL_ERROR, "a message that cannot be")
+            self._break_off(close_codes.PROTOCOL_ERROR, "a message that cannot be")
 
     def _break_off(self, code: int, why: str) -> None:
         """Go on over another carrier, without waiting for the end of this one."""

@@ -19,9 +19,9 @@ from websockets.uri import WebSocketURI
 from tocsin.errors import InvalidRequest, NotABroker
 from tocsin.io.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.io.requests import refusal
-from tocsin.proto import codes
+from tocsin.proto import wire
 from tocsin.proto.connect_policy import Transport
-from tocsin.proto.packing import join_frames, without_tokens
+from tocsin.proto.wire import join_frames, without_tokens
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
 """Until the broker's welcome has named its bound."""
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, uri: WebSocketURI, token: str | None, trace: Trace | None) -> None:
         self._ws = ClientProtocol(
             uri,
-            subprotocols=[Subprotocol(codes.SUBPROTOCOL)],
+            subprotocols=[Subprotocol(wire.SUBPROTOCOL)],
             max_size=MESSAGE_BYTES_MAX,
         )
         self._token = token

@@ -12,7 +12,7 @@ from typing import Final
 from tocsin.proto import wire
 from tocsin.proto.closed_keys import ClosedKeys
 from tocsin.proto.message import HeldPush, Message, State
-from tocsin.proto.places import columns, parts, ranges
+from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
 
 UNHEARD_ROWS: Final = 64
 """With so many rows of acks since the last question another one is asked."""
@@ -78,20 +78,23 @@ class Settlements:
     def take(self, refs: Iterator[int], closed: ClosedKeys) -> list[wire.SentFrame]:
         """The frames that are to be sent now, in this order. `closed` learns of the nacks."""
         subscription = self.subscription
-        started = columns(
+        started = delivery_list(
             (m.held.place, m.offset) for m in self._started if m.state is State.HANDED
         )  # what is settled in the same breath needs no mark
         self._started.clear()
         frames: list[wire.SentFrame] = [
-            wire.Extend(subscription=subscription, started=part) for part in parts(started)
+            wire.Extend(subscription=subscription, started=part)
+            for part in split_deliveries(started)
         ]
-        acked = [[*held.place, *ranges(held.acked)] for held in self._acked]
+        acked = [[*held.place, *ranges_of(held.acked)] for held in self._acked]
         for held in self._acked:
             held.acked = []
         self._acked.clear()
         if self._again:
             acked, self._again = self._again + acked, []
-        acks = [wire.Ack(subscription=subscription, deliveries=part) for part in parts(acked)]
+        acks = [
+            wire.Ack(subscription=subscription, deliveries=part) for part in split_deliveries(acked)
+        ]
         if len(frames) == 1 and acks:  # the ordinary case: marks travel with the acks
             acks[0].started = started
             frames.clear()
@@ -112,7 +115,7 @@ class Settlements:
             confirm = self._confirm[start : start + wire.RANGES_PER_FRAME_MAX]
             ref = next(refs)
             self._confirming[ref] = confirm
-            places = columns((m.held.place, m.offset) for m, _ in confirm)
+            places = delivery_list((m.held.place, m.offset) for m, _ in confirm)
             yield wire.Ack(subscription=self.subscription, deliveries=places, ref=ref)
         self._confirm.clear()
 
@@ -126,7 +129,7 @@ class Settlements:
                 yield wire.Nack(
                     subscription=self.subscription, ref=ref,
                     delay_s=how[0], reason=how[1], reject=how[2],
-                    deliveries=columns((m.held.place, m.offset) for m in nacked),
+                    deliveries=delivery_list((m.held.place, m.offset) for m in nacked),
                 )  # fmt: skip
         self._nacked.clear()
 
@@ -180,7 +183,7 @@ class Settlements:
         messages += [m for nacked in self._nacked.values() for m in nacked]
         messages += [m for _, nacked in self._nacking.values() for m in nacked]
         queued = ((held.place, offset) for held in self._acked for offset in held.acked)
-        places = columns([*queued, *((m.held.place, m.offset) for m in messages)])
+        places = delivery_list([*queued, *((m.held.place, m.offset) for m in messages)])
         return [*_last([*self._again, *self._asked, *self._unheard]), *places]
 
     def say_again(self, handed: Iterable[Message]) -> list[Message]:

@@ -31,7 +31,7 @@ from tocsin.proto.ack_ledger import Settlements, Ticket
 from tocsin.proto.closed_keys import ClosedKeys
 from tocsin.proto.leases import Leases
 from tocsin.proto.message import HeldPush, Message, Settler, State
-from tocsin.proto.places import ranges
+from tocsin.proto.wire import ranges_of
 
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""
@@ -139,7 +139,7 @@ class Ledger:
                     line.append(message)
 
     def _supersede(self, push: wire.Push) -> None:
-        again = ranges(list(push.places())) if push.messages else []
+        again = ranges_of(list(push.places())) if push.messages else []
         for held in list(self._pushes.values()):
             if held.place[0] == push.partition:
                 for first, last in zip(again[::2], again[1::2], strict=True):
@@ -176,7 +176,7 @@ class Ledger:
         """What is held, and what was settled or returned and perhaps not heard."""
         self._closed.tell()
         held = [
-            [*held.place, *ranges(offsets)]
+            [*held.place, *ranges_of(offsets)]
             for held in self._pushes.values()
             if (offsets := [message.offset for message in held.open()])
         ]

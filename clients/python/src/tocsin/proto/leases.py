@@ -13,7 +13,7 @@ from typing import Final
 from tocsin.proto import wire
 from tocsin.proto.deadlines import NEVER, Deadlines
 from tocsin.proto.message import HeldPush, Message, State
-from tocsin.proto.places import offsets_of, parts, ranges
+from tocsin.proto.wire import offsets_of, ranges_of, split_deliveries
 
 MARGIN_S_MAX: Final = 2.0
 MARGIN_SHARE: Final = 0.1
@@ -119,12 +119,12 @@ class Leases:
             due = [message for message in held.open() if message.deadline <= soon]
             offsets = [message.offset for message in due if message not in without]
             if offsets:
-                rows.append([*held.place, *ranges(offsets)])
+                rows.append([*held.place, *ranges_of(offsets)])
             elif due:
                 held.extend_at = now + self.lead_s / 2  # its turn may be nearer by then
                 self._deadlines.put(held)
         frames = []
-        for part in parts(rows):
+        for part in split_deliveries(rows):
             ref = next(refs)
             self._asked[ref] = part, now
             frames.append(wire.Extend(subscription=subscription, deliveries=part, ref=ref))

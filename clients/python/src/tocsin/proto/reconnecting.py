@@ -7,7 +7,7 @@ a gateway that drains says itself when to come.
 from random import Random
 from typing import Final
 
-from tocsin.proto import codes
+from tocsin.proto import close_codes
 
 DELAY_S: Final = 0.1
 """Before the first attempt, at most; the bound doubles from attempt to attempt."""
@@ -51,10 +51,10 @@ class Reconnecting:
     def may_reconnect(self, close_code: int) -> bool:
         """Whether another attempt makes sense after a session that ended with this close code, or
         an attempt that was answered as if with it."""
-        if close_code == codes.UNAUTHORIZED:
+        if close_code == close_codes.UNAUTHORIZED:
             self._unauthorized += 1
             return self._fresh_tokens and self._unauthorized <= UNAUTHORIZED_MAX
-        return codes.may_reconnect(close_code)
+        return close_codes.may_reconnect(close_code)
 
     def delay_s(self, *, now: float) -> float:
         """How long to wait before the next attempt, in seconds."""

@@ -7,14 +7,17 @@ named in columns: `[partition, epoch, push, first, last, first, last, ...]` are 
 What is read tolerates what it does not know, fields and frames, so that a newer broker can add.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from tocsin.errors import BrokerError, broker_error
 
+SUBPROTOCOL: Final = "tocsin.v1"
 DeliveryList = list[list[int]]
+"""[[partition, epoch, push, first, last, first, last, ...], ...]"""
 
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """Frames that the broker takes in one WebSocket message."""
@@ -412,3 +415,83 @@ def decode(data: bytes) -> list[ReceivedFrame]:
     except msgspec.ValidationError:
         parts = _PARTS.decode(data) if data[:1] == b"[" else [msgspec.Raw(data)]
         return [_ONE.decode(part) for part in parts if _KIND.decode(part).get("type") in _KNOWN]
+
+
+# --- several frames in a message ----------------------------------------------------------------
+
+_TOKEN: Final = re.compile(rb'("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*')
+
+
+def without_tokens(message: bytes) -> bytes:
+    """The message as a trace shows it: without the tokens that it carries."""
+    return _TOKEN.sub(b"\\1\xe2\x80\xa6", message) if b'"type":"auth"' in message else message
+
+
+def join_frames(frames: Sequence[bytes], bytes_aim: int = MESSAGE_BYTES_AIM) -> list[bytes]:
+    """Join frames, in order, into messages of about `bytes_aim` bytes at most."""
+    if len(frames) == 1:
+        return [frames[0]]
+    joined: list[bytes] = []
+    start = size = 0
+    for index, frame in enumerate(frames):
+        if index > start and (
+            size + len(frame) > bytes_aim or index - start >= FRAMES_PER_MESSAGE_MAX
+        ):
+            joined.append(_joined(frames[start:index]))
+            start, size = index, 0
+        size += len(frame) + 1
+    if start < len(frames):
+        joined.append(_joined(frames[start:]))
+    return joined
+
+
+def _joined(frames: Sequence[bytes]) -> bytes:
+    return frames[0] if len(frames) == 1 else b"[%b]" % b",".join(frames)
+
+
+# --- delivery lists -----------------------------------------------------------------------------
+
+
+def ranges_of(offsets: list[int]) -> list[int]:
+    """Offsets as first, last, first, last, ... in order. Sorts the list in place."""
+    offsets.sort()
+    first, last = offsets[0], offsets[-1]
+    if last - first == len(offsets) - 1:
+        return [first, last]
+    pairs: list[int] = []
+    previous = first
+    for offset in offsets:
+        if offset > previous + 1:
+            pairs += (first, previous)
+            first = offset
+        previous = offset
+    pairs += (first, previous)
+    return pairs
+
+
+def offsets_of(row: Sequence[int]) -> Iterator[int]:
+    """The offsets that a row of a delivery list names."""
+    for first, last in zip(row[3::2], row[4::2], strict=False):
+        yield from range(first, last + 1)
+
+
+def delivery_list(places: Iterable[tuple[tuple[int, int, int], int]]) -> DeliveryList:
+    """The delivery list of (place, offset) pairs."""
+    offsets: dict[tuple[int, int, int], list[int]] = {}
+    for place, offset in places:
+        offsets.setdefault(place, []).append(offset)
+    return [[*place, *ranges_of(found)] for place, found in offsets.items()]
+
+
+def split_deliveries(deliveries: Sequence[list[int]]) -> Iterator[DeliveryList]:
+    """Split a delivery list into parts that a frame may carry."""
+    part: DeliveryList = []
+    count = 0
+    for column in deliveries:
+        if part and count + len(column) // 2 > RANGES_PER_FRAME_MAX:
+            yield part
+            part, count = [], 0
+        part.append(column)
+        count += len(column) // 2
+    if part:
+        yield part

@@ -1,11 +1,9 @@
-"""The codes of the protocol: close codes of a session, and what they say about coming back.
+"""The close codes of a session, and whether a client reconnects after each. Pure.
 
 4000-4499: reconnect. 4500-4999: do not, the same attempt would end the same way.
 """
 
 from typing import Final
-
-SUBPROTOCOL: Final = "tocsin.v1"
 
 PROTOCOL_ERROR: Final = 1002
 """What was said is not the protocol (RFC 6455, 7.4.1)."""
