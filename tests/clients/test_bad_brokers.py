@@ -11,7 +11,7 @@ import pytest
 import tocsin
 from tocsin.io import longpoll as polling
 from tocsin.io.longpoll import Polling
-from tocsin.proto.reconnecting import Reconnecting
+from tocsin.proto.connect_policy import ReconnectDelay
 
 from gateway import frames
 from gateway.server import Server
@@ -207,7 +207,7 @@ async def test_an_answer_that_trickles_for_ever_is_given_up(
 
 def test_a_broker_that_is_never_understood_is_asked_ever_more_seldom() -> None:
     """It welcomes and then talks nonsense: else that is a connection every 60 ms for ever."""
-    reconnecting = Reconnecting(rng=Random(1), fresh_tokens=False)
+    reconnecting = ReconnectDelay(rng=Random(1), fresh_tokens=False)
     delays = []
     for _ in range(10):
         delays.append(reconnecting.delay_s(now=0.0))

@@ -8,17 +8,17 @@ from tocsin.proto.connect_policy import (
     RETURN_S,
     RETURN_S_MAX,
     YOUNG_S,
-    Choice,
     Mode,
     Transport,
+    TransportChoice,
 )
 
 
-def choice(mode: Mode = "auto") -> Choice:
-    return Choice(mode, rng=Random(7))
+def choice(mode: Mode = "auto") -> TransportChoice:
+    return TransportChoice(mode, rng=Random(7))
 
 
-def upcoming(chosen: Choice) -> str:
+def upcoming(chosen: TransportChoice) -> str:
     return chosen.next
 
 

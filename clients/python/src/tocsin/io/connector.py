@@ -31,8 +31,7 @@ from tocsin.io.requests import Token, fresh_token
 from tocsin.io.tls import why_not_trusted
 from tocsin.io.websocket import open_connection
 from tocsin.proto import close_codes, wire
-from tocsin.proto.connect_policy import Choice, Mode, Transport
-from tocsin.proto.reconnecting import Reconnecting
+from tocsin.proto.connect_policy import Mode, ReconnectDelay, Transport, TransportChoice
 
 logger = logging.getLogger("tocsin")
 
@@ -122,8 +121,8 @@ class Dialer:
         self._tls = tls
         self._open_carrier = open_carrier or self._open_default
         self._connect_timeout_s = connect_timeout_s
-        self._choice = Choice(mode, rng=rng)
-        self._reconnecting = Reconnecting(rng=rng, fresh_tokens=callable(token))
+        self._choice = TransportChoice(mode, rng=rng)
+        self._reconnecting = ReconnectDelay(rng=rng, fresh_tokens=callable(token))
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._welcomed_at = 0.0
