@@ -28,8 +28,8 @@ from tocsin.io.carrier import SLOWEST_BYTES_PER_S
 from tocsin.io.requests import Token, bearer, checked_token, fresh_token, open_http, refusal
 from tocsin.io.tls import trust, why_not_trusted
 from tocsin.proto import wire
-from tocsin.proto.json_form import loss_in
 from tocsin.proto.message import Content
+from tocsin.proto.new_message import loss_in
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
 
 
