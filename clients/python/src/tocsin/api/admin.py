@@ -17,7 +17,7 @@ from tocsin.answers import (
     SessionDescription,
 )
 from tocsin.errors import CannotConnect
-from tocsin.io.calling import TIMEOUT_S, checked_text, object_of, path_to
+from tocsin.io.requests import TIMEOUT_S, checked_text, object_of, path_to
 from tocsin.proto import wire
 from tocsin.proto.message import Content
 

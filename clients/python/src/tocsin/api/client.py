@@ -26,9 +26,8 @@ from tocsin.api.reader import OnGap, Reader
 from tocsin.api.subscribing import Start
 from tocsin.api.subscription import Subscription
 from tocsin.errors import ClientClosed
-from tocsin.io.calling import TIMEOUT_S, checked_text
 from tocsin.io.carrier import Trace
-from tocsin.io.requests import Token, checked_token, checked_url
+from tocsin.io.requests import TIMEOUT_S, Token, checked_text, checked_token, checked_url
 from tocsin.io.session import NAME, Session
 from tocsin.io.tls import trust
 from tocsin.proto import wire

@@ -23,9 +23,18 @@ from tocsin.answers import (
 from tocsin.api.admin import Upkeep
 from tocsin.api.subscribing import MESSAGES_MAX, Start, start_at
 from tocsin.errors import Busy, CannotConnect, InvalidRequest
-from tocsin.io.calling import TIMEOUT_S, object_of, path_to
 from tocsin.io.carrier import SLOWEST_BYTES_PER_S
-from tocsin.io.requests import Token, bearer, checked_token, fresh_token, open_http, refusal
+from tocsin.io.requests import (
+    TIMEOUT_S,
+    Token,
+    bearer,
+    checked_token,
+    fresh_token,
+    object_of,
+    open_http,
+    path_to,
+    refusal,
+)
 from tocsin.io.tls import trust, why_not_trusted
 from tocsin.proto import wire
 from tocsin.proto.message import Content

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from tocsin.errors import InvalidRequest, PublishManyFailed, PublishTimeout, TocsinError, TooLarge
-from tocsin.io.calling import checked_text
+from tocsin.io.requests import checked_text
 from tocsin.io.session import Session
 from tocsin.proto import wire
 from tocsin.proto.broker_clock import BrokerClock

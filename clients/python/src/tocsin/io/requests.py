@@ -1,11 +1,14 @@
-"""Requests over HTTP, and what their refusals mean."""
+"""Requests over HTTP, and what their refusals mean.
+
+Paths and answers of the broker's HTTP interface.
+"""
 
 import re
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
@@ -111,3 +114,34 @@ def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:
         return broker_error("unauthorized", "the broker does not accept the token")
     what = f"what answers is not a Tocsin broker: HTTP status {status}"
     return CannotConnect(what) if status in BUSY_STATUSES else NotABroker(what)
+
+
+TIMEOUT_S: Final = 30.0
+"""For an answer; a pull's `wait_s` comes on top."""
+
+
+def path_to(*parts: str) -> str:
+    """The path of these names below /v1. Raises InvalidRequest: one of them is no name."""
+    for part in parts:
+        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
+            raise broker_error("invalid_name", f"{part!r} is not a name")
+    return "/v1/" + "/".join(quote(checked_text(part), safe="") for part in parts)
+
+
+def checked_text(text: str) -> str:
+    """The text. Raises InvalidRequest: it has half of a character (a lone surrogate), and so no
+    bytes that could be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise broker_error("invalid_request", f"{text!r} is not Unicode text") from None
+    return text
+
+
+def object_of(data: bytes) -> Any:
+    """The JSON object of an answer: a dict, of which the caller knows the fields. Raises
+    CannotConnect: it is none."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
