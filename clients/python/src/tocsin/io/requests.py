@@ -1,7 +1,4 @@
-"""Requests over HTTP, and what their refusals mean.
-
-Paths and answers of the broker's HTTP interface.
-"""
+"""Requests over HTTP: the broker's URL, paths, the token, and what refusals mean."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -20,6 +17,8 @@ Token = str | Callable[[], str | Awaitable[str]] | None
 """A bearer token, or what returns a fresh one at each use, at once or when it is awaited."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Of a proxy, or of a broker that starts: another attempt may succeed."""
+TIMEOUT_S: Final = 30.0
+"""For an answer; a pull's `wait_s` comes on top."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 _NO_TOKEN: Final = "{} is no token: a word of printable ASCII, without blanks or the end of a line"
 
@@ -58,6 +57,24 @@ def open_http(url: str, tls: SSLContext | None, *, timeout_s: float) -> httpx2.A
     """Connections to this broker, made with what `trust` has found."""
     context = tls or SSLContext(PROTOCOL_TLS_CLIENT)  # or it would read the system's authorities
     return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
+
+
+def path_to(*parts: str) -> str:
+    """The path of these names below /v1. Raises InvalidRequest: one of them is no name."""
+    for part in parts:
+        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
+            raise broker_error("invalid_name", f"{part!r} is not a name")
+    return "/v1/" + "/".join(quote(checked_text(part), safe="") for part in parts)
+
+
+def checked_text(text: str) -> str:
+    """The text. Raises InvalidRequest: it has half of a character (a lone surrogate), and so no
+    bytes that could be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise broker_error("invalid_request", f"{text!r} is not Unicode text") from None
+    return text
 
 
 def checked_token(token: Token) -> Token:
@@ -114,28 +131,6 @@ def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:
         return broker_error("unauthorized", "the broker does not accept the token")
     what = f"what answers is not a Tocsin broker: HTTP status {status}"
     return CannotConnect(what) if status in BUSY_STATUSES else NotABroker(what)
-
-
-TIMEOUT_S: Final = 30.0
-"""For an answer; a pull's `wait_s` comes on top."""
-
-
-def path_to(*parts: str) -> str:
-    """The path of these names below /v1. Raises InvalidRequest: one of them is no name."""
-    for part in parts:
-        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
-            raise broker_error("invalid_name", f"{part!r} is not a name")
-    return "/v1/" + "/".join(quote(checked_text(part), safe="") for part in parts)
-
-
-def checked_text(text: str) -> str:
-    """The text. Raises InvalidRequest: it has half of a character (a lone surrogate), and so no
-    bytes that could be sent."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise broker_error("invalid_request", f"{text!r} is not Unicode text") from None
-    return text
 
 
 def object_of(data: bytes) -> Any:

@@ -1,16 +1,16 @@
-"""Which transport to try next. Pure.
+"""Which transport to try next, and when. Pure.
 
-A WebSocket where it gets through, long poll where it does not, and from long poll back again:
+A client uses a WebSocket where one gets through, long poll where none does, and returns from long
+poll to a WebSocket:
 
 * A WebSocket that was refused, swallowed or cut although something had been reached, or that dies
   young three times in a row: the next attempt is a long poll.
 * A long poll that fails: the next attempt is a WebSocket.
-* While a long poll stands, a WebSocket is tried beside it, ever more seldom, and takes over.
+* While a long poll carries the session, a WebSocket is tried beside it, less and less often, and
+  takes over.
 
-Whether and when to connect again. Pure.
-
-Jittered and exponential, so that the clients of a gateway that died do not all come back at once;
-a gateway that drains says itself when to come.
+Delays are jittered and exponential, so that the clients of a gateway that died do not all come
+back at once. A gateway that drains names the delay itself.
 """
 
 from random import Random
@@ -21,17 +21,23 @@ from tocsin.proto import close_codes
 Transport = Literal["websocket", "long-poll"]
 Mode = Literal["auto", "websocket", "long-poll"]
 MODES: Final = ("auto", "websocket", "long-poll")
-
 YOUNG_S: Final = 60.0
 """A WebSocket that was cut off sooner died young."""
 DIED_YOUNG_MAX: Final = 3
 RETURN_S: Final = 10.0
 """So long after a long poll stands a WebSocket is tried; twice as long after each that failed."""
 RETURN_S_MAX: Final = 300.0
+DELAY_S: Final = 0.1
+"""Before the first attempt, at most; the bound doubles from attempt to attempt."""
+DELAY_S_MAX: Final = 15.0
+LIMITED_S_MAX: Final = 60.0
+"""The longest wait for a limit; then it is asked again."""
+UNAUTHORIZED_MAX: Final = 3
+"""So often in a row a fresh token is tried."""
 
 
 class TransportChoice:
-    """`mode`: the one transport that is allowed, or "auto"."""
+    """The transport of the next attempt. `mode`: the one that is allowed, or "auto"."""
 
     def __init__(self, mode: Mode, *, rng: Random) -> None:
         self.mode = mode
@@ -84,17 +90,11 @@ class TransportChoice:
         return delay_s * self._rng.uniform(0.75, 1.0)
 
 
-DELAY_S: Final = 0.1
-"""Before the first attempt, at most; the bound doubles from attempt to attempt."""
-DELAY_S_MAX: Final = 15.0
-LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit; then it is asked again."""
-UNAUTHORIZED_MAX: Final = 3
-"""So often in a row a fresh token is tried."""
-
-
 class ReconnectDelay:
-    """Counts failed attempts. `fresh_tokens`: each attempt brings a token of its own."""
+    """The delay before the next attempt, which grows with those that failed.
+
+    `fresh_tokens`: each attempt brings a token of its own.
+    """
 
     def __init__(self, *, rng: Random, fresh_tokens: bool) -> None:
         self._rng = rng

@@ -1,16 +1,13 @@
-"""The leases of what is held, as this client counts them, and their prolongation. Pure.
+"""The leases of the deliveries held here, as this client counts them, and their extension. Pure.
 
 A lease is counted from the moment the push was received, less a margin, so that it ends here
-before it ends at the broker. More time is asked for while enough of it is left to try again.
+before it ends at the broker. More time is requested while enough of it is left to try again.
 
-What only waits behind a message that is in hand for long is not prolonged with it for ever: that is
-up to whoever holds the leases, who is told of what is in hand for long (`long_in_hand`).
+A message that only waits behind one that is in hand for long is not extended with it for ever:
+that is up to the owner of the leases, which learns from `long_in_hand` what is in hand for long.
 
-When something of a held push is due: its lease to be prolonged, or over. Pure.
-
-Pushes come in the order of their deadlines, so those that are settled in time, nearly all, cost a
-deque; only what is held for long is sorted. An entry counts while its push is due when it says: one
-whose times have changed was put again.
+Pushes arrive in the order of their deadlines, so nearly all, which are settled in time, cost a
+deque; only what is held for long is sorted.
 """
 
 import heapq
@@ -24,58 +21,6 @@ from tocsin.proto.message import HeldPush, Message, State
 from tocsin.proto.wire import offsets_of, ranges_of, split_deliveries
 
 NEVER: Final = float("inf")
-
-
-class Deadlines:
-    """The held pushes by what is due next. A push that is settled drops out by itself."""
-
-    def __init__(self) -> None:
-        self._fresh: deque[tuple[float, HeldPush]] = deque()  # in order
-        self._others: list[tuple[float, int, HeldPush]] = []
-        self._numbers = itertools.count()
-
-    def received(self, held: HeldPush) -> None:
-        """A push with the latest deadline so far."""
-        self._fresh.append((held.due, held))
-
-    def put(self, held: HeldPush) -> None:
-        """A push whose times have changed."""
-        heapq.heappush(self._others, (held.due, next(self._numbers), held))
-
-    def reset(self, pushes: Iterable[HeldPush]) -> None:
-        """These are all there are."""
-        self._fresh.clear()
-        self._others = [(held.due, next(self._numbers), held) for held in pushes]
-        heapq.heapify(self._others)
-
-    def take(self, *, now: float) -> list[HeldPush]:
-        """The pushes of which something is due; whoever is done with one puts it again."""
-        fresh, others = self._fresh, self._others
-        due: list[HeldPush] = []
-        while fresh and (not fresh[0][1].left or fresh[0][0] <= now):
-            when, held = fresh.popleft()
-            if held.left and when == held.due:  # else it was put again since
-                due.append(held)
-        while others and (not others[0][2].left or others[0][0] <= now):
-            when, _, held = heapq.heappop(others)
-            if held.left and when == held.due:
-                due.append(held)
-        return due
-
-    def next(self) -> float | None:
-        """When something will be due; None: nothing is held."""
-        fresh, others = self._fresh, self._others
-        while fresh and not (fresh[0][1].left and fresh[0][0] == fresh[0][1].due):
-            fresh.popleft()
-        while others and not (others[0][2].left and others[0][0] == others[0][2].due):
-            heapq.heappop(others)
-        if fresh and others:
-            return min(fresh[0][0], others[0][0])
-        if fresh:
-            return fresh[0][0]
-        return others[0][0] if others else None
-
-
 MARGIN_S_MAX: Final = 2.0
 MARGIN_SHARE: Final = 0.1
 """A lease ends here by this share of it earlier than at the broker, at most MARGIN_S_MAX."""
@@ -224,3 +169,57 @@ class Leases:
     def _set_times(self, held: HeldPush) -> None:
         held.deadline = min((m.deadline for m in held.open()), default=NEVER)
         held.extend_at = held.deadline - self.lead_s if self._auto_extend else NEVER
+
+
+class Deadlines:
+    """The held pushes by what is due next: a lease to be extended, or one that is over.
+
+    A push that is settled drops out by itself. An entry counts if its push is due when the entry
+    says; a push whose times have changed was put again.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: deque[tuple[float, HeldPush]] = deque()  # in order
+        self._others: list[tuple[float, int, HeldPush]] = []
+        self._numbers = itertools.count()
+
+    def received(self, held: HeldPush) -> None:
+        """A push with the latest deadline so far."""
+        self._fresh.append((held.due, held))
+
+    def put(self, held: HeldPush) -> None:
+        """A push whose times have changed."""
+        heapq.heappush(self._others, (held.due, next(self._numbers), held))
+
+    def reset(self, pushes: Iterable[HeldPush]) -> None:
+        """These are all there are."""
+        self._fresh.clear()
+        self._others = [(held.due, next(self._numbers), held) for held in pushes]
+        heapq.heapify(self._others)
+
+    def take(self, *, now: float) -> list[HeldPush]:
+        """The pushes of which something is due; whoever is done with one puts it again."""
+        fresh, others = self._fresh, self._others
+        due: list[HeldPush] = []
+        while fresh and (not fresh[0][1].left or fresh[0][0] <= now):
+            when, held = fresh.popleft()
+            if held.left and when == held.due:  # else it was put again since
+                due.append(held)
+        while others and (not others[0][2].left or others[0][0] <= now):
+            when, _, held = heapq.heappop(others)
+            if held.left and when == held.due:
+                due.append(held)
+        return due
+
+    def next(self) -> float | None:
+        """When something will be due; None: nothing is held."""
+        fresh, others = self._fresh, self._others
+        while fresh and not (fresh[0][1].left and fresh[0][0] == fresh[0][1].due):
+            fresh.popleft()
+        while others and not (others[0][2].left and others[0][0] == others[0][2].due):
+            heapq.heappop(others)
+        if fresh and others:
+            return min(fresh[0][0], others[0][0])
+        if fresh:
+            return fresh[0][0]
+        return others[0][0] if others else None

@@ -1,9 +1,8 @@
-"""A message to be published, and its encoding.
+"""A message to be published, its encoding, and what JSON would lose of it. Pure.
 
-Values that JSON would show as something else: found before they are sent. Pure.
-
-Encoders write NaN as null, bytes inside a value as text, and number keys as texts, and nobody is
-told. What has a text that says all of it (times, a finite Decimal, UUID) is sent as that text.
+Encoders write NaN as null, bytes inside a value as text, and number keys as texts, without a word.
+`loss_in` finds such values before they are sent. A value that has a text which says all of it
+(times, a finite Decimal, UUID) is sent as that text.
 """
 
 import base64
@@ -24,63 +23,6 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 _TEXTS: Final = (date, datetime, time, timedelta, Decimal, UUID, msgspec.Raw)
 Loss = tuple[str, list[object]]
 """What would be lost, and the way to it, its last step first."""
-
-
-def loss_in(value: Any, name: str) -> str | None:
-    """What would be sent as something else than it is, with the way to it from `name`; None:
-    nothing. To be asked of what has been encoded: that it is not endless."""
-    if value.__class__ in _PLAIN:
-        return None
-    found = _loss(value)
-    if found is None:
-        return None
-    what, way = found
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in reversed(way))
-    return f"{name}{''.join(steps)}: {what}"
-
-
-def _loss(value: Any) -> Loss | None:
-    if value.__class__ is float:
-        return None if isfinite(value) else (f"{value!r} has no JSON form", [])
-    if isinstance(value, dict):
-        return _loss_in_dict(value)
-    if isinstance(value, list | tuple):
-        return _loss_in_list(value)
-    if isinstance(value, set | frozenset):
-        return "a set has no order and no JSON form: make a list of it", []
-    if isinstance(value, Decimal) and not value.is_finite():
-        return f"{value!r} has no JSON form", []
-    if isinstance(value, _BYTES):
-        return "bytes inside a JSON value: let them be the whole body, or write them as text", []
-    if isinstance(value, _TEXTS):
-        return None
-    try:
-        fields = msgspec.to_builtins(value, builtin_types=(*_BYTES, Decimal))
-    except TypeError:  # something in it is msgspec.Raw
-        return None
-    return _loss(fields) if fields.__class__ not in _PLAIN else None
-
-
-def _loss_in_dict(value: Mapping[Any, Any]) -> Loss | None:
-    for key, item in value.items():
-        if not isinstance(key, str):
-            return f"the key {key!r} is no text", []
-        if item.__class__ not in _PLAIN:
-            found = _loss(item)
-            if found is not None:
-                found[1].append(key)
-                return found
-    return None
-
-
-def _loss_in_list(value: Any) -> Loss | None:
-    for place, item in enumerate(value):
-        if item.__class__ not in _PLAIN:
-            found = _loss(item)
-            if found is not None:
-                found[1].append(place)
-                return found
-    return None
 
 
 class NewMessage(msgspec.Struct):
@@ -171,3 +113,63 @@ def _check(message: NewMessage) -> None:
         isinstance(name, str) and isinstance(text, str) for name, text in message.headers.items()
     ):
         raise InvalidRequest("invalid_message", "headers map text to text")
+
+
+# --- what JSON would lose -----------------------------------------------------------------------
+
+
+def loss_in(value: Any, name: str) -> str | None:
+    """What would be sent as something else than it is, with the way to it from `name`; None:
+    nothing. To be asked of what has been encoded: that it is not endless."""
+    if value.__class__ in _PLAIN:
+        return None
+    found = _loss(value)
+    if found is None:
+        return None
+    what, way = found
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in reversed(way))
+    return f"{name}{''.join(steps)}: {what}"
+
+
+def _loss(value: Any) -> Loss | None:
+    if value.__class__ is float:
+        return None if isfinite(value) else (f"{value!r} has no JSON form", [])
+    if isinstance(value, dict):
+        return _loss_in_dict(value)
+    if isinstance(value, list | tuple):
+        return _loss_in_list(value)
+    if isinstance(value, set | frozenset):
+        return "a set has no order and no JSON form: make a list of it", []
+    if isinstance(value, Decimal) and not value.is_finite():
+        return f"{value!r} has no JSON form", []
+    if isinstance(value, _BYTES):
+        return "bytes inside a JSON value: let them be the whole body, or write them as text", []
+    if isinstance(value, _TEXTS):
+        return None
+    try:
+        fields = msgspec.to_builtins(value, builtin_types=(*_BYTES, Decimal))
+    except TypeError:  # something in it is msgspec.Raw
+        return None
+    return _loss(fields) if fields.__class__ not in _PLAIN else None
+
+
+def _loss_in_dict(value: Mapping[Any, Any]) -> Loss | None:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f"the key {key!r} is no text", []
+        if item.__class__ not in _PLAIN:
+            found = _loss(item)
+            if found is not None:
+                found[1].append(key)
+                return found
+    return None
+
+
+def _loss_in_list(value: Any) -> Loss | None:
+    for place, item in enumerate(value):
+        if item.__class__ not in _PLAIN:
+            found = _loss(item)
+            if found is not None:
+                found[1].append(place)
+                return found
+    return None
