@@ -70,8 +70,8 @@ PLANTS: Final = (
     ),
     Plant(
         "the WebSocket is never tried again", "io/connector.js",
-        "this.#returnSoon(carrier);",
-        "this.#returning.cancel();",
+        "this.#scheduleReturn(carrier);",
+        "this.#returnTimer.cancel();",
         "transport-to-websocket",
     ),
 )  # fmt: skip

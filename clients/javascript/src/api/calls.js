@@ -77,7 +77,7 @@ export class HttpCalls extends EventTarget {
     throw new Error("abstract");
   }
 
-  // --- queues -----------------------------------------------------------------------------------
+  // --- queues ------------------------------------------------------------------------------------
 
   /** Create a queue, if it is not there, with these settings and the defaults of the others. */
   async createQueue(name, settings = {}) {
@@ -131,7 +131,7 @@ export class HttpCalls extends EventTarget {
     return this.#list("/v1/sessions", "sessions", { limit });
   }
 
-  // --- groups -----------------------------------------------------------------------------------
+  // --- groups ------------------------------------------------------------------------------------
 
   /** Create a group, if it is not there; the settings that are left out are the queue's. */
   async createGroup(queue, group, { start, ...settings } = {}, { deletesMax = 0 } = {}) {
@@ -187,7 +187,7 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("POST", path, body));
   }
 
-  // --- looking ----------------------------------------------------------------------------------
+  // --- looking -----------------------------------------------------------------------------------
 
   /** Messages as they stand in a queue, by partition and offset, taken from nobody. */
   async peek(queue, { group, partition, offset, key, limit = 10 } = {}) {
@@ -218,7 +218,7 @@ export class HttpCalls extends EventTarget {
     return done;
   }
 
-  // --- pull -------------------------------------------------------------------------------------
+  // --- pull --------------------------------------------------------------------------------------
 
   /** Take messages without a subscription; settle them by their receipts. */
   async pull(queue, group, options = {}) {

@@ -1,5 +1,5 @@
 /**
- * The client: what a program talks to.
+ * The client that a program uses.
  *
  * @module
  */
@@ -21,10 +21,10 @@ const CONNECT_TIMEOUT_S = 10;
 const LINGER_S = 30;
 const LINGER_S_MAX = 300;
 const CONCURRENCY = 16;
-/** So many messages wait here for each handler, unless `credit` says otherwise. */
+/** Messages held for each handler, unless `credit` is given. */
 const CREDIT_PER_HANDLER = 4;
 const READ_CREDIT = 1000;
-/** A place of before a reload that nobody takes is given up after so long. */
+/** The time after which a place from before a reload that nobody takes is given up. */
 const CLAIM_MS = 10_000;
 const HELLO = '{"type":"hello",';
 const AUTH = /("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*/g;
@@ -37,7 +37,7 @@ const PUBLISH_OPTIONS = new Set([
 ]);
 
 /**
- * A client that is connected. A connection that is lost later is opened again until it is closed.
+ * Connect a client. A connection that is lost later is opened again until the client is closed.
  *
  * @param {string | URL} [url] http or https; without it the page's origin, and outside of a page
  *     http://127.0.0.1:8080
@@ -58,7 +58,7 @@ export class Client extends HttpCalls {
   #publisher;
   #http;
   /** @type {ResumeStore | null} */
-  #keeper = null;
+  #snapshot = null;
   #claims;
   #number = 0;
   #hasStood = false;
@@ -78,7 +78,7 @@ export class Client extends HttpCalls {
     this.#environment = environmentOf(checked.environment);
     const token = checkedToken(checked.token);
     const environment = this.#environment;
-    const before = this.#recall(checked.resume);
+    const before = this.#loadSnapshot(checked.resume);
     this.#session = new Session(this.url, {
       token,
       environment,
@@ -87,10 +87,10 @@ export class Client extends HttpCalls {
       mode: checked.transport,
       lingerS: checked.lingerS,
       connectTimeoutMs: 1000 * checked.connectTimeoutS,
-      trace: trace === undefined ? () => {} : traced(trace),
-      changed: (reason) => this.#changed(reason),
+      trace: trace === undefined ? () => {} : guardedTrace(trace),
+      onChange: (reason) => this.#emitChange(reason),
     });
-    if (before !== null) this.#session.recall(before.session, before.numbers, before.refMax);
+    if (before !== null) this.#session.restore(before.session, before.numbers, before.refMax);
     this.#number = before?.numberMax ?? 0;
     if (typeof token === "function") {
       this.#session.add(new TokenRefresh(this.#session, token, environment));
@@ -99,12 +99,12 @@ export class Client extends HttpCalls {
     this.#http = new Http(this.url, token, environment);
     this.#claims = new Timer(environment);
     this.#listeners = [
-      ["pagehide", (event) => this.#left(event)],
-      ["pageshow", (event) => this.#back(event.persisted)],
-      ["freeze", () => this.#left({ persisted: true })],
-      ["resume", () => this.#back(true)],
+      ["pagehide", (event) => this.#onLeave(event)],
+      ["pageshow", (event) => this.#onReturn(event.persisted)],
+      ["freeze", () => this.#onLeave({ persisted: true })],
+      ["resume", () => this.#onReturn(true)],
       ["online", () => this.hurry()],
-      ["visibilitychange", () => this.#looked()],
+      ["visibilitychange", () => this.#onVisibilityChange()],
     ];
   }
 
@@ -117,16 +117,16 @@ export class Client extends HttpCalls {
       await this.#session.open();
     } catch (error) {
       await this.close();
-      this.#keeper?.restore();
+      this.#snapshot?.putBack();
       throw error;
     }
     this.#hasStood = true;
-    this.#keeper?.used();
-    if (this.#keeper !== null) this.#claims.set(CLAIM_MS, () => this.#giveUpPlaces());
+    this.#snapshot?.onUse();
+    if (this.#snapshot !== null) this.#claims.set(CLAIM_MS, () => this.#giveUpPlaces());
   }
 
   #giveUpPlaces() {
-    this.#keeper.giveUp();
+    this.#snapshot.dropRest();
     this.#session.releaseReserved();
   }
 
@@ -143,22 +143,22 @@ export class Client extends HttpCalls {
     await this.#session.close();
   }
 
-  /** Whether a session stands right now; if not, one is being opened. */
+  /** Whether a session stands now; if not, one is being opened. */
   get isConnected() {
     return this.#session.isOpen;
   }
 
-  /** What carries the session right now; null: nothing does. */
+  /** The transport that carries the session now, or null. */
   get transport() {
     return this.#session.transport;
   }
 
-  /** When the next attempt to connect begins, by `performance.now()`; null: none is waited for. */
+  /** The time of the next attempt to connect, by `performance.now()`; null: none waits. */
   get retryAt() {
     return this.#session.retryAt;
   }
 
-  /** Do not wait: connect at once, or from long poll try a WebSocket at once. See `index.d.ts`. */
+  /** Connect at once, or from long poll try a WebSocket at once. See `index.d.ts`. */
   hurry() {
     this.#session.hurry();
   }
@@ -178,7 +178,7 @@ export class Client extends HttpCalls {
     return this.#publisher.unanswered;
   }
 
-  // --- publishing -------------------------------------------------------------------------------
+  // --- publishing --------------------------------------------------------------------------------
 
   /** Publish a message; it is durable when this resolves. See `index.d.ts`. */
   async publish(queue, body, options = {}) {
@@ -195,9 +195,9 @@ export class Client extends HttpCalls {
     return this.#publisher.publishMany(checkedName(queue), messages, timeoutS);
   }
 
-  // --- consuming --------------------------------------------------------------------------------
+  // --- consuming ---------------------------------------------------------------------------------
 
-  /** A place in a group; with a handler it is called with each message. See `index.d.ts`. */
+  /** Take a place in a group; a handler is called with each message. See `index.d.ts`. */
   subscribe(queue, group, options = {}, handler = null) {
     if (typeof options === "function") return this.subscribe(queue, group, {}, options);
     const {
@@ -206,7 +206,7 @@ export class Client extends HttpCalls {
     const handlers = atLeastOne("concurrency", concurrency);
     const { credit = CREDIT_PER_HANDLER * handlers } = others;
     const { credit: _, ...settings } = others;
-    const place = this.#keeper?.consumer(queue, group) ?? null;
+    const place = this.#snapshot?.takeConsumer(queue, group) ?? null;
     const part = new ConsumerPart(this.#session, this.#environment, {
       number: place?.number ?? this.#nextNumber(),
       queue: checkedName(queue),
@@ -218,7 +218,7 @@ export class Client extends HttpCalls {
     });
     if (place !== null) {
       this.#session.claim(place.number);
-      part.recall(place);
+      part.restore(place);
     }
     const isPlain = Object.keys(settings).length === 0;
     const create = () => this.createGroup(queue, group, { start, ...settings }, { deletesMax });
@@ -228,7 +228,7 @@ export class Client extends HttpCalls {
     return subscription;
   }
 
-  /** Every message, or every one of some keys, without a group. See `index.d.ts`. */
+  /** Read every message, or every one of some keys, without a group. See `index.d.ts`. */
   read(queue, options = {}, handler = null) {
     if (typeof options === "function") return this.read(queue, {}, options);
     const {
@@ -249,23 +249,23 @@ export class Client extends HttpCalls {
       onGap: checkedChoice("onGap", onGap, ["raise"]),
       onUnknown: checkedChoice("onUnknown", onUnknown, ["raise", "earliest", "latest"]),
     });
-    const place = this.#keeper?.reader(queue, keys) ?? null;
-    if (place !== null) part.recall(place);
+    const place = this.#snapshot?.takeReader(queue, keys) ?? null;
+    if (place !== null) part.restore(place);
     const handlers = atLeastOne("concurrency", concurrency);
     const reader = new Reader(part, checkedHandler(handler), handlers);
     this.#add(part, null);
     return reader;
   }
 
-  // --- over HTTP --------------------------------------------------------------------------------
+  // --- over HTTP ---------------------------------------------------------------------------------
 
-  /** Any call with this client's credentials; resolves with the answer's parsed JSON. */
+  /** Make any call with this client's credentials; resolves with the answer's parsed JSON. */
   async request(method, path, body, settings) {
     if (this.#session.failure instanceof ClientClosed) throw this.#session.failure;
     return this.#http.request(method, path, body, settings);
   }
 
-  // --- inside -----------------------------------------------------------------------------------
+  // --- inside ------------------------------------------------------------------------------------
 
   #nextNumber() {
     this.#number += 1;
@@ -278,32 +278,32 @@ export class Client extends HttpCalls {
     part.begin(prepare);
   }
 
-  #changed(reason) {
+  #emitChange(reason) {
     const { isConnected, transport } = this;
     const detail = { isConnected, transport, reason };
     this.dispatchEvent(new CustomEvent("connection", { detail }));
   }
 
-  // --- the page ---------------------------------------------------------------------------------
+  // --- the page ----------------------------------------------------------------------------------
 
-  #recall(resume) {
+  #loadSnapshot(resume) {
     const { storage, page } = this.#environment;
     if (resume === undefined) return null;
     if (page === null) throw new TypeError("resume goes over reloads of a page: here is none");
     if (storage === null) return null; // the browser lets nobody keep anything
-    this.#keeper = new ResumeStore(this.#environment, resume, this.url);
-    return this.#keeper.recall();
+    this.#snapshot = new ResumeStore(this.#environment, resume, this.url);
+    return this.#snapshot.load();
   }
 
   /**
-   * The page is left: for a reload, for another page, or for good. Nobody knows. Or it is
-   * `persisted`: nothing of it runs for a while, or ever again, and its socket would stay open.
+   * The page is left, for a reload, for another page, or for good; it cannot know which. If it is
+   * `persisted`, nothing of it runs for a while, or ever again, while its socket would stay open.
    */
-  #left(event) {
+  #onLeave(event) {
     if (this.#session.failure !== null || this.#isSuspended || this.#isPaused) return;
-    this.#keeper?.restore(); // where no session stands yet
+    this.#snapshot?.putBack(); // if no session stands yet
     this.#session.flush();
-    const isKept = this.#keeper !== null && this.#hasStood && this.#keeper.write({
+    const isKept = this.#snapshot !== null && this.#hasStood && this.#snapshot.write({
       session: this.sessionId,
       producer: this.producer,
       sequences: this.#publisher.sequences(),
@@ -316,7 +316,7 @@ export class Client extends HttpCalls {
       this.#isSuspended = true;
       this.#session.suspend();
     } else if (!event.persisted) {
-      this.#session.bequeath();
+      this.#session.endOnUnload();
     } else if (this.#hasStood) {
       this.#isPaused = true;
       this.#session.pause();
@@ -328,19 +328,19 @@ export class Client extends HttpCalls {
     return parts.map((part) => part.snapshot()).filter((snapshot) => snapshot !== null);
   }
 
-  /** The page is looked at again, or is not any more: then nobody waits. */
-  #looked() {
+  /** Hurry when the page becomes visible. */
+  #onVisibilityChange() {
     if (globalThis.document?.visibilityState !== "hidden") this.hurry();
   }
 
-  /** The page is there again; `persisted`: as it was. */
-  #back(persisted) {
+  /** The page is back; `persisted`: without a reload. */
+  #onReturn(persisted) {
     if (this.#isPaused) {
       this.#isPaused = false;
       this.#session.wake();
-    } else if (persisted && this.#isSuspended && this.#keeper !== null) {
+    } else if (persisted && this.#isSuspended && this.#snapshot !== null) {
       this.#isSuspended = false;
-      if (!this.#keeper.takeBack()) {
+      if (!this.#snapshot.takeBack()) {
         this.#session.forget(freshName(this.#environment));
         this.#publisher.forget();
       }
@@ -392,8 +392,8 @@ function checkedHandler(handler) {
   throw new TypeError("a handler is a function");
 }
 
-/** The user's trace, whose failures are its own. It is not shown the token. */
-function traced(trace) {
+/** Wrap the user's trace: its failures are reported, and tokens are hidden from it. */
+function guardedTrace(trace) {
   return (direction, transport, said) => {
     try {
       const text = typeof said === "string" ? said : JSON.stringify(said);

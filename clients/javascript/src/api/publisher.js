@@ -15,8 +15,8 @@ import { Deferred, Timer } from "../io/platform.js";
 
 const FRAME_OVERHEAD_BYTES = 512;
 
-/** A lane, and who waits, first come first served, for room in it. */
-class LaneQueue {
+/** A lane with the callers that wait for room in it, first come first served. */
+class BoundedLane {
   /** @type {Array<{fill: () => boolean, added: Deferred<void>}>} */
   #waiting = [];
 
@@ -32,7 +32,8 @@ class LaneQueue {
 
   /**
    * Call `fill` as soon as there is room and it is this caller's turn, and again whenever there is
-   * room, until it returns true: it has added everything. Resolves then; `giveUp` leaves the line.
+   * room, until it returns true, because it has added everything. `added` resolves then; `giveUp`
+   * ends the wait.
    */
   add(fill) {
     const waiter = { fill, added: new Deferred().unobserved() };
@@ -42,13 +43,13 @@ class LaneQueue {
       if (at < 0) return;
       this.#waiting.splice(at, 1);
       waiter.added.reject(error);
-      this.poke(); // it may have stood before somebody for whom there is room
+      this.onRoom(); // it may have waited before another one for whom there is room
     };
     return { added: waiter.added.promise, giveUp };
   }
 
-  /** There may be room now. Everybody who fits adds at once, so that it travels in one frame. */
-  poke() {
+  /** There may be room now: let all who fit add at once, so that it travels in one frame. */
+  onRoom() {
     while (this.#waiting.length > 0 && this.lane.room() > 0) {
       const { fill, added } = this.#waiting[0];
       if (!fill()) return;
@@ -57,18 +58,18 @@ class LaneQueue {
     }
   }
 
-  /** There never will be room. */
+  /** End all waits with this error. */
   fail(error) {
     for (const { added } of this.#waiting.splice(0)) added.reject(error);
   }
 }
 
-/** This client's lanes, one a queue. */
+/** The lanes of this client, one a queue; a part of the session. */
 export class Publisher {
   #session;
   #environment;
-  /** @type {Map<string, LaneQueue>} */
-  #lines = new Map();
+  /** @type {Map<string, BoundedLane>} by queue */
+  #lanes = new Map();
   #first;
   #clock;
 
@@ -85,11 +86,11 @@ export class Publisher {
     session.add(this);
   }
 
-  // --- for the client ---------------------------------------------------------------------------
+  // --- for the client ----------------------------------------------------------------------------
 
-  /** See Client.publish. Where there is room the message is queued when this returns. */
+  /** Publish a message. If there is room, it is queued when this returns. */
   async publish(queue, message, timeoutS) {
-    const line = this.#line(queue);
+    const bounded = this.#lane(queue);
     const encoded = this.#encode(message);
     const deadline = this.#deadline(timeoutS);
     const outcome = new Deferred();
@@ -98,17 +99,17 @@ export class Publisher {
         if (found instanceof TocsinError) outcome.reject(found);
         else outcome.resolve(found);
       };
-      this.#add(line, encoded, settle, deadline);
+      this.#add(bounded, encoded, settle, deadline);
       return true;
     };
-    if (line.hasRoom) fill();
-    else await this.#room(line, fill, deadline);
+    if (bounded.hasRoom) fill();
+    else await this.#waitForRoom(bounded, fill, deadline);
     return outcome.promise;
   }
 
-  /** See Client.publishMany. */
+  /** Publish messages; resolves with their receipts, in order. */
   async publishMany(queue, messages, timeoutS) {
-    const line = this.#line(queue);
+    const bounded = this.#lane(queue);
     const encoded = [...messages].map((message) => this.#encodeOne(message));
     if (encoded.length === 0) return [];
     const deadline = this.#deadline(timeoutS);
@@ -122,18 +123,18 @@ export class Publisher {
       if (left === 0) done.resolve();
     };
     const fill = () => {
-      while (added < encoded.length && line.lane.room() > 0) {
+      while (added < encoded.length && bounded.lane.room() > 0) {
         const settle = settleAt(added);
         const one = encoded[added];
         added += 1;
         if (one instanceof TocsinError) settle(one);
-        else this.#add(line, one, settle, deadline);
+        else this.#add(bounded, one, settle, deadline);
       }
       return added === encoded.length;
     };
-    if (!(line.hasRoom && fill())) {
+    if (!(bounded.hasRoom && fill())) {
       try {
-        await this.#room(line, fill, deadline);
+        await this.#waitForRoom(bounded, fill, deadline);
       } catch (error) {
         while (added < encoded.length) settleAt(added++)(error);
       }
@@ -145,29 +146,31 @@ export class Publisher {
     return outcomes;
   }
 
-  /** Messages of this client that have no final answer yet. */
+  /** The number of messages without a final answer. */
   get unanswered() {
-    return this.#lanes().reduce((sum, lane) => sum + lane.unanswered, 0);
+    let sum = 0;
+    for (const { lane } of this.#lanes.values()) sum += lane.unanswered;
+    return sum;
   }
 
-  /** Per queue, the sequence that comes next; what is below will not be said again. */
+  /** Per queue, the sequence that comes next; sequences below it are not used again. */
   sequences() {
     const found = new Map(this.#first);
-    for (const lane of this.#lanes()) found.set(lane.queue, lane.next);
+    for (const { lane } of this.#lanes.values()) found.set(lane.queue, lane.nextSequence);
     return Object.fromEntries(found);
   }
 
-  /** What is unanswered was said under another name, which is no longer this client's. */
+  /** End everything that was published under a producer that is no longer this client's. */
   forget() {
     const unknown = new OutcomeUnknown("unknown", "the page was left before the broker answered");
-    for (const line of this.#lines.values()) {
-      line.lane.fail(unknown);
-      line.poke(); // what waited for room was never said
+    for (const bounded of this.#lanes.values()) {
+      bounded.lane.fail(unknown);
+      bounded.onRoom(); // messages that waited for room were never sent
     }
   }
 
-  async #room(line, fill, deadline) {
-    const { added, giveUp } = line.add(fill);
+  async #waitForRoom(bounded, fill, deadline) {
+    const { added, giveUp } = bounded.add(fill);
     const timer = new Timer(this.#environment);
     if (deadline < Infinity) {
       timer.set(deadline - this.#environment.now(), () => giveUp(new PublishTimeout()));
@@ -179,13 +182,13 @@ export class Publisher {
     }
   }
 
-  #add(line, encoded, settle, deadline) {
-    line.lane.add(encoded, settle, deadline);
-    this.#session.dirty(this);
+  #add(bounded, encoded, settle, deadline) {
+    bounded.lane.add(encoded, settle, deadline);
+    this.#session.markDirty(this);
     this.#session.wakeAt(deadline);
   }
 
-  /** Encoded, or why it cannot be sent: its own outcome, not that of the others. */
+  /** Encode a message, or return why it cannot be sent: its own outcome, not that of the others. */
   #encodeOne(message) {
     try {
       return this.#encode(message);
@@ -216,17 +219,17 @@ export class Publisher {
     throw new TypeError("timeoutS is a number of seconds, or null: for ever");
   }
 
-  #line(queue) {
+  #lane(queue) {
     if (this.#session.failure !== null) throw this.#session.failure;
-    let line = this.#lines.get(queue);
-    if (line === undefined) {
+    let bounded = this.#lanes.get(queue);
+    if (bounded === undefined) {
       const { random } = this.#environment;
       const first = this.#first.get(queue) ?? 0;
-      line = new LaneQueue(new PublishLane(queue, { random, bounds: this.#bounds(), first }));
-      line.lane.tellsTime = this.#clock.isAnnounced;
-      this.#lines.set(queue, line);
+      bounded = new BoundedLane(new PublishLane(queue, { random, bounds: this.#bounds(), first }));
+      bounded.lane.sendsTime = this.#clock.isAnnounced;
+      this.#lanes.set(queue, bounded);
     }
-    return line;
+    return bounded;
   }
 
   #bounds() {
@@ -234,53 +237,50 @@ export class Publisher {
     return { messagesPerPublishMax: messages_per_publish_max, inFlightMax: in_flight_max };
   }
 
-  #lanes() {
-    return [...this.#lines.values()].map((line) => line.lane);
-  }
-
-  // --- session.Part -----------------------------------------------------------------------------
+  // --- as a part of the session ------------------------------------------------------------------
 
   /** Everything unanswered is sent again, under the same sequences (P4). */
-  opened() {
+  onOpen() {
     this.#clock.onWelcome(this.#session.welcome.clock_unix_us, this.#environment.now());
-    for (const lane of this.#lanes()) {
+    for (const { lane } of this.#lanes.values()) {
       lane.bounds = this.#bounds();
-      lane.tellsTime = this.#clock.isAnnounced;
+      lane.sendsTime = this.#clock.isAnnounced;
     }
-    this.#session.dirty(this);
+    this.#session.markDirty(this);
   }
 
   /** What was in flight will be sent again. */
-  disconnected() {
-    for (const lane of this.#lanes()) lane.disconnected();
+  onDisconnect() {
+    for (const { lane } of this.#lanes.values()) lane.onDisconnect();
   }
 
   /** Nothing will be sent any more. */
-  failed(error) {
-    for (const line of this.#lines.values()) {
-      line.lane.fail(error);
-      line.fail(error);
+  onFailure(error) {
+    for (const bounded of this.#lanes.values()) {
+      bounded.lane.fail(error);
+      bounded.fail(error);
     }
   }
 
-  /** The publishes of this turn; none while the socket does not take them. */
-  collect(now) {
+  /** Take the publishes of this turn; none while the socket does not accept them. */
+  takeFrames(now) {
     const frames = [];
     if (!this.#session.isWritable) return frames; // `onWritable` asks again
-    for (const line of this.#lines.values()) {
+    for (const bounded of this.#lanes.values()) {
       const { offsetToSendUs } = this.#clock;
-      for (const [ref, frame] of line.lane.take(this.#session.nextRef, now, offsetToSendUs)) {
+      const taken = bounded.lane.takeFrames(this.#session.nextRef, now, offsetToSendUs);
+      for (const [ref, frame] of taken) {
         this.#clock.onOffsetSent();
-        this.#session.expect(ref, (answer) => this.#answered(line, ref, answer));
+        this.#session.expect(ref, (answer) => this.#onAnswer(bounded, ref, answer));
         frames.push(frame);
       }
     }
-    if (frames.length > 0 && this.#clock.isDue(now)) frames.unshift(this.#ask(now));
+    if (frames.length > 0 && this.#clock.isDue(now)) frames.unshift(this.#probe(now));
     return frames;
   }
 
-  /** What does the broker's clock show? */
-  #ask(now) {
+  /** A ping that asks for the broker's clock. */
+  #probe(now) {
     const ref = this.#session.nextRef();
     this.#clock.onProbe(now);
     this.#session.expect(ref, (answer) => {
@@ -290,27 +290,27 @@ export class Publisher {
     return encode({ type: "ping", ref });
   }
 
-  #answered(line, ref, answer) {
-    if (answer === null) return; // `disconnected` follows
+  #onAnswer(bounded, ref, answer) {
+    if (answer === null) return; // `onDisconnect` follows
     const now = this.#environment.now();
-    if (answer.type === "ok") line.lane.answered(answer, now);
-    else line.lane.refused(ref, exceptionOf(answer), now);
-    line.poke();
-    this.#session.dirty(this);
-    this.#session.wakeAt(line.lane.nextDeadline());
+    if (answer.type === "ok") bounded.lane.onAnswer(answer, now);
+    else bounded.lane.onRefusal(ref, exceptionOf(answer), now);
+    bounded.onRoom();
+    this.#session.markDirty(this);
+    this.#session.wakeAt(bounded.lane.nextDeadline());
   }
 
   /** The earliest of the lanes. */
   nextDeadline() {
-    return Math.min(...this.#lanes().map((lane) => lane.nextDeadline()));
+    return Math.min(...[...this.#lanes.values()].map(({ lane }) => lane.nextDeadline()));
   }
 
   /** Give up what is late; send again what has waited long enough. */
   expire(now) {
-    for (const line of this.#lines.values()) {
-      line.lane.expire(now);
-      line.poke();
+    for (const bounded of this.#lanes.values()) {
+      bounded.lane.expire(now);
+      bounded.onRoom();
     }
-    if (this.#lines.size > 0) this.#session.dirty(this);
+    if (this.#lanes.size > 0) this.#session.markDirty(this);
   }
 }

@@ -1,6 +1,6 @@
 /**
- * A reader: all messages of a queue, or of some keys, without a group. What the user sees of it,
- * and what has it on the session.
+ * Readers: all messages of a queue, or of some keys, without a group. The user's view of one, and
+ * the part of the session behind it.
  *
  * @module
  */
@@ -21,7 +21,7 @@ export class Reader extends SubscriptionHandle {
   #part;
   #handler;
   #loop;
-  /** What loops that were left had been handed out last. @type {object[]} */
+  /** The last messages of loops that were left. @type {object[]} */
   #left = [];
   #hasFailed = false;
 
@@ -39,14 +39,14 @@ export class Reader extends SubscriptionHandle {
   }
 
   /**
-   * Behind the last message that was handed out: give it to `Client.read` as `start`, today or
-   * later, to go on from there. A plain object, for JSON. Null: not opened yet.
+   * The position behind the last message that was handed out, a plain object for JSON. Give it to
+   * `Client.read` as `start`, now or later, to go on from there. Null: not opened yet.
    */
   get position() {
     return this.#part.ledger.position();
   }
 
-  /** Per partition, what was said of the position when the reader was opened, or opened again. */
+  /** The verdict on the position in each partition, of when the reader was opened last. */
   get verdicts() {
     return this.#part.verdicts;
   }
@@ -64,7 +64,7 @@ export class Reader extends SubscriptionHandle {
     return this.#loop.next();
   }
 
-  /** As an async iterator. What was handed out last is done when somebody asks again. */
+  /** As an async iterator. The last message is done when another loop asks for one. */
   async return(value) {
     return this.#loop.return(value);
   }
@@ -74,7 +74,7 @@ export class Reader extends SubscriptionHandle {
     return this.#handler === null ? new ReaderIterator(this.#part, this.#left) : this;
   }
 
-  /** Up to `concurrency` handlers at a time; those of a key one after another. */
+  /** Run up to `concurrency` handlers at a time; those of a key one after another. */
   async #run(handler, concurrency) {
     const part = this.#part;
     const tails = new Map();
@@ -99,7 +99,7 @@ export class Reader extends SubscriptionHandle {
         await freed.promise;
       }
     } catch (error) {
-      report("the reader ends", error); // a gap that nobody is told of, or a callback that threw
+      report("the reader ends", error); // a gap without `onGap`, or a callback that threw
       this.#fail(error);
     }
   }
@@ -119,8 +119,8 @@ export class Reader extends SubscriptionHandle {
 
   #fail(error) {
     this.#hasFailed = true;
-    const its = { code: "handler", cause: error };
-    const failure = error instanceof TocsinError ? error : new TocsinError(wordsOf(error), its);
+    const more = { code: "handler", cause: error };
+    const failure = error instanceof TocsinError ? error : new TocsinError(wordsOf(error), more);
     const { session, number, failure: before } = this.#part;
     if (before !== null) return;
     if (session.isOpen) {
@@ -130,7 +130,7 @@ export class Reader extends SubscriptionHandle {
   }
 }
 
-/** One loop over a reader: what it was handed out last is at work until it asks again. */
+/** One loop over a reader; its last message is in work until it asks for another one. */
 class ReaderIterator {
   #part;
   #left;
@@ -142,13 +142,13 @@ class ReaderIterator {
   }
 
   nextNowait() {
-    this.#done();
+    this.#finishLast();
     this.#last = this.#part.take();
     return this.#last;
   }
 
   async next() {
-    this.#done();
+    this.#finishLast();
     const message = await this.#part.next();
     if (message !== null) {
       if (this.#last !== null) this.#left.push(this.#last); // asked for twice at a time
@@ -160,7 +160,7 @@ class ReaderIterator {
     return { value: undefined, done: true };
   }
 
-  /** It was left: what it was handed out last is done when somebody asks again. */
+  /** The loop was left; its last message is done when another loop asks for one. */
   async return(value) {
     if (this.#last !== null) this.#left.push(this.#last);
     this.#last = null;
@@ -171,7 +171,7 @@ class ReaderIterator {
     return this;
   }
 
-  #done() {
+  #finishLast() {
     for (const message of this.#left.splice(0)) this.#part.ledger.onHandled(message);
     if (this.#last !== null) this.#part.ledger.onHandled(this.#last);
     this.#last = null;
@@ -179,7 +179,7 @@ class ReaderIterator {
 }
 
 export class ReaderPart extends SubscriptionPart {
-  /** Per partition, what was said of the position when the reader was opened (again). */
+  /** The verdict on the position in each partition, of when it was opened last. */
   verdicts = [];
   #keys;
   #start;
@@ -206,14 +206,14 @@ export class ReaderPart extends SubscriptionPart {
     this.ledger = new ReadLedger(what.credit);
   }
 
-  // --- handing out ------------------------------------------------------------------------------
+  // --- handing out -------------------------------------------------------------------------------
 
-  /** The next message, if one is here; null: not now. Throws a Gap, where it is to be thrown. */
+  /** Take the next message; null: there is none now. @throws {Gap} unless `onGap` is called */
   take() {
     for (;;) {
       const item = this.failure instanceof ClientClosed ? null : this.ledger.next();
       if (!(item instanceof Gap)) {
-        if (item !== null) this.session.dirty(this);
+        if (item !== null) this.session.markDirty(this);
         return item;
       }
       this.ledger.onHandled(item);
@@ -222,7 +222,7 @@ export class ReaderPart extends SubscriptionPart {
     }
   }
 
-  /** The same, as soon as there is one; null: it is over. */
+  /** Wait for a message and take it; null: it is over. */
   async next() {
     for (;;) {
       const message = this.take();
@@ -232,20 +232,20 @@ export class ReaderPart extends SubscriptionPart {
     }
   }
 
-  /** Go on where an earlier life of this page was. */
-  recall({ position }) {
+  /** Go on as before a reload of the page. */
+  restore({ position }) {
     this.#position = checkedPosition(position);
   }
 
-  /** What a later life of this page needs to go on; null: there is nothing to go on with. */
+  /** A snapshot from which the page goes on after a reload; null: nothing to go on with. */
   snapshot() {
     const position = this.ledger.handledPosition() ?? this.#position;
     return position === null ? null : { queue: this.queue, keys: this.#keys, position };
   }
 
-  // --- joining ----------------------------------------------------------------------------------
+  // --- joining -----------------------------------------------------------------------------------
 
-  subscribe(ref) {
+  subscribeFrame(ref) {
     const { ledger, session } = this;
     ledger.credit = Math.min(ledger.credit, session.welcome.credit_max);
     const { granted, position } = ledger.reopen();
@@ -261,10 +261,10 @@ export class ReaderPart extends SubscriptionPart {
     };
   }
 
-  answered(answer) {
+  onAnswer(answer) {
     const opening = this.#opening;
     if (answer === null || this.failure !== null || opening === null) {
-      super.answered(answer); // the opening goes on over the next connection
+      super.onAnswer(answer); // the opening goes on over the next connection
       return;
     }
     let isLast;
@@ -276,7 +276,7 @@ export class ReaderPart extends SubscriptionPart {
       return;
     }
     if (isLast) {
-      super.answered(answer);
+      super.onAnswer(answer);
       return;
     }
     if (opening.leavesFirst) {
@@ -286,25 +286,25 @@ export class ReaderPart extends SubscriptionPart {
     this.join();
   }
 
-  accepted(answer) {
+  onAccept(answer) {
     const opening = this.#opening;
     this.#opening = null;
     this.verdicts = opening.verdicts(answer);
     this.ledger.onOpen(this.number, answer, opening.unknownPartitions(answer));
-    this.session.dirty(this);
+    this.session.markDirty(this);
     this.wake(this.ledger.ready);
   }
 
-  // --- session.Part -----------------------------------------------------------------------------
+  // --- as a part of the session ------------------------------------------------------------------
 
-  pushed(push) {
-    if (!this.ledger.isOpen) return; // of a reader that is being opened anew elsewhere
+  onPush(push) {
+    if (!this.ledger.isOpen) return; // a push from before the reader is opened anew
     this.ledger.receive(push);
     this.wake(this.ledger.ready);
   }
 
-  /** Credit of this turn. */
-  collect() {
+  /** Take the credit of this turn. */
+  takeFrames() {
     return this.ledger.takeFrames().map(encode);
   }
 }

@@ -1,6 +1,6 @@
 /**
- * A place in a group: what the user sees of it, and what has it on the session. Its base classes
- * serve readers as well.
+ * Subscriptions to groups: the user's view of one, and the part of the session behind it. Their
+ * base classes serve readers as well.
  *
  * @module
  */
@@ -14,16 +14,16 @@ import { usableMs } from "../proto/leases.js";
 import { encode, exceptionOf, splitDeliveries, startAt } from "../proto/wire.js";
 import { Deferred, report, Timer } from "../io/platform.js";
 
-/** After a subscribe that was refused for the moment, it is tried again so much later. */
+/** The pause before a subscribe that was refused for the moment is tried again. */
 export const RESUBSCRIBE_MS = 500;
 const LEAVE_TIMEOUT_MS = 5000;
-/** Where the broker does not name the group's. */
+/** The lease if the broker does not name the group's. */
 const LEASE_MS_DEFAULT = 30_000;
 const REASON_CHARS_MAX = 500;
 
 // --- what subscriptions and readers have in common -----------------------------------------------
 
-/** A part of a session that was opened: begun, and over some day. */
+/** The user's view of a subscription or a reader: its beginning and its end. */
 export class SubscriptionHandle {
   #part;
 
@@ -39,7 +39,7 @@ export class SubscriptionHandle {
   /** Resolves with this when the broker has let it in; rejects with what the broker says. */
   get opened() {
     const opened = this.#part.joined.promise.then(() => this);
-    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
+    opened.catch(() => {}); // the iteration and `ended` tell as well
     return opened;
   }
 
@@ -89,24 +89,24 @@ export class SubscriptionPart {
     return this.environment.now();
   }
 
-  // --- what differs -----------------------------------------------------------------------------
+  // --- for subclasses ----------------------------------------------------------------------------
 
-  /** The frame that is said to join. @param {number} _ref @returns {object} */
-  subscribe(_ref) {
+  /** The frame to join with. @param {number} _ref @returns {object} */
+  subscribeFrame(_ref) {
     throw new Error("abstract");
   }
 
-  /** The broker has let us in. @param {any} _answer */
-  accepted(_answer) {}
+  /** The broker has accepted the subscribe. @param {any} _answer */
+  onAccept(_answer) {}
 
-  /** Go on where the subscription still stands at the broker; false: it has to be joined. */
+  /** Go on with a subscription that still stands at the broker; false: it has to be joined. */
   resume() {
     return false;
   }
 
-  // --- joining and leaving ----------------------------------------------------------------------
+  // --- joining and leaving -----------------------------------------------------------------------
 
-  /** Join, after `prepare`. How it went is told by `joined` and `over`. */
+  /** Join, after `prepare`. `joined` and `over` tell the outcome. */
   async begin(prepare = null) {
     try {
       if (prepare !== null) await prepare();
@@ -114,7 +114,7 @@ export class SubscriptionPart {
       if (this.session.failure !== null) throw this.session.failure;
       this.session.add(this);
       this.session.route(this.number, this);
-      this.opened();
+      this.onOpen();
     } catch (error) {
       if (!(error instanceof TocsinError)) report("an unexpected error", error);
       this.leave(error instanceof TocsinError ? error : new TocsinError(wordsOf(error)));
@@ -127,7 +127,7 @@ export class SubscriptionPart {
     const left = new Deferred();
     const { session } = this;
     if (session.isOpen) {
-      session.dirty(this);
+      session.markDirty(this);
       const ref = session.nextRef();
       session.expect(ref, () => left.resolve());
       session.request({ type: "unsubscribe", ref, subscription: this.number });
@@ -141,38 +141,38 @@ export class SubscriptionPart {
     timer.cancel();
   }
 
-  /** It is over, and this is why. */
+  /** End it with this error. */
   leave(error) {
     if (this.failure !== null) return;
     this.failure = error;
     this.session.route(this.number, null);
     this.session.remove(this);
-    this.disconnected();
+    this.onDisconnect();
     this.joined.reject(error);
     this.over.resolve(error instanceof ClientClosed ? null : error);
     this.wake(Infinity);
   }
 
-  // --- waiting ----------------------------------------------------------------------------------
+  // --- waiting -----------------------------------------------------------------------------------
 
-  /** Until there may be something to hand out, or it is over. */
+  /** Wait until there may be something to hand out, or it is over. */
   wait() {
     return new Promise((resolve) => this.#waiting.push(resolve));
   }
 
-  /** Let the first `count` that wait go on. */
+  /** Let the first `count` waiting callers go on. */
   wake(count) {
     for (const resolve of this.#waiting.splice(0, count)) resolve();
   }
 
-  // --- session.Part -----------------------------------------------------------------------------
+  // --- as a part of the session ------------------------------------------------------------------
 
   /** The session stands: join, or go on. */
-  opened() {
+  onOpen() {
     this.#retry.cancel();
     const { session } = this;
     if (this.failure !== null || !session.isOpen || this.resume()) return;
-    if (session.resumed.has(this.number)) { // a reader, or its answer was lost
+    if (session.resumed.has(this.number)) { // a reader, or the answer was lost
       const ref = session.nextRef();
       session.request({ type: "unsubscribe", ref, subscription: this.number });
     }
@@ -182,12 +182,12 @@ export class SubscriptionPart {
   join() {
     if (this.failure !== null || !this.session.isOpen) return;
     const ref = this.session.nextRef();
-    this.session.expect(ref, (answer) => this.answered(answer));
-    this.session.request(this.subscribe(ref));
+    this.session.expect(ref, (answer) => this.onAnswer(answer));
+    this.session.request(this.subscribeFrame(ref));
   }
 
-  /** The answer to the subscribe; null: the connection was lost, `opened` follows. */
-  answered(answer) {
+  /** Take the answer to the subscribe; null: the connection was lost, `onOpen` follows. */
+  onAnswer(answer) {
     if (answer === null) return;
     const { session } = this;
     if (this.failure !== null) { // left before the broker had let us in
@@ -195,7 +195,7 @@ export class SubscriptionPart {
       const ref = session.nextRef();
       session.request({ type: "unsubscribe", ref, subscription: this.number });
     } else if (answer.type === "ok") {
-      this.accepted(answer);
+      this.onAccept(answer);
       this.joined.resolve();
     } else if (!answer.retry) {
       this.leave(exceptionOf(answer));
@@ -206,22 +206,22 @@ export class SubscriptionPart {
   }
 
   /** The connection is lost. */
-  disconnected() {
+  onDisconnect() {
     this.#retry.cancel();
   }
 
   /** No other connection follows. */
-  failed(error) {
+  onFailure(error) {
     this.leave(error);
   }
 
   /** The broker has ended the subscription, e.g. because its queue was deleted. */
-  ended(error) {
+  onEnd(error) {
     this.leave(error);
   }
 
-  /** From a reader nothing is ever taken back. */
-  revoked(_revoked) {}
+  /** Deliveries were taken back; never from a reader. */
+  onRevoke(_revoked) {}
 
   /** Of a reader nothing is timed. */
   nextDeadline() {
@@ -294,7 +294,7 @@ export class Subscription extends SubscriptionHandle {
       const message = await part.next();
       if (message === null) return;
       const { signal } = message;
-      part.begins(message);
+      part.onHandlerStart(message);
       try {
         await handler(message, { signal });
         await settle(message, () => message.ack());
@@ -303,7 +303,7 @@ export class Subscription extends SubscriptionHandle {
         const reason = reasonOf(error);
         await settle(message, () => message.nack({ reason }));
       } finally {
-        part.finished(message);
+        part.onHandlerEnd(message);
       }
     }
   }
@@ -330,7 +330,7 @@ function reasonOf(error) {
 }
 
 export class ConsumerPart extends SubscriptionPart {
-  /** Whether the broker may still know of what is held here. */
+  /** Whether the broker may still know this subscription. */
   #isHeld = false;
   #credit;
   #start;
@@ -358,23 +358,23 @@ export class ConsumerPart extends SubscriptionPart {
     });
   }
 
-  // --- handing out ------------------------------------------------------------------------------
+  // --- handing out -------------------------------------------------------------------------------
 
-  /** The next message whose key is free, if one is here; null: not now. */
+  /** Take the next message whose key is free; null: there is none now. */
   take() {
     const message = this.ledger.next(this.now);
-    if (message !== null) this.session.dirty(this);
+    if (message !== null) this.session.markDirty(this);
     return message;
   }
 
-  /** As `take`, for a caller that does not wait: the mark of what may kill goes first (R19). */
+  /** Take a message for a caller that does not wait; a mark that is needed is sent first (R19). */
   takeNow() {
     const message = this.take();
     if (message !== null && mayBeAKiller(message)) this.session.flush();
     return message;
   }
 
-  /** As `take`, as soon as there is one; null: it is over. Several may wait at once. */
+  /** Wait for a message and take it; null: it is over. Several callers may wait at once. */
   async next() {
     for (;;) {
       const message = this.take();
@@ -390,45 +390,45 @@ export class ConsumerPart extends SubscriptionPart {
     }
   }
 
-  /** Its handler begins. */
-  begins(message) {
+  /** The handler of a message begins. */
+  onHandlerStart(message) {
     this.#running.add(message);
   }
 
-  /** Its handler has ended: what comes again of its key may follow. */
-  finished(message) {
+  /** The handler of a message has ended: what comes again of its key may follow. */
+  onHandlerEnd(message) {
     this.#running.delete(message);
     this.ledger.onHandlerEnd(message);
     this.wake(this.ledger.ready);
   }
 
-  // --- what is said of messages (message.Settler) -----------------------------------------------
+  // --- settling, for the ledger's messages -------------------------------------------------------
 
   /** Queue an ack. */
   async ack(message) {
     this.ledger.ack(message, this.now);
-    this.session.dirty(this);
+    this.session.markDirty(this);
   }
 
   /** Ack, and wait until it is durable. */
   async ackConfirmed(message) {
     const confirmed = new Deferred();
     this.ledger.ack(message, this.now, confirmed);
-    this.session.dirty(this);
+    this.session.markDirty(this);
     await confirmed.promise;
   }
 
   /** Queue a nack. */
   async nack(message, how) {
     this.ledger.nack(message, this.now, how);
-    this.session.dirty(this);
+    this.session.markDirty(this);
   }
 
   /** Nack, and wait until it is durable. */
   async nackConfirmed(message, how) {
     const confirmed = new Deferred();
     this.ledger.nack(message, this.now, how, confirmed);
-    this.session.dirty(this);
+    this.session.markDirty(this);
     await confirmed.promise;
   }
 
@@ -465,18 +465,18 @@ export class ConsumerPart extends SubscriptionPart {
   }
 
   /**
-   * A message that was handed out is no longer this consumer's: whoever works on it is told, unless
-   * it was nacked. Returns whether a handler still runs: then nothing of its key is handed out
-   * before that has ended.
+   * A message that was handed out is no longer this consumer's: abort its signal, unless it was
+   * nacked. Returns whether its handler still runs; then nothing of its key is handed out before
+   * the handler has ended.
    */
   onGone(message) {
     if (message.state === DeliveryState.GONE) message.abort();
     return this.#running.has(message);
   }
 
-  // --- joining ----------------------------------------------------------------------------------
+  // --- joining -----------------------------------------------------------------------------------
 
-  subscribe(ref) {
+  subscribeFrame(ref) {
     const { session, ledger } = this;
     this.#credit = Math.min(this.#credit, session.welcome.credit_max);
     // Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
@@ -491,9 +491,9 @@ export class ConsumerPart extends SubscriptionPart {
     };
   }
 
-  accepted(answer) {
+  onAccept(answer) {
     if (this.#isHeld) {
-      this.#hold();
+      this.#reportHeld();
       return;
     }
     const leaseMs = answer.lease_s === null ? LEASE_MS_DEFAULT : 1000 * answer.lease_s;
@@ -503,18 +503,18 @@ export class ConsumerPart extends SubscriptionPart {
 
   resume() {
     if (!this.#isHeld || !this.session.resumed.has(this.number)) return false;
-    this.#hold();
+    this.#reportHeld();
     return true;
   }
 
-  /** Go on where an earlier life of this page was. */
-  recall(place) {
+  /** Go on as before a reload of the page. */
+  restore(place) {
     this.ledger.begin(Math.min(this.#credit, this.session.welcome.credit_max), place.leaseMs);
     this.ledger.restore(place);
     this.#isHeld = true;
   }
 
-  /** What a later life of this page needs to go on; null: there is nothing to go on with. */
+  /** A snapshot from which the page goes on after a reload; null: nothing to go on with. */
   snapshot() {
     if (!this.#isHeld) return null;
     const { ledger } = this;
@@ -524,15 +524,15 @@ export class ConsumerPart extends SubscriptionPart {
     };
   }
 
-  /** Say what is held (R22); the answer to the last frame says what of it is not ours. */
-  #hold() {
+  /** Report what is held (R22); the answer to the last frame names what of it is not ours. */
+  #reportHeld() {
     const { ledger, session } = this;
     const lists = splitDeliveries(ledger.report());
     if (lists.length === 0) lists.push([]);
     lists.forEach((deliveries, index) => {
       const ref = session.nextRef();
       const isLast = index === lists.length - 1;
-      session.expect(ref, isLast ? (answer) => this.#resumed(answer) : () => {});
+      session.expect(ref, isLast ? (answer) => this.#onResume(answer) : () => {});
       session.request({
         type: "held", ref, subscription: this.number, received: ledger.receivedCount, deliveries,
         more: isLast ? undefined : true,
@@ -540,28 +540,28 @@ export class ConsumerPart extends SubscriptionPart {
     });
   }
 
-  #resumed(answer) {
+  #onResume(answer) {
     if (answer === null || this.failure !== null) return; // the next welcome asks again
     if (answer.type === "error") {
       report("the broker does not take what is held here", exceptionOf(answer));
-      this.session.beginAnew();
+      this.session.restart();
       return;
     }
     this.ledger.onResume(answer.revoked);
     this.joined.resolve();
-    this.session.dirty(this);
+    this.session.markDirty(this);
     this.session.wakeAt(this.ledger.nextDeadline());
     this.wake(Infinity);
   }
 
-  /** Nothing is handed out until the session goes on. */
-  disconnected() {
-    super.disconnected();
+  /** Hand out nothing until the session goes on. */
+  onDisconnect() {
+    super.onDisconnect();
     this.ledger.pause();
     if (this.failure !== null) this.#abandon();
   }
 
-  /** Nothing that was delivered can be settled any more. */
+  /** Drop what was delivered: it cannot be settled any more. */
   #abandon() {
     this.#isHeld = false;
     const lost = new OutcomeUnknown("unknown", "the session was lost before it was confirmed");
@@ -569,43 +569,45 @@ export class ConsumerPart extends SubscriptionPart {
     this.wake(Infinity);
   }
 
-  // --- session.Part -----------------------------------------------------------------------------
+  // --- as a part of the session ------------------------------------------------------------------
 
-  pushed(push, now) {
+  onPush(push, now) {
     const { released } = this.ledger;
     this.ledger.receive(push, now);
-    if (this.ledger.released !== released) this.session.dirty(this); // R25: it makes room at once
+    const hasRoom = this.ledger.released !== released;
+    if (hasRoom) this.session.markDirty(this); // R25: at once
     this.session.wakeAt(this.ledger.nextDeadline());
     this.wake(this.ledger.ready);
   }
 
   /** Discard what was taken back (R17). */
-  revoked(revoked) {
+  onRevoke(revoked) {
     this.ledger.revoke(revoked.deliveries);
-    this.session.dirty(this);
+    this.session.markDirty(this);
   }
 
-  /** Acks, nacks, marks, prolongations and credit of this turn. */
-  collect(now) {
+  /** Take the acks, nacks, marks, extends and credit of this turn. */
+  takeFrames(now) {
     const frames = this.ledger.takeFrames(this.session.nextRef, now);
     for (const { type, ref } of frames) {
-      if (ref !== undefined) this.session.expect(ref, (answer) => this.#heard(type, ref, answer));
+      if (ref === undefined) continue;
+      this.session.expect(ref, (answer) => this.#onFrameAnswer(type, ref, answer));
     }
     this.wake(this.ledger.ready);
     return frames.map(encode);
   }
 
-  /** The answer to a frame of `collect`. */
-  #heard(type, ref, answer) {
-    if (answer === null) return; // it is said again
-    if (type === "ack") this.#confirmed(ref, answer);
+  /** Take the answer to a frame of `takeFrames`. */
+  #onFrameAnswer(type, ref, answer) {
+    if (answer === null) return; // it is sent again
+    if (type === "ack") this.#onAckAnswer(ref, answer);
     else if (type === "nack") {
       this.#finish(answer, (refused) => this.ledger.onNackAnswer(ref, refused));
     }
-    else this.#prolonged(ref, answer);
+    else this.#onExtendAnswer(ref, answer);
   }
 
-  #prolonged(ref, answer) {
+  #onExtendAnswer(ref, answer) {
     const { ledger } = this;
     if (answer.type === "ok") ledger.onExtendAnswer(ref, answer.stale);
     else if (answer.deliveries.length > 0) {
@@ -614,7 +616,7 @@ export class ConsumerPart extends SubscriptionPart {
     this.session.wakeAt(ledger.nextDeadline());
   }
 
-  #confirmed(ref, answer) {
+  #onAckAnswer(ref, answer) {
     const isDurable = answer.type !== "error";
     this.#finish(answer, (refused) => this.ledger.onAckAnswer(ref, refused, isDurable));
   }
@@ -643,14 +645,14 @@ export class ConsumerPart extends SubscriptionPart {
   /** Discard what has been held for as long as its lease. */
   expire(now) {
     this.ledger.expire(now);
-    this.session.dirty(this);
-    if (this.ledger.isPaused) this.wake(Infinity); // who waits to prolong what is over now
+    this.session.markDirty(this);
+    if (this.ledger.isPaused) this.wake(Infinity); // callers of `extend`, in vain
   }
 }
 
 /**
- * R19: whether it may have killed a consumer already, and is to be marked as started before its
- * handler runs, so that a message that kills is counted before it kills.
+ * Whether a message may have killed a consumer already (R19): then it is marked as started before
+ * its handler runs, so that the attempt counts even if the handler kills the process.
  */
 function mayBeAKiller(message) {
   return message.held.isDoubtful || message.attempt > 1;

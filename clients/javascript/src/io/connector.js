@@ -19,20 +19,20 @@ import { freshToken } from "./token.js";
 import { WebSocketCarrier } from "./websocket.js";
 
 /**
- * So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
+ * Attempts in a row that something else may answer, perhaps a proxy whose broker is gone, before a
  * client that was connected once gives up; a few minutes.
  */
 export const NOT_A_BROKER_MAX = 20;
-/** An attempt to come back that is under way for so long is begun anew by who is in a hurry. */
+/** The age of an attempt to come back after which `hurry` begins it anew. */
 const STALE_MS = 3000;
-/** Of the time for an attempt a WebSocket has so much, where long poll may follow. */
+/** The share of the time for an attempt that a WebSocket has, if long poll may follow. */
 const UPGRADE_SHARE = 0.5;
 
 /** Opens carriers for a session, which listens to the one that stands. */
 export class Connector {
   /** The carrier that stands, or null. */
   carrier = null;
-  /** When the next attempt begins, by the environment's clock; null: none is waited for. */
+  /** The time of the next attempt, by the environment's clock; null: none waits. */
   retryAt = null;
   #session;
   #url;
@@ -41,21 +41,24 @@ export class Connector {
   #policy;
   #welcomedAt = 0;
   #opening = null;
-  #endedMeanwhile = null;
+  /** The close code and reason of a carrier that ended during an attempt, or null. */
+  #lossMeanwhile = null;
   #isClosed = false;
   #isSuspended = false;
-  /** A session has stood: attempts are to bring it back. */
-  #isBack = false;
-  /** How often the page was left: what was begun before is over. */
+  /** Whether a session has stood: attempts are to bring it back. */
+  #reconnects = false;
+  /** The number of times that the page was left; attempts from before are over. */
   #departures = 0;
-  #waiting;
-  #returning;
-  #goOn = null;
-  #return = null;
-  /** When the attempt of now began, where it is to bring a session back; or null. */
+  #retryTimer;
+  #returnTimer;
+  /** Ends the wait for the next attempt; null: none waits. */
+  #retryNow = null;
+  /** Tries a WebSocket beside a long poll at once; null: nothing to try. */
+  #returnNow = null;
+  /** When the present attempt to bring a session back began, or null. */
   #attemptAt = null;
-  /** It was given up for one that begins anew. */
-  #isAnew = false;
+  /** Whether the attempt was given up for one that begins anew. */
+  #isRestarted = false;
 
   /**
    * @param {import("./session.js").Session} session
@@ -70,15 +73,15 @@ export class Connector {
     this.#settings = settings;
     this.#choice = new TransportChoice(mode, environment.random);
     this.#policy = new ReconnectPolicy(environment.random, typeof token === "function");
-    this.#waiting = new Timer(environment);
-    this.#returning = new Timer(environment);
+    this.#retryTimer = new Timer(environment);
+    this.#returnTimer = new Timer(environment);
   }
 
   get #now() {
     return this.#settings.environment.now();
   }
 
-  // --- life -------------------------------------------------------------------------------------
+  // --- life --------------------------------------------------------------------------------------
 
   /**
    * Connect once; where too many connect, as soon as the broker allows, if that is within the time
@@ -88,11 +91,11 @@ export class Connector {
     const giveUpAt = this.#now + this.#settings.connectTimeoutMs;
     for (;;) {
       try {
-        await this.#attemptEach();
+        await this.#attemptTransports();
         return;
       } catch (error) {
         if (error.code !== "rate_limited" || this.#isClosed || this.#isSuspended) throw error;
-        this.#limited(error);
+        this.#onLimit(error);
         const delayMs = this.#policy.nextDelayMs(this.#now);
         if (this.#now + delayMs > giveUpAt) throw error;
         await this.#waitToOpen(delayMs);
@@ -103,11 +106,11 @@ export class Connector {
   async #waitToOpen(delayMs) {
     const waited = new Deferred();
     this.#opening = { refuse: (error) => waited.reject(error) };
-    this.#waiting.set(delayMs, () => waited.resolve());
+    this.#retryTimer.set(delayMs, () => waited.resolve());
     try {
       await waited.promise;
     } finally {
-      this.#waiting.cancel();
+      this.#retryTimer.cancel();
       this.#opening = null;
     }
   }
@@ -115,8 +118,8 @@ export class Connector {
   /** End the session in an orderly way. */
   async close() {
     this.#isClosed = true;
-    this.#stopWaiting();
-    this.#stopReturning();
+    this.#cancelRetry();
+    this.#cancelReturn();
     this.#opening?.refuse(new CannotConnect("the client has been closed"));
     const { carrier } = this;
     if (carrier === null) return;
@@ -133,8 +136,8 @@ export class Connector {
   suspend(code = CloseCode.LEAVING) {
     this.#isSuspended = true;
     this.#departures += 1;
-    this.#stopWaiting();
-    this.#stopReturning();
+    this.#cancelRetry();
+    this.#cancelReturn();
     this.#opening?.refuse(new CannotConnect("the page is left"));
     const { carrier } = this;
     this.carrier = null;
@@ -142,33 +145,33 @@ export class Connector {
     carrier?.close(code, "the page is left");
   }
 
-  /** The page is there again. */
+  /** The page is back. */
   wake() {
     if (!this.#isSuspended) return;
     this.#isSuspended = false;
-    if (this.carrier === null) this.#lost(CloseCode.ABNORMAL, "the page was left");
+    if (this.carrier === null) this.#onLoss(CloseCode.ABNORMAL, "the page was left");
   }
 
   /**
-   * There may be a way now, or from long poll one back: do not wait any longer, nor for an attempt
-   * to come back that has had its time: it may have begun on a network that is gone.
+   * Connect at once, or try at once to leave long poll. An attempt to come back that takes too long
+   * is begun anew, because it may have begun on a network that is gone.
    */
   hurry() {
-    this.#goOn?.();
-    this.#return?.();
+    this.#retryNow?.();
+    this.#returnNow?.();
     if (this.#attemptAt !== null && this.#now >= this.#attemptAt + STALE_MS) {
-      this.#isAnew = true;
+      this.#isRestarted = true;
       this.#opening?.refuse(new CannotConnect("it does not answer, and the network is another"));
     }
   }
 
-  /** What stands says nothing more until the attempt of now has ended. */
-  async rest() {
-    await this.carrier?.rest?.();
+  /** Let the carrier that stands post nothing more until the present attempt has ended. */
+  async holdPosts() {
+    await this.carrier?.holdPosts?.();
   }
 
-  /** What a user reads when a carrier ended before its welcome. */
-  unopened(closeCode, reason) {
+  /** The text for the user when a carrier ended before its welcome. */
+  unreachableText(closeCode, reason) {
     const why = reason || (closeCode === CloseCode.ABNORMAL ? "" : `close code ${closeCode}`);
     return (
       `cannot reach a Tocsin broker at ${this.#url}${why ? `: ${why}` : ""}. Does it run, is the ` +
@@ -176,10 +179,10 @@ export class Connector {
     );
   }
 
-  // --- attempts ---------------------------------------------------------------------------------
+  // --- attempts ----------------------------------------------------------------------------------
 
-  /** One attempt, and where a WebSocket failed, one by long poll. */
-  async #attemptEach() {
+  /** Make one attempt, and if a WebSocket failed, one by long poll. */
+  async #attemptTransports() {
     const departures = this.#departures;
     const token = await freshToken(this.#settings.token); // that may take its time
     if (departures !== this.#departures) throw new CannotConnect("the page was left");
@@ -188,9 +191,9 @@ export class Connector {
       await this.#attempt(transport, token);
       return;
     } catch (error) {
-      if (this.#isAnew && !this.#isClosed && !this.#isSuspended) {
-        this.#isAnew = false;
-        await this.#attemptEach();
+      if (this.#isRestarted && !this.#isClosed && !this.#isSuspended) {
+        this.#isRestarted = false;
+        await this.#attemptTransports();
         return;
       }
       const isOver = this.#isClosed || this.#isSuspended || !(error instanceof CannotConnect);
@@ -199,9 +202,9 @@ export class Connector {
     try {
       await this.#attempt(this.#choice.next, token);
     } catch (error) {
-      if (this.#isAnew && !this.#isClosed && !this.#isSuspended) {
-        this.#isAnew = false;
-        await this.#attemptEach();
+      if (this.#isRestarted && !this.#isClosed && !this.#isSuspended) {
+        this.#isRestarted = false;
+        await this.#attemptTransports();
         return;
       }
       if (error instanceof CannotConnect) this.#choice.onFailure("long-poll");
@@ -210,8 +213,8 @@ export class Connector {
   }
 
   /**
-   * A session over this transport, or an error. Another one that stands goes on meanwhile: whatever
-   * ends it counts only when this fails.
+   * Open a session over this transport. Another carrier that stands goes on meanwhile; if it ends,
+   * that counts only when this attempt fails.
    */
   async #attempt(transport, token) {
     if (this.#isClosed || this.#isSuspended) throw new CannotConnect("the client has been closed");
@@ -220,20 +223,21 @@ export class Connector {
     const settings = { environment, trace, token };
     const Kind = transport === "websocket" ? WebSocketCarrier : LongPollCarrier;
     const carrier = new Kind(this.#url, settings);
-    const hello = this.#session.hello(transport === "websocket" ? token : null);
-    const greeting = new Handshake(this, carrier, hello);
+    const hello = this.#session.helloFrame(transport === "websocket" ? token : null);
+    const handshake = new Handshake(this, carrier, hello);
     const timer = new Timer(environment);
-    this.#opening = greeting;
-    this.#isAnew = false;
-    this.#attemptAt = this.#isBack ? this.#now : null;
-    this.#endedMeanwhile = null;
+    this.#opening = handshake;
+    this.#isRestarted = false;
+    this.#attemptAt = this.#reconnects ? this.#now : null;
+    this.#lossMeanwhile = null;
+    const silent = this.unreachableText(CloseCode.ABNORMAL, "it does not answer");
     timer.set(connectTimeoutMs * (isShort ? UPGRADE_SHARE : 1), () =>
-      greeting.refuse(new CannotConnect(this.unopened(CloseCode.ABNORMAL, "it does not answer"))),
+      handshake.refuse(new CannotConnect(silent)),
     );
     try {
-      carrier.listen(greeting);
+      carrier.listen(handshake);
       carrier.start();
-      await greeting.welcomed.promise;
+      await handshake.welcomed.promise;
     } catch (error) {
       if (carrier !== this.carrier) {
         carrier.listen(null); // its end must not be taken for that of the next one
@@ -244,14 +248,14 @@ export class Connector {
       timer.cancel();
       this.#opening = null;
       this.#attemptAt = null;
-      this.carrier?.goOn?.();
-      const ended = this.#endedMeanwhile;
-      this.#endedMeanwhile = null;
-      if (ended !== null) this.#lost(...ended);
+      this.carrier?.releasePosts?.();
+      const loss = this.#lossMeanwhile;
+      this.#lossMeanwhile = null;
+      if (loss !== null) this.#onLoss(...loss);
     }
   }
 
-  /** A session stands on this carrier. What is in the message with the welcome follows. */
+  /** A session stands on this carrier; `frames` are those of the message with the welcome. */
   onWelcome(carrier, welcome, frames) {
     if (this.#isClosed || this.#isSuspended) {
       carrier.listen(null);
@@ -263,24 +267,24 @@ export class Connector {
     if (before !== null) {
       before.listen(null);
       before.abort();
-      this.#session.lost();
+      this.#session.onCarrierLoss();
     }
-    this.#endedMeanwhile = null;
+    this.#lossMeanwhile = null;
     this.#welcomedAt = this.#now;
     this.#choice.onWelcome(carrier.transport);
     this.#policy.onConnect();
     carrier.listen(this.#session);
-    this.#session.welcomed(carrier, welcome);
-    this.#session.takeIn(frames);
+    this.#session.onWelcome(carrier, welcome);
+    this.#session.receive(frames);
     const isPolled = carrier.transport === "long-poll" && this.carrier === carrier;
-    if (isPolled && this.#choice.hasBoth && !this.#isClosed) this.#returnSoon(carrier);
-    else this.#stopReturning();
+    if (isPolled && this.#choice.hasBoth && !this.#isClosed) this.#scheduleReturn(carrier);
+    else this.#cancelReturn();
   }
 
-  /** Back to a WebSocket as soon as one gets through. */
-  #returnSoon(standing) {
-    this.#return = async () => {
-      this.#stopReturning();
+  /** Return to a WebSocket as soon as one gets through. */
+  #scheduleReturn(standing) {
+    this.#returnNow = async () => {
+      this.#cancelReturn();
       if (this.carrier !== standing || this.#opening !== null) return;
       try {
         const token = await freshToken(this.#settings.token);
@@ -289,26 +293,26 @@ export class Connector {
       } catch (error) {
         if (!(error instanceof TocsinError)) report("an unexpected error", error);
         const isOver = this.#isClosed || this.#isSuspended || this.carrier !== standing;
-        if (!isOver) this.#returnSoon(standing);
+        if (!isOver) this.#scheduleReturn(standing);
       }
     };
-    this.#returning.set(this.#choice.nextReturnDelayMs(), this.#return);
+    this.#returnTimer.set(this.#choice.nextReturnDelayMs(), this.#returnNow);
   }
 
-  #stopReturning() {
-    this.#return = null;
-    this.#returning.cancel();
+  #cancelReturn() {
+    this.#returnNow = null;
+    this.#returnTimer.cancel();
   }
 
-  // --- what the session tells -------------------------------------------------------------------
+  // --- notifications of the session --------------------------------------------------------------
 
-  /** The broker has said to come back after so many seconds. */
-  advised(afterS) {
+  /** The broker advises to come back after so many seconds. */
+  onAdvice(afterS) {
     this.#policy.onAdvice(1000 * afterS, this.#now);
   }
 
   /** The carrier that stood has ended. */
-  ended(closeCode, reason) {
+  onCarrierEnd(closeCode, reason) {
     if (this.carrier !== null) {
       this.#choice.onLoss(this.carrier.transport, {
         livedMs: this.#now - this.#welcomedAt,
@@ -317,70 +321,70 @@ export class Connector {
     }
     this.carrier = null;
     if (closeCode === CloseCode.PROTOCOL_ERROR) this.#policy.onProtocolError();
-    // One that was replaced was so by an attempt of this client, whose welcome may be lost.
+    // The attempt that replaced it was this client's own, and its welcome may be lost.
     const code = closeCode === CloseCode.REPLACED ? CloseCode.ABNORMAL : closeCode;
-    if (this.#opening !== null) this.#endedMeanwhile = [code, reason];
-    else this.#lost(code, reason);
+    if (this.#opening !== null) this.#lossMeanwhile = [code, reason];
+    else this.#onLoss(code, reason);
   }
 
-  #lost(closeCode, reason) {
+  #onLoss(closeCode, reason) {
     if (this.#isClosed || this.#isSuspended) return;
-    this.#stopReturning();
+    this.#cancelReturn();
     if (!this.#policy.onClose(closeCode)) {
-      this.#session.failed(endOf(closeCode, reason));
+      this.#session.onFailure(endError(closeCode, reason));
       return;
     }
     this.#reconnect().catch((error) => {
       report("the client breaks off", error);
-      this.#session.failed(new TocsinError(`an unexpected error: ${wordsOf(error)}`));
+      this.#session.onFailure(new TocsinError(`an unexpected error: ${wordsOf(error)}`));
     });
   }
 
-  /** Until a session stands, or there will be none. */
+  /** Attempt to connect until a session stands, or is over for good. */
   async #reconnect() {
     const departures = this.#departures;
-    this.#isBack = true;
-    for (let strangers = 0; ; ) {
-      await this.#pause(this.#policy.nextDelayMs(this.#now));
+    this.#reconnects = true;
+    for (let foreignAnswers = 0; ; ) {
+      await this.#waitToRetry(this.#policy.nextDelayMs(this.#now));
       try {
-        await this.#attemptEach();
+        await this.#attemptTransports();
         return;
       } catch (error) {
         if (this.#isClosed || departures !== this.#departures) return;
         if (!(error instanceof TocsinError)) throw error;
-        if (error instanceof NotABroker) strangers += 1;
-        const isEnough = error instanceof NotABroker && strangers >= NOT_A_BROKER_MAX;
+        if (error instanceof NotABroker) foreignAnswers += 1;
+        const isEnough = error instanceof NotABroker && foreignAnswers >= NOT_A_BROKER_MAX;
         if (isEnough || !this.#isWorthRepeating(error)) {
-          this.#session.failed(error);
+          this.#session.onFailure(error);
           return;
         }
-        this.#limited(error);
+        this.#onLimit(error);
       }
     }
   }
 
-  #limited(error) {
+  #onLimit(error) {
     if (error instanceof BrokerError && error.retryAfterS !== null) {
       this.#policy.onLimit(1000 * error.retryAfterS);
     }
   }
 
-  /** Wait, until somebody is in a hurry. Closed or suspended meanwhile it never ends. */
-  #pause(delayMs) {
+  /** Wait before an attempt, or until `hurry`. Never ends if closed or suspended meanwhile. */
+  #waitToRetry(delayMs) {
     this.retryAt = this.#now + delayMs;
     return new Promise((resolve) => {
-      this.#goOn = () => {
-        this.#stopWaiting();
+      this.#retryNow = () => {
+        this.#cancelRetry();
         resolve();
       };
-      this.#waiting.set(delayMs, this.#goOn);
+      this.#retryTimer.set(delayMs, this.#retryNow);
     });
   }
 
-  #stopWaiting() {
-    this.#goOn = null;
+  #cancelRetry() {
+    this.#retryNow = null;
     this.retryAt = null;
-    this.#waiting.cancel();
+    this.#retryTimer.cancel();
   }
 
   #isWorthRepeating(error) {
@@ -392,30 +396,30 @@ export class Connector {
   }
 }
 
-/** The listener of a carrier until its welcome. */
+/** The listener of a carrier until its welcome: sends the hello. */
 class Handshake {
   /** @type {Deferred<void>} */
   welcomed = new Deferred().unobserved();
-  #dialer;
+  #connector;
   #carrier;
   #hello;
 
-  constructor(dialer, carrier, hello) {
-    this.#dialer = dialer;
+  constructor(connector, carrier, hello) {
+    this.#connector = connector;
     this.#carrier = carrier;
     this.#hello = hello;
   }
 
   /**
-   * Where a long poll stands, it first comes to rest: a post that arrived behind this hello would
-   * be refused, and what it said be said again.
+   * Send the hello. If a long poll stands, its posts stop first: one that arrived behind this hello
+   * would be refused, and its frames be sent again.
    */
   async onOpen() {
-    await this.#dialer.rest();
+    await this.#connector.holdPosts();
     this.#carrier.send([this.#hello]);
   }
 
-  /** The welcome, or why there is none. */
+  /** Take the welcome, or why there is none. */
   onFrames(read) {
     let frames;
     try {
@@ -428,7 +432,7 @@ class Handshake {
     for (const frame of frames) {
       if (frame.type === "welcome") {
         this.welcomed.resolve();
-        this.#dialer.onWelcome(this.#carrier, frame, frames);
+        this.#connector.onWelcome(this.#carrier, frame, frames);
         return;
       }
       if (frame.type === "error") this.refuse(exceptionOf(frame));
@@ -437,13 +441,13 @@ class Handshake {
 
   onWritable() {}
 
-  /** There was no welcome. */
+  /** The carrier ended before a welcome. */
   onClosed(closeCode, reason) {
     const { refusal } = this.#carrier;
     if (refusal !== null && refusal.code !== "cannot_connect") this.refuse(refusal);
     else if (closeCode === CloseCode.UNAUTHORIZED || !mayReconnect(closeCode)) {
-      this.refuse(endOf(closeCode, reason));
-    } else this.refuse(new CannotConnect(this.#dialer.unopened(closeCode, reason)));
+      this.refuse(endError(closeCode, reason));
+    } else this.refuse(new CannotConnect(this.#connector.unreachableText(closeCode, reason)));
   }
 
   refuse(error) {
@@ -451,8 +455,8 @@ class Handshake {
   }
 }
 
-/** Why a session goes on nowhere. */
-function endOf(closeCode, reason) {
+/** The error with which a session is over for good. */
+function endError(closeCode, reason) {
   if (closeCode === CloseCode.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
   return new SessionEnded(closeCode, reason);
 }

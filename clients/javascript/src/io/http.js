@@ -13,13 +13,11 @@ import { exceptionOf, isObject } from "../proto/wire.js";
 import { Deferred, Timer } from "./platform.js";
 import { freshToken } from "./token.js";
 
-/** For an answer, in seconds; a pull's `waitS` comes on top. */
+/** The time for an answer, in seconds; a pull's `waitS` comes on top. */
 export const TIMEOUT_S = 30;
-/**
- * A line that carries so much is slow, and not dead: what is large has more time, by its size.
- */
+/** The rate of the slowest line: a request has more time, by its size. */
 const SLOWEST_BYTES_PER_S = 8 * 1024;
-/** Of a proxy, or of a broker that starts: another attempt may succeed. */
+/** Statuses of a proxy, or of a broker that starts: another attempt may succeed. */
 const BUSY_STATUSES = new Set([408, 425, 429, 500, 502, 503, 504]);
 const URL_DEFAULT = "http://127.0.0.1:8080";
 
@@ -42,15 +40,15 @@ export class Http {
   }
 
   /**
-   * The parsed JSON of the answer; null where it is empty. Over a limit it waits as long as the
-   * broker says and asks again, if that is within `timeoutS`.
+   * Make a request; resolves with the parsed JSON of the answer, null if that is empty. Over a
+   * limit it waits as the broker advises and tries again, if that is within `timeoutS`.
    *
    * @param {string} method
    * @param {string} path from the broker's root, like /v1/queues
    * @param {unknown} [body] JSON-able
    * @param {{timeoutS?: number, signal?: AbortSignal}} [settings]
    * @returns {Promise<any>} rejects with CannotConnect (nothing answers, or no broker), NoToken, or
-   *     the BrokerError that the problem document says
+   *     the BrokerError of the problem document
    */
   async request(method, path, body, { timeoutS = TIMEOUT_S, signal } = {}) {
     const content = body === undefined ? null : contentOf(body);
@@ -58,7 +56,7 @@ export class Http {
     const giveUpAt = environment.now() + 1000 * timeoutS;
     for (;;) {
       try {
-        return await this.#ask(method, path, content, { timeoutS, signal });
+        return await this.#send(method, path, content, { timeoutS, signal });
       } catch (error) {
         const afterMs = 1000 * (error.retryAfterS ?? 0);
         if (error.code !== "rate_limited" || error.retryAfterS === null) throw error;
@@ -69,7 +67,7 @@ export class Http {
     }
   }
 
-  /** Rejects when the call is aborted, or the client is closed. */
+  /** Wait; rejects when the call is aborted, or the client is closed. */
   async #wait(pauseMs, signal) {
     const controller = new AbortController();
     const over = new Deferred();
@@ -89,7 +87,7 @@ export class Http {
     }
   }
 
-  async #ask(method, path, content, { timeoutS, signal }) {
+  async #send(method, path, content, { timeoutS, signal }) {
     const headers = headersOf(await freshToken(this.#token), content !== null);
     const controller = new AbortController();
     const timer = new Timer(this.#environment);
@@ -104,7 +102,7 @@ export class Http {
       );
     wait(1000 * timeoutS + slowestMs(content?.length ?? 0));
     let beganAt = null;
-    const goesOn = (bytes) => { // as long as it is no slower than the slowest line
+    const onPart = (bytes) => { // more time, unless it is slower than the slowest line
       beganAt ??= this.#environment.now();
       const leftMs = beganAt + slowestMs(bytes) - this.#environment.now();
       wait(1000 * timeoutS + Math.min(0, leftMs));
@@ -114,7 +112,7 @@ export class Http {
         method, headers, signal: controller.signal, cache: "no-store",
         ...(content === null ? {} : { body: content }),
       });
-      const text = await textInParts(response, goesOn);
+      const text = await textInParts(response, onPart);
       if (!response.ok) throw refusal(response.status, text);
       return valueOf(text);
     } catch (error) {
@@ -131,7 +129,7 @@ export class Http {
     }
   }
 
-  /** Whatever is under way ends with this. @param {Error} error */
+  /** End all requests that are under way with this error. @param {Error} error */
   close(error) {
     for (const controller of this.#calls) controller.abort(error);
   }
@@ -162,12 +160,12 @@ function valueOf(text) {
 }
 
 /**
- * The URL of a broker, without slashes at its end; without one the page's origin, and outside of a
- * page http://127.0.0.1:8080.
+ * Check the URL of a broker, and strip slashes at its end. The default is the page's origin, and
+ * outside of a page http://127.0.0.1:8080.
  *
  * @param {string | URL | undefined | null} given
  * @returns {string}
- * @throws {TypeError} it is none, and why
+ * @throws {TypeError} when it is none
  */
 export function checkedUrl(given) {
   const origin = globalThis.location?.origin;
@@ -184,13 +182,13 @@ export function checkedUrl(given) {
   return text.replace(/\/+$/, "");
 }
 
-/** How long so many bytes may be on their way. @param {number} bytes */
+/** The time that the slowest line needs for so many bytes. @param {number} bytes */
 export function slowestMs(bytes) {
   return (1000 * bytes) / SLOWEST_BYTES_PER_S;
 }
 
 /**
- * The text of an answer; `onPart` is told how much has come, each time.
+ * Read the text of an answer; `onPart` gets the number of bytes received so far, each time.
  *
  * @param {Response} response
  * @param {(bytes: number) => void} onPart
@@ -219,7 +217,7 @@ export function headersOf(token, hasBody) {
 }
 
 /**
- * Why a request was refused, from its status and its answer's text.
+ * Make the error of a request that was refused, from its status and its answer's text.
  *
  * @param {number} status
  * @param {string} text

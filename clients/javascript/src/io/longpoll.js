@@ -3,8 +3,8 @@
  * sends and the other one polls for what there is for it.
  *
  * Posts are numbered and polls name the batch that arrived last, so either is repeated when its
- * answer is lost, and no frame is lost or doubled. What fails for longer than PATIENCE_MS ends the
- * carrier; the session then goes on over another one.
+ * answer is lost, and no frame is lost or doubled. A request that fails for longer than PATIENCE_MS
+ * ends the carrier; the session then goes on over another one.
  *
  * @module
  */
@@ -19,37 +19,37 @@ import { headersOf, refusal, slowestMs, textInParts } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
-/** How long a poll waits for something to come. */
+/** How long the broker holds a poll that has nothing to return. */
 export const WAIT_S = 20;
 /**
- * For an answer to begin, and to go on; a poll's WAIT_S comes on top, and the time that the slowest
- * line needs for what is posted: nobody sees how much of it has gone.
+ * The time for an answer to begin, and to go on. A poll's WAIT_S comes on top, and the time that
+ * the slowest line needs for a post, because its progress cannot be seen.
  */
 export const REQUEST_TIMEOUT_MS = 8000;
 /**
- * For the rest of it, and longer by what has come at the rate of the slowest line: an answer that
- * trickles for ever is none.
+ * The time for the rest of an answer, and longer by what has come at the rate of the slowest line.
+ * An answer that trickles for ever counts as none.
  */
 export const BODY_TIMEOUT_MS = 30_000;
-/** What cannot be said or heard for so long ends the carrier. */
+/** The time after which requests that keep failing end the carrier. */
 export const PATIENCE_MS = 10_000;
-/** Before a request is repeated. */
+/** The pause before a request is repeated. */
 export const PAUSE_MS = 200;
-/** Frames are posted together up to so many characters; each post is a round trip. */
+/** The size of a post in characters, at most, unless one frame is longer. */
 const REQUEST_CHARS_AIM = 512 * 1024;
 const CLOSE_TIMEOUT_MS = 2000;
-/** So long a WebSocket that would take over waits for a post that is under way. */
+/** How long a WebSocket that is to take over waits for a post that is under way. */
 const REST_MS = 1000;
 const SESSIONS = "/v1/sessions";
 const LAST_WORDS = new Set([1000, 1001]);
 
-/** See `websocket` for what carriers have in common. Its first frame is the hello. */
+/** A carrier with the interface of `WebSocketCarrier`. The first frame sent is the hello. */
 export class LongPollCarrier {
   transport = "long-poll";
   refusal = null;
-  /** In the middle of an answer. */
+  /** Whether a poll's answer is being received. */
   isReceiving = false;
-  /** As of WebSocketCarrier: while a post is under way. */
+  /** The time until which silence is normal, while a post is under way; else 0. */
   patientUntil = 0;
   /** @type {import("./websocket.js").Listener | null} */
   #listener = null;
@@ -58,18 +58,19 @@ export class LongPollCarrier {
   #token;
   #trace;
   /** @type {string[]} */
-  #said = [];
-  #saidChars = 0;
-  #something = new Deferred();
+  #queue = [];
+  #queuedChars = 0;
+  /** Resolved when there is something to post, or the session is to end. */
+  #work = new Deferred();
   /** @type {Deferred<void> | null} posts wait for it */
-  #resting = null;
+  #hold = null;
   /** @type {Deferred<void> | null} a post is under way */
   #posting = null;
   #path = "";
   #ending = null;
   #isOver = false;
   #closed = new Deferred();
-  #closing;
+  #closeTimer;
   /** @type {Set<AbortController>} */
   #requests = new Set();
   /** @type {Set<Timer>} */
@@ -85,34 +86,32 @@ export class LongPollCarrier {
     this.#environment = environment;
     this.#token = token;
     this.#trace = trace;
-    this.#closing = this.#newTimer();
+    this.#closeTimer = this.#newTimer();
     this.heardAt = environment.now();
     this.isWritable = true;
   }
 
-  /** As WebSocketCarrier.start. */
   start() {
     this.#listener?.onOpen();
-    this.#work(this.#postAll());
+    this.#run(this.#postAll());
   }
 
-  /** As WebSocketCarrier.listen. */
   listen(listener) {
     this.#listener = listener;
   }
 
-  /** What is asked from now on comes with this token. */
-  present(token) {
+  /** Use this token in requests from now on. */
+  setToken(token) {
     this.#token = token;
   }
 
-  /** As WebSocketCarrier.send. @param {string[]} frames */
+  /** @param {string[]} frames */
   send(frames) {
     if (this.#isOver) return;
-    this.#said.push(...frames);
-    for (const frame of frames) this.#saidChars += frame.length;
-    this.isWritable = this.#saidChars < WRITE_BUFFER_BYTES;
-    this.#something.resolve();
+    this.#queue.push(...frames);
+    for (const frame of frames) this.#queuedChars += frame.length;
+    this.isWritable = this.#queuedChars < WRITE_BUFFER_BYTES;
+    this.#work.resolve();
   }
 
   /**
@@ -124,54 +123,52 @@ export class LongPollCarrier {
       this.#end(code, reason); // deleted, the session could not go on elsewhere
     } else if (this.#ending === null && !this.#isOver) {
       this.#ending = [code, reason];
-      this.#something.resolve();
-      this.#closing.set(CLOSE_TIMEOUT_MS, () => this.#end(code, reason));
+      this.#work.resolve();
+      this.#closeTimer.set(CLOSE_TIMEOUT_MS, () => this.#end(code, reason));
     }
   }
 
   /**
-   * What is said waits until goOn: something else is about to take over. Resolves when what was
-   * under way has been answered.
+   * Post nothing until `releasePosts`, because another carrier is about to take over. Resolves when
+   * the post that was under way has been answered.
    */
-  async rest() {
-    this.#resting ??= new Deferred();
+  async holdPosts() {
+    this.#hold ??= new Deferred();
     if (this.#posting !== null) await Promise.race([this.#posting.promise, this.#sleep(REST_MS)]);
   }
 
-  /** Nothing has taken over. */
-  goOn() {
-    this.#resting?.resolve();
-    this.#resting = null;
+  /** Post again, because no other carrier has taken over. */
+  releasePosts() {
+    this.#hold?.resolve();
+    this.#hold = null;
   }
 
-  /** As WebSocketCarrier.closed. */
   get closed() {
     return this.#closed.promise;
   }
 
-  /** As WebSocketCarrier.abort. */
   abort(reason = "") {
     this.#end(CloseCode.ABNORMAL, reason);
   }
 
-  /** The page goes, and will not come back: the session ends, as far as a page can still say so. */
-  bequeath() {
+  /** The page is left for good: delete the session with a request that outlives the page. */
+  deleteOnUnload() {
     if (this.#isOver || this.#path === "") return;
     const options = { method: "DELETE", headers: headersOf(this.#token, false), keepalive: true };
     const url = this.#url + this.#path.slice(0, -"/frames".length);
     try {
       Promise.resolve(this.#environment.fetch(url, options)).catch(() => {});
     } catch {
-      // then the broker's own patience ends it
+      // then it ends when the broker's patience does
     }
   }
 
-  // --- the two loops ----------------------------------------------------------------------------
+  // --- the two loops -----------------------------------------------------------------------------
 
-  /** Do it until the carrier ends, or it ends the carrier. */
-  async #work(work) {
+  /** Run a loop, and end the carrier if it fails. */
+  async #run(loop) {
     try {
-      await work;
+      await loop;
     } catch (error) {
       if (error instanceof NotFound) {
         this.#end(CloseCode.ABNORMAL, "the broker does not know the session any more");
@@ -187,19 +184,19 @@ export class LongPollCarrier {
   }
 
   async #postAll() {
-    await this.#something.promise;
-    const hello = this.#said.shift() ?? "{}";
-    this.#saidChars -= hello.length;
+    await this.#work.promise;
+    const hello = this.#queue.shift() ?? "{}";
+    this.#queuedChars -= hello.length;
     this.#trace("sent", this.transport, hello);
     const batch = batchOf(await this.#request("POST", SESSIONS, hello));
     this.#path = `${SESSIONS}/${encodeURIComponent(batch.session)}/frames`;
-    this.#tell(batch);
+    this.#deliver(batch);
     if (this.#isOver) return;
-    this.#work(this.#pollAll(batch));
+    this.#run(this.#pollAll(batch));
     for (let number = 0; !this.#isOver; ) {
-      while (this.#said.length > 0) {
-        if (this.#resting !== null) {
-          await this.#resting.promise;
+      while (this.#queue.length > 0) {
+        if (this.#hold !== null) {
+          await this.#hold.promise;
           continue;
         }
         const { message, count } = this.#nextMessage();
@@ -209,7 +206,7 @@ export class LongPollCarrier {
         await this.#repeat("POST", `${this.#path}?number=${number}`, message);
         this.#posting.resolve();
         this.#posting = null;
-        for (const frame of this.#said.splice(0, count)) this.#saidChars -= frame.length;
+        for (const frame of this.#queue.splice(0, count)) this.#queuedChars -= frame.length;
         this.#drained();
       }
       if (this.#ending !== null) {
@@ -217,26 +214,26 @@ export class LongPollCarrier {
         this.#end(...this.#ending);
         return;
       }
-      this.#something = new Deferred();
-      await this.#something.promise;
+      this.#work = new Deferred();
+      await this.#work.promise;
     }
   }
 
-  /** What waits, as far as one message takes it. */
+  /** The queued frames as far as one message holds them, and their number. */
   #nextMessage() {
     let count = 0;
     let size = 0;
-    for (const frame of this.#said) {
+    for (const frame of this.#queue) {
       const isFull = size + frame.length > REQUEST_CHARS_AIM || count >= FRAMES_PER_MESSAGE_MAX;
       if (count > 0 && isFull) break;
       count += 1;
       size += frame.length + 1;
     }
-    return { message: joinFrames(this.#said.slice(0, count), REQUEST_CHARS_AIM)[0], count };
+    return { message: joinFrames(this.#queue.slice(0, count), REQUEST_CHARS_AIM)[0], count };
   }
 
   #drained() {
-    if (this.isWritable || this.#saidChars >= WRITE_BUFFER_BYTES) return;
+    if (this.isWritable || this.#queuedChars >= WRITE_BUFFER_BYTES) return;
     this.isWritable = true;
     this.#listener?.onWritable();
   }
@@ -256,25 +253,25 @@ export class LongPollCarrier {
       }
       if (batch.batch !== after) {
         after = batch.batch;
-        this.#tell(batch);
+        this.#deliver(batch);
       } else if (batch.close === null && this.#environment.now() < askedAt + PAUSE_MS) {
-        await this.#sleep(PAUSE_MS); // whatever answers does not wait
+        await this.#sleep(PAUSE_MS); // the answer came without a wait
       }
       if (batch.close !== null) this.#end(batch.close.code, String(batch.close.reason ?? ""));
     }
   }
 
-  #tell({ frames }) {
+  #deliver({ frames }) {
     if (frames.length === 0 || this.#isOver) return;
     this.#trace("received", this.transport, frames);
     this.#listener?.onFrames(() => framesOf(frames));
   }
 
-  // --- requests ---------------------------------------------------------------------------------
+  // --- requests ----------------------------------------------------------------------------------
 
   /**
-   * Until it is answered, or has failed for PATIENCE_MS. What is so large that it took longer than
-   * that alone is not said again here.
+   * Repeat a request until it is answered, or has failed for PATIENCE_MS. One that is so large that
+   * it took longer than that alone is not repeated.
    */
   async #repeat(method, path, content) {
     let giveUpAt = null;
@@ -330,7 +327,7 @@ export class LongPollCarrier {
     }
   }
 
-  /** The text of an answer; as long as it goes on, it is waited for. */
+  /** Read the text of an answer, for as long as more of it comes. */
   async #textOf(response, timer, giveUp, isPolled) {
     const beganAt = this.#environment.now();
     this.heardAt = beganAt;
@@ -345,7 +342,7 @@ export class LongPollCarrier {
     return text;
   }
 
-  // --- time and the end -------------------------------------------------------------------------
+  // --- time and the end --------------------------------------------------------------------------
 
   #newTimer() {
     const timer = new Timer(this.#environment);
@@ -379,13 +376,13 @@ function timeoutMsOf(method) {
   return REQUEST_TIMEOUT_MS + (method === "GET" ? 1000 * WAIT_S : 0);
 }
 
-/** An answer's batch. Throws NotABroker: it is none. */
+/** Decode an answer's batch. @throws {NotABroker} when it is none */
 function batchOf(text) {
   let said = null;
   try {
     said = JSON.parse(text);
   } catch {
-    // what it says is looked at below
+    // then `said` stays null
   }
   const isBatch =
     isObject(said) && typeof said.session === "string" && Number.isSafeInteger(said.batch);

@@ -1,9 +1,9 @@
 /**
- * A session that goes on over a reload of its page: what the page writes down when it is left, and
- * what the next one makes of it.
+ * Sessions that outlive a reload of their page: the snapshot that the page writes when it is left,
+ * and that the next page reads.
  *
- * What is written names the session, and what of it the broker cannot know: the acks that it
- * perhaps has not heard, and where readers stand. Everything else that was unsettled comes again.
+ * A snapshot names the session, and whatever of it the broker cannot know: unconfirmed acks, and
+ * the positions of readers. Everything else that was unsettled comes again.
  *
  * @module
  */
@@ -19,13 +19,13 @@ const isRow = (row) =>
   Array.isArray(row) && row.length >= 5 && row.length % 2 === 1 && row.every(isCount);
 const areRows = (value) => Array.isArray(value) && value.every(isRow);
 
-/** What is kept under one name, in the storage of this tab. */
+/** The snapshot under one name, in the storage of this tab. */
 export class ResumeStore {
   #environment;
   #key;
   #url;
   #written = null;
-  #recalled = null;
+  #loaded = null;
   /** @type {any[]} places in groups that may be taken again */
   #consumers = [];
   #readers = [];
@@ -42,17 +42,17 @@ export class ResumeStore {
   }
 
   /**
-   * What an earlier life of this page has left; null: nothing, or nothing that can be used. It is
-   * removed: a second tab that is made of this one must not take the same session.
+   * Load the snapshot from before a reload; null: there is none that can be used. It is removed, so
+   * that a second tab that is made of this one does not take the same session.
    *
    * @returns {{session: string, producer: string, sequences: Record<string, number>,
    *     numbers: number[], numberMax: number, refMax: number} | null}
    */
-  recall() {
+  load() {
     const text = this.#take();
     const said = parsed(text);
     if (said === null || said.url !== this.#url) return null;
-    this.#recalled = text;
+    this.#loaded = text;
     this.#consumers = said.consumers;
     this.#readers = said.readers;
     const { session, producer, sequences, numberMax, refMax } = said;
@@ -60,34 +60,34 @@ export class ResumeStore {
     return { session, producer, sequences, numbers, numberMax, refMax };
   }
 
-  /** It could not be used yet: a later life of the page may. */
-  restore() {
-    if (this.#recalled !== null) this.#put(this.#recalled);
+  /** Put the loaded snapshot back, because it could not be used yet. */
+  putBack() {
+    if (this.#loaded !== null) this.#put(this.#loaded);
   }
 
-  /** A session stands that goes on with it, or it is over. */
-  used() {
-    this.#recalled = null;
+  /** The loaded snapshot has been used, or is over. */
+  onUse() {
+    this.#loaded = null;
   }
 
-  /** The place in a group that was left, once; null: there is none. */
-  consumer(queue, group) {
-    return taken(this.#consumers, (place) => place.queue === queue && place.group === group);
+  /** Take the place in a group from the snapshot; null: there is none. */
+  takeConsumer(queue, group) {
+    return takeFirst(this.#consumers, (place) => place.queue === queue && place.group === group);
   }
 
-  /** Where a reader of the same stood, once; null: there was none. */
-  reader(queue, keys) {
+  /** Take the position of a reader from the snapshot; null: there is none. */
+  takeReader(queue, keys) {
     const same = sameKeys(keys);
-    return taken(this.#readers, (one) => one.queue === queue && sameKeys(one.keys) === same);
+    return takeFirst(this.#readers, (one) => one.queue === queue && sameKeys(one.keys) === same);
   }
 
-  /** Nobody has taken what is left. */
-  giveUp() {
+  /** Drop the places and positions that nobody has taken. */
+  dropRest() {
     this.#consumers = [];
     this.#readers = [];
   }
 
-  /** Write it down, with the places that nobody has taken yet. Whether that was possible. */
+  /** Write a snapshot, with the places that nobody has taken yet; whether that was possible. */
   write({ consumers, readers, ...snapshot }) {
     const text = JSON.stringify({
       version: VERSION,
@@ -101,11 +101,11 @@ export class ResumeStore {
     return true;
   }
 
-  /** The page is there again without having been loaded; whether nobody took what was written. */
+  /** The page is back without a reload: remove the snapshot; whether nobody else took it. */
   takeBack() {
     const written = this.#written;
     this.#written = null;
-    if (written === null || this.#look() !== written) return false;
+    if (written === null || this.#read() !== written) return false;
     this.#take();
     return true;
   }
@@ -119,7 +119,7 @@ export class ResumeStore {
     }
   }
 
-  #look() {
+  #read() {
     try {
       return this.#environment.storage.getItem(this.#key);
     } catch {
@@ -128,7 +128,7 @@ export class ResumeStore {
   }
 
   #take() {
-    const text = this.#look();
+    const text = this.#read();
     try {
       this.#environment.storage.removeItem(this.#key);
     } catch {
@@ -138,8 +138,8 @@ export class ResumeStore {
   }
 }
 
-function taken(places, isIt) {
-  const at = places.findIndex(isIt);
+function takeFirst(places, isWanted) {
+  const at = places.findIndex(isWanted);
   return at < 0 ? null : places.splice(at, 1)[0];
 }
 
@@ -147,7 +147,7 @@ function sameKeys(keys) {
   return keys === null ? "" : JSON.stringify([...new Set(keys)].sort());
 }
 
-/** The snapshot in a text; null: it is none. */
+/** Parse a snapshot; null: it is none. */
 function parsed(text) {
   let said = null;
   try {

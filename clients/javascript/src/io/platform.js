@@ -1,6 +1,6 @@
 /**
- * What the client needs of the world: a clock, timers, sockets, requests, chance. Everything that
- * it does goes through these, so that tests can put a world of their own in their place.
+ * The platform: clock, timers, sockets, requests, chance, and the page. Everything that the client
+ * does to the world goes through these, so that tests can replace them.
  *
  * @module
  */
@@ -21,7 +21,7 @@ const TIMER_MS_MAX = 0x7fffffff;
  */
 
 /**
- * The environment, with what is given in place of what is there.
+ * Make the environment of the platform, with what is given in place of the platform's own.
  *
  * @param {Partial<Environment>} [given]
  * @returns {Environment}
@@ -35,19 +35,19 @@ export function environmentOf(given = {}) {
     clearTimeout: (timer) => there.clearTimeout(timer),
     now: () => there.performance.now(),
     wall: () => there.Date.now(),
-    random: randomly,
-    storage: storageHere(),
+    random: secureRandom,
+    storage: tabStorage(),
     page: typeof there.document === "object" ? there : null,
     ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)),
   };
 }
 
-function randomly() {
+function secureRandom() {
   return globalThis.crypto.getRandomValues(new Uint32Array(1))[0] / 2 ** 32;
 }
 
-/** A tab's storage; null where there is none, or where the browser lets nobody use it. */
-function storageHere() {
+/** The tab's storage; null: there is none, or the browser forbids it. */
+function tabStorage() {
   if (typeof globalThis.document !== "object") return null;
   try {
     return globalThis.sessionStorage ?? null;
@@ -57,7 +57,7 @@ function storageHere() {
 }
 
 /**
- * A name that nobody else has: 32 hexadecimal digits.
+ * Make a unique name of 32 hexadecimal digits.
  *
  * @param {Environment} environment
  * @returns {string}
@@ -70,7 +70,7 @@ export function freshName(environment) {
   return name;
 }
 
-/** One timer that can be set again and again; only what was set last counts. */
+/** A timer that can be set again and again; only what was set last counts. */
 export class Timer {
   #environment;
   #timer = null;
@@ -104,7 +104,7 @@ export class Timer {
 }
 
 /**
- * A promise that others settle. Where nobody waits for it, that it fails is no accident.
+ * A promise that is settled from outside.
  *
  * @template T
  */
@@ -125,14 +125,14 @@ export class Deferred {
     });
   }
 
-  /** Nobody may be waiting. @returns {this} */
+  /** Mark it as handled, because perhaps nobody waits for it. @returns {this} */
   unobserved() {
     this.promise.catch(() => {});
     return this;
   }
 }
 
-/** Something that cannot be, told to whoever looks at the console; nothing is thrown. */
+/** Report an unexpected error on the console. */
 export function report(what, error) {
   globalThis.console?.error?.(`tocsin: ${what}`, error);
 }

@@ -14,85 +14,85 @@ import { slowestMs } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 
 /**
- * After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
- * after the whole of it given up: sooner than the broker gives up this client.
+ * The share of the broker's heartbeat after which a silent broker is pinged. After the whole of it
+ * the carrier is given up, sooner than the broker gives up this client.
  */
 const SILENT_SHARE = 0.5;
-/** With these an error that answers nothing ends its subscription. */
+/** Codes with which an error that answers no request ends its subscription. */
 const ENDING = new Set(["queue_not_found", "group_not_found", "unauthorized", "forbidden"]);
-/** A sign of life has so long to come where somebody is in a hurry: the socket may be dead. */
+/** The time for a pong after `hurry`, because the socket may be dead. */
 export const HURRIED_MS = 3000;
-/** A turn is over when in so many rounds of microtasks nothing more is to be said … */
+/** A turn is over after so many rounds of microtasks with nothing more to send … */
 const QUIET_ROUNDS = 8;
-/** … or after so long. */
+/** … or after this time. */
 const TURN_MS = 5;
 
 /**
- * A publisher, a subscription or a reader: what has something to say on the session.
+ * A part of the session: a publisher, a subscription, a reader or the renewal of the token.
  *
  * @typedef {object} Part
- * @property {() => void} opened the session stands, or stands again: see `resumed` and `isKnown`.
- *     What was on its way when `disconnected` was called may be lost.
- * @property {() => void} disconnected what carried the session is lost; perhaps another follows
- * @property {(error: Error) => void} failed no other one follows
- * @property {(now: number) => string[]} collect the frames that are to be sent now
+ * @property {() => void} onOpen the session stands, or stands again: see `resumed` and `isKnown`.
+ *     Frames that were on their way when `onDisconnect` was called may be lost.
+ * @property {() => void} onDisconnect the carrier is lost; perhaps another one follows
+ * @property {(error: Error) => void} onFailure no other carrier follows
+ * @property {(now: number) => string[]} takeFrames the frames that are to be sent now
  * @property {() => number} nextDeadline when to call `expire`; Infinity: nothing is timed
  * @property {(now: number) => void} expire time has passed
  *
- * One that is pushed to has these as well:
- * @property {(push: object, now: number) => void} [pushed]
- * @property {(revoked: object) => void} [revoked] deliveries were taken back
- * @property {(error: Error) => void} [ended] the broker has ended the subscription
+ * A part with a subscription has these as well:
+ * @property {(push: object, now: number) => void} [onPush]
+ * @property {(revoked: object) => void} [onRevoke] deliveries were taken back
+ * @property {(error: Error) => void} [onEnd] the broker has ended the subscription
  */
 
 export class Session {
   welcome = defaultWelcome();
-  /** Why there is no session any more, and will be none; or null. */
+  /** Why the session is over for good, or null. */
   failure = null;
-  /** The broker's name for this session; empty: there is none yet. */
+  /** The broker's name for this session; empty: none yet. */
   sessionId = "";
-  /** The subscriptions that stand since the last welcome without having been opened anew. */
+  /** The subscriptions that outlived the last change of carriers. */
   resumed = new Set();
-  /** Whether the session has kept its name at the last welcome. */
+  /** Whether the session kept its name at the last welcome. */
   isKnown = false;
   isOpen = false;
   isDraining = false;
   #settings;
-  #dialer;
+  #connector;
   #carrier = null;
   /** @type {Set<Part>} */
   #parts = new Set();
   /** @type {Map<number, Part>} */
   #subscribers = new Map();
-  /** @type {Set<number>} subscriptions of an earlier life of this page that may yet be claimed */
+  /** @type {Set<number>} subscriptions from before a reload that may yet be claimed */
   #reserved = new Set();
   /** @type {Set<Part>} */
   #dirty = new Set();
-  #isStirred = false;
-  /** @type {Deferred<void> | null} there is a flush to come */
+  #isRestless = false;
+  /** @type {Deferred<void> | null} a flush that is to come */
   #flushing = null;
   #ref = 0;
   /** @type {Map<number, (answer: any) => void>} */
   #pending = new Map();
   #timer;
   #timerAt = Infinity;
-  /** When it asked for a sign of life that has not come yet, or null; it has until `#answerBy`. */
-  #askedAt = null;
-  #answerBy = Infinity;
-  #saidAt = 0;
+  /** When a ping was sent that has no answer yet, or null; it has until `#pongBy`. */
+  #pingedAt = null;
+  #pongBy = Infinity;
+  #sentAt = 0;
 
   /**
    * @param {string} url
    * @param {{token: any, producer: string, name: string, mode: any, lingerS: number,
    *     connectTimeoutMs: number, environment: import("./platform.js").Environment,
-   *     trace: Function, changed: (reason: string) => void}} settings `changed`: told when the
-   *     session stands, does not stand any more, or is over
+   *     trace: Function, onChange: (reason: string) => void}} settings `onChange`: called when
+   *     the session stands, does not stand any more, or is over
    */
   constructor(url, settings) {
     this.url = url;
     this.producer = settings.producer;
     this.#settings = settings;
-    this.#dialer = new Connector(this, url, settings);
+    this.#connector = new Connector(this, url, settings);
     this.#timer = new Timer(settings.environment);
   }
 
@@ -100,53 +100,53 @@ export class Session {
     return this.#settings.environment.now();
   }
 
-  // --- life -------------------------------------------------------------------------------------
+  // --- life --------------------------------------------------------------------------------------
 
   /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
-  open = () => this.#dialer.open();
+  open = () => this.#connector.open();
 
   /** Send what is queued, end the session and everything that still waits. */
   async close() {
     if (this.isOpen) this.flush();
-    if (this.failure === null) this.failed(new ClientClosed());
-    await this.#dialer.close();
+    if (this.failure === null) this.onFailure(new ClientClosed());
+    await this.#connector.close();
   }
 
-  /** What carries the session now; null: nothing does. */
+  /** The transport that carries the session now, or null. */
   get transport() {
     return this.isOpen ? (this.#carrier?.transport ?? null) : null;
   }
 
-  /** When the next attempt to connect begins, by the environment's clock; null: none waits. */
+  /** The time of the next attempt to connect, by the environment's clock, or null. */
   get retryAt() {
-    return this.#dialer.retryAt;
+    return this.#connector.retryAt;
   }
 
-  /** Go on with the session of an earlier life of this page, whose places may be claimed. */
-  recall(sessionId, reserved, refMax) {
+  /** Go on with the session from before a reload, whose subscriptions may be claimed. */
+  restore(sessionId, reserved, refMax) {
     this.sessionId = sessionId;
-    this.#ref = refMax; // what that life asked may be answered yet
+    this.#ref = refMax; // requests of before the reload may be answered yet
     this.#reserved = new Set(reserved);
   }
 
-  /** A place of before has been taken. */
+  /** A subscription from before the reload is this client's again. */
   claim(number) {
     this.#reserved.delete(number);
   }
 
-  /** Nobody has taken these places: they are given up. */
+  /** Give up the subscriptions that nobody has claimed. */
   releaseReserved() {
     const left = [...this.#reserved].filter((number) => this.resumed.has(number));
     this.#reserved.clear();
     for (const number of left) this.#unsubscribe(number);
   }
 
-  /** The page is left: say what is to be said, and let the broker keep the session. */
+  /** The page is left: send what is queued, and let the broker keep the session. */
   suspend() {
     this.flush();
-    this.#dialer.suspend();
-    this.lost();
-    this.#settings.changed("the page is left");
+    this.#connector.suspend();
+    this.onCarrierLoss();
+    this.#settings.onChange("the page is left");
   }
 
   /**
@@ -156,57 +156,58 @@ export class Session {
   pause() {
     this.flush();
     const isPolled = this.transport === "long-poll";
-    if (isPolled) this.#carrier.bequeath(); // the carrier's own good-bye would take too long
-    this.#dialer.suspend(isPolled ? CloseCode.LEAVING : CloseCode.GOOD_BYE);
+    if (isPolled) this.#carrier.deleteOnUnload(); // the carrier's own close would take too long
+    this.#connector.suspend(isPolled ? CloseCode.LEAVING : CloseCode.GOOD_BYE);
     this.sessionId = "";
-    this.lost();
-    this.#settings.changed("the page is frozen");
+    this.onCarrierLoss();
+    this.#settings.onChange("the page is frozen");
   }
 
-  /** The page ends for good: a session that nobody else would end is ended. */
-  bequeath() {
+  /** The page ends for good: end a session that does not end with its carrier. */
+  endOnUnload() {
     this.flush();
-    this.#carrier?.bequeath?.();
+    this.#carrier?.deleteOnUnload?.();
   }
 
-  /** Others go on with this session: this one begins anew, under another producer. */
+  /** Another client goes on with this session: begin a new one, under this producer. */
   forget(producer) {
     this.sessionId = "";
     this.producer = producer;
   }
 
-  /** The page is there again. */
+  /** The page is back. */
   wake() {
-    this.#dialer.wake();
+    this.#connector.wake();
   }
 
-  /** The page is looked at again, or the network is back: is what stands alive? */
+  /** The page is visible again, or the network is back: find out soon whether the carrier lives. */
   hurry() {
     if (this.failure !== null) return;
-    this.#dialer.hurry();
+    this.#connector.hurry();
     if (!this.isOpen) return;
-    this.#ask(HURRIED_MS);
+    this.#ping(HURRIED_MS);
     this.#tick();
   }
 
-  /** Ask for a sign of life, which has so long to come; asked already: not longer than it had. */
-  #ask(graceMs) {
+  /** Ping the broker, which has this time for an answer, or less if it was pinged before. */
+  #ping(graceMs) {
     const now = this.#now;
-    this.#answerBy = Math.min(this.#awaitsAnswer() ? this.#answerBy : Infinity, now + graceMs);
-    this.#askedAt ??= now;
+    this.#pongBy = Math.min(this.#settlePing() ? this.#pongBy : Infinity, now + graceMs);
+    this.#pingedAt ??= now;
     this.#send([encode({ type: "ping" })]);
-    this.wakeAt(this.#answerBy);
+    this.wakeAt(this.#pongBy);
   }
 
-  #awaitsAnswer() {
-    if (this.#askedAt !== null && this.#carrier.heardAt >= this.#askedAt) this.#askedAt = null;
-    return this.#askedAt !== null;
+  /** Note what was received since the ping; whether its answer is still missing. */
+  #settlePing() {
+    if (this.#pingedAt !== null && this.#carrier.heardAt >= this.#pingedAt) this.#pingedAt = null;
+    return this.#pingedAt !== null;
   }
 
   // --- for the connector -------------------------------------------------------------------------
 
-  /** With the name of the session that is to go on. */
-  hello(token) {
+  /** The frame to begin with, which names the session that is to go on. */
+  helloFrame(token) {
     return encode({
       type: "hello",
       client: this.#settings.name,
@@ -217,7 +218,8 @@ export class Session {
     });
   }
 
-  welcomed(carrier, welcome) {
+  /** The session goes on over this carrier. */
+  onWelcome(carrier, welcome) {
     this.#carrier = carrier;
     this.welcome = welcome;
     this.isKnown = this.sessionId !== "" && welcome.session === this.sessionId;
@@ -225,75 +227,76 @@ export class Session {
     this.sessionId = welcome.session;
     this.isOpen = true;
     this.isDraining = false;
-    this.#askedAt = null;
+    this.#pingedAt = null;
     this.wakeAt(this.#now + 1000 * welcome.heartbeat_s * SILENT_SHARE);
     for (const number of this.resumed) { // closed while nothing carried it
       if (!this.#subscribers.has(number) && !this.#reserved.has(number)) this.#unsubscribe(number);
     }
-    for (const part of [...this.#parts]) part.opened();
-    this.#settings.changed("");
+    for (const part of [...this.#parts]) part.onOpen();
+    this.#settings.onChange("");
   }
 
-  lost() {
+  /** The carrier is lost, with everything on its way; perhaps another one follows. */
+  onCarrierLoss() {
     const wasOpen = this.isOpen;
     this.isOpen = false;
     this.#carrier = null;
     if (!wasOpen) return;
-    this.#answerAllLost();
-    for (const part of [...this.#parts]) part.disconnected();
+    this.#dropPending();
+    for (const part of [...this.#parts]) part.onDisconnect();
   }
 
-  /** Also when the client is closed. */
-  failed(error) {
+  /** The session is over for good; also when the client is closed. */
+  onFailure(error) {
     this.failure = error;
     this.isOpen = false;
     this.#timer.cancel();
-    this.#answerAllLost();
-    for (const part of [...this.#parts]) part.failed(error);
-    this.#settings.changed(error.message);
+    this.#dropPending();
+    for (const part of [...this.#parts]) part.onFailure(error);
+    this.#settings.onChange(error.message);
   }
 
-  /** What the broker says of this session cannot be: end it, and go on with another one. */
-  beginAnew() {
+  /** The broker contradicts itself about this session: end it, and begin another one. */
+  restart() {
     this.sessionId = "";
-    this.#breakOff(CloseCode.GOOD_BYE, "another session is needed");
+    this.#leaveCarrier(CloseCode.GOOD_BYE, "another session is needed");
   }
 
-  // --- for the parts ----------------------------------------------------------------------------
+  // --- for the parts -----------------------------------------------------------------------------
 
-  /** From now on it is told what happens. */
+  /** Add a part, which is notified from now on. */
   add(part) {
     this.#parts.add(part);
   }
 
-  /** It has left. */
+  /** Remove a part. */
   remove(part) {
     this.#parts.delete(part);
     this.#dirty.delete(part);
   }
 
-  /** Pushes of this subscription go to `part`; null: to nobody. */
+  /** Route the pushes of a subscription to `part`; null: to nobody. */
   route(number, part) {
     if (part === null) this.#subscribers.delete(number);
     else this.#subscribers.set(number, part);
   }
 
-  /** A fresh ref. */
+  /** Take a fresh ref. */
   nextRef = () => (this.#ref += 1);
 
-  /** `answered` gets the `ok` or `error` to the request with this ref; null: it was lost. */
-  expect(ref, answered) {
-    this.#pending.set(ref, answered);
+  /** Call `onAnswer` with the `ok` or `error` to the request with this ref; null: it is lost. */
+  expect(ref, onAnswer) {
+    this.#pending.set(ref, onAnswer);
   }
 
-  /** Send a frame at once, behind what the parts have to send. Not open: nothing happens. */
+  /** Send a frame at once, behind what the parts have to send. Without a carrier do nothing. */
   request(frame) {
     this.flush();
     if (this.isOpen) this.#send([encode(frame)]);
   }
 
   #send(frames) {
-    this.#saidAt = this.#now;
+    this.#sentAt = this.#now;
     this.#carrier?.send(frames);
   }
 
@@ -301,26 +304,26 @@ export class Session {
     this.request({ type: "unsubscribe", ref: this.nextRef(), subscription: number });
   }
 
-  /** The broker has taken this token in the place of the one before. */
-  present(token) {
-    this.#carrier?.present?.(token);
+  /** Use this token from now on; the broker has accepted it. */
+  setToken(token) {
+    this.#carrier?.setToken?.(token);
   }
 
-  /** It has something to send: at the end of this turn. */
-  dirty(part) {
+  /** Note that a part has something to send, at the end of this turn. */
+  markDirty(part) {
     this.#dirty.add(part);
-    this.#isStirred = true;
+    this.#isRestless = true;
     if (this.#flushing !== null) return;
     this.#flushing = new Deferred();
-    this.#settle(0, this.#now + TURN_MS);
+    this.#awaitEndOfTurn(0, this.#now + TURN_MS);
   }
 
-  #settle(round, until) {
+  #awaitEndOfTurn(round, until) {
     queueMicrotask(() => {
-      const next = this.#isStirred ? 0 : round + 1;
-      this.#isStirred = false;
+      const next = this.#isRestless ? 0 : round + 1;
+      this.#isRestless = false;
       if (next < QUIET_ROUNDS && this.#now < until) {
-        this.#settle(next, until);
+        this.#awaitEndOfTurn(next, until);
         return;
       }
       const { resolve } = this.#flushing;
@@ -330,7 +333,7 @@ export class Session {
     });
   }
 
-  /** Resolves when what is to be said in this turn has been handed to the carrier. */
+  /** Resolves when the frames of this turn have been handed to the carrier. */
   async flushed() {
     await this.#flushing?.promise;
   }
@@ -342,16 +345,16 @@ export class Session {
     const dirty = this.#dirty;
     this.#dirty = new Set();
     const frames = [];
-    for (const part of dirty) frames.push(...part.collect(now));
+    for (const part of dirty) frames.push(...part.takeFrames(now));
     if (frames.length > 0) this.#send(frames);
   }
 
-  /** False: the socket's buffer is full, or the broker drains; publish nothing more now. */
+  /** Whether to publish: the socket's buffer has room, and the broker does not drain. */
   get isWritable() {
     return this.#carrier !== null && this.#carrier.isWritable && !this.isDraining;
   }
 
-  /** Call the parts' `expire` then, or before. */
+  /** Call the parts' `expire` at this time, or before. */
   wakeAt(when) {
     if (when === Infinity || this.failure !== null || this.#timerAt <= when) return;
     this.#timerAt = when;
@@ -363,50 +366,51 @@ export class Session {
     this.#timerAt = Infinity;
     const now = this.#now;
     for (const part of [...this.#parts]) part.expire(now);
-    this.#beat(now);
+    this.#checkSilence(now);
     this.flush();
     for (const part of this.#parts) this.wakeAt(part.nextDeadline());
   }
 
   /**
-   * Ask for a sign of life where there was none for long, and give up where none comes. Not without
-   * having asked: in a page that nobody looks at, or that was frozen, timers are late by minutes.
-   * Nor while something large is on its way; then it asks on, so that the broker hears one.
+   * Ping a broker that has been silent for long, and give up a carrier that stays silent. Never
+   * without a ping before: in a page that is hidden, or was frozen, timers are late by minutes. Nor
+   * while something large is on its way; then it goes on pinging, so that the broker is not left in
+   * silence.
    */
-  #beat(now) {
+  #checkSilence(now) {
     const carrier = this.#carrier;
     if (!this.isOpen || carrier === null) return;
     const shareMs = 1000 * this.welcome.heartbeat_s * SILENT_SHARE;
-    const isOverdue = this.#awaitsAnswer() && now >= this.#answerBy;
+    const isOverdue = this.#settlePing() && now >= this.#pongBy;
     const isBusy = now < carrier.patientUntil;
-    const isMute = carrier.isReceiving && now >= this.#saidAt + shareMs;
-    const isSilent = this.#askedAt === null && now >= carrier.heardAt + shareMs;
+    const isMute = carrier.isReceiving && now >= this.#sentAt + shareMs;
+    const isSilent = this.#pingedAt === null && now >= carrier.heardAt + shareMs;
     if (isOverdue && !isBusy) {
-      carrier.abort("nothing was heard any more"); // its end is told, and it goes on elsewhere
+      carrier.abort("nothing was heard any more"); // `onClosed` follows
     } else if (isOverdue || isMute || isSilent) {
-      this.#askedAt = null;
-      this.#ask(shareMs);
+      this.#pingedAt = null;
+      this.#ping(shareMs);
     } else {
-      this.wakeAt(this.#askedAt === null ? carrier.heardAt + shareMs : this.#answerBy);
+      this.wakeAt(this.#pingedAt === null ? carrier.heardAt + shareMs : this.#pongBy);
     }
   }
 
-  // --- what the carrier tells (websocket.Listener) ----------------------------------------------
+  // --- as the listener of its carrier ------------------------------------------------------------
 
-  /** A message: one frame or several. */
+  /** Take a message: one frame or several. */
   onFrames(read) {
     if (this.#carrier?.transport === "websocket") this.#carrier.patientUntil = 0; // it has come
     try {
-      this.takeIn(read());
+      this.receive(read());
     } catch (error) {
       if (!(error instanceof NotTheProtocol)) report("a message that cannot be", error);
-      this.#breakOff(CloseCode.PROTOCOL_ERROR, `not tocsin.v1: ${wordsOf(error)}`);
+      this.#leaveCarrier(CloseCode.PROTOCOL_ERROR, `not tocsin.v1: ${wordsOf(error)}`);
     }
-    if (this.#now >= this.#timerAt) this.#tick(); // timers of a page that is not looked at are late
+    if (this.#now >= this.#timerAt) this.#tick(); // timers of a hidden page are late
   }
 
   /** Go on over another carrier, without waiting for the end of this one. */
-  #breakOff(code, why) {
+  #leaveCarrier(code, why) {
     const carrier = this.#carrier;
     if (carrier === null) return;
     carrier.listen(null);
@@ -414,54 +418,54 @@ export class Session {
     this.onClosed(code, why);
   }
 
-  /** Frames, in order. */
-  takeIn(frames) {
+  /** Dispatch frames, in order. */
+  receive(frames) {
     const now = this.#now;
     for (const frame of frames) {
-      if (frame.type === "push") this.#subscribers.get(frame.subscription)?.pushed(frame, now);
-      else if (frame.type === "revoked") this.#subscribers.get(frame.subscription)?.revoked(frame);
-      else if (frame.type === "drain") this.#drain(frame);
-      else if (frame.type === "announce") this.#expectLarge(frame.bytes, now);
-      else if (frame.type !== "welcome") this.#answer(frame); // for that `welcomed` was called
+      if (frame.type === "push") this.#subscribers.get(frame.subscription)?.onPush(frame, now);
+      else if (frame.type === "revoked") this.#subscribers.get(frame.subscription)?.onRevoke(frame);
+      else if (frame.type === "drain") this.#onDrain(frame);
+      else if (frame.type === "announce") this.#onAnnounce(frame.bytes, now);
+      else if (frame.type !== "welcome") this.#onAnswer(frame); // `onWelcome` had the welcome
     }
   }
 
-  /** The next message is so large that it may take its time, unseen. */
-  #expectLarge(bytes, now) {
+  /** The next message has so many bytes that it may take long, unseen. */
+  #onAnnounce(bytes, now) {
     if (this.#carrier !== null) this.#carrier.patientUntil = now + slowestMs(bytes);
   }
 
-  #drain(frame) {
+  #onDrain(frame) {
     this.isDraining = true;
-    this.#dialer.advised(frame.reconnect_after_s);
+    this.#connector.onAdvice(frame.reconnect_after_s);
   }
 
-  /** An `ok`, an `error` or a `pong`. */
-  #answer(frame) {
-    const answered = frame.ref === null ? undefined : this.#pending.get(frame.ref);
-    if (answered !== undefined) {
+  /** Take an `ok`, an `error` or a `pong`. */
+  #onAnswer(frame) {
+    const onAnswer = frame.ref === null ? undefined : this.#pending.get(frame.ref);
+    if (onAnswer !== undefined) {
       this.#pending.delete(frame.ref);
-      answered(frame);
+      onAnswer(frame);
     } else if (frame.type === "error" && ENDING.has(frame.code) && frame.subscription !== null) {
-      this.#subscribers.get(frame.subscription)?.ended(exceptionOf(frame));
+      this.#subscribers.get(frame.subscription)?.onEnd(exceptionOf(frame));
     }
   }
 
   /** The socket has drained: go on publishing. */
   onWritable() {
-    for (const part of this.#parts) this.dirty(part);
+    for (const part of this.#parts) this.markDirty(part);
   }
 
   /** The carrier has ended. */
   onClosed(closeCode, reason) {
-    this.lost();
-    this.#settings.changed(reason || `the connection was lost (${closeCode})`);
-    this.#dialer.ended(closeCode, reason);
+    this.onCarrierLoss();
+    this.#settings.onChange(reason || `the connection was lost (${closeCode})`);
+    this.#connector.onCarrierEnd(closeCode, reason);
   }
 
-  #answerAllLost() {
+  #dropPending() {
     const pending = [...this.#pending.values()];
     this.#pending.clear();
-    for (const answered of pending) answered(null);
+    for (const onAnswer of pending) onAnswer(null);
   }
 }

@@ -8,15 +8,15 @@ import { NoToken, wordsOf } from "../proto/errors.js";
 
 const TOKEN = /^[!-~]+$/;
 const NO_TOKEN = "is no token: a word of printable ASCII, without blanks or the end of a line";
-/** After this share of its life a token is followed by a fresh one. */
+/** The share of a token's life after which a fresh one follows. */
 const RENEW_SHARE = 0.8;
-/** So long after an attempt that failed comes the next one, at the earliest. */
+/** The shortest pause after an attempt that failed. */
 const AGAIN_MS = 5000;
 
 /**
- * The token; what a function returns is checked when it has. What a wrong one is, is not said.
+ * Check a token; what a function returns is checked later. The error does not show a wrong token.
  *
- * @throws {TypeError} it cannot stand in a header
+ * @throws {TypeError} when it cannot stand in a header
  */
 export function checkedToken(token) {
   const isAbsent = token === undefined || token === null;
@@ -28,9 +28,9 @@ export function checkedToken(token) {
 }
 
 /**
- * The text to present now; null: there is none.
+ * The token's text to use now, or null.
  *
- * @throws {NoToken} the function that is to return one has failed, or returned none
+ * @throws {NoToken} when the function that is to return one has failed, or returned none
  */
 export async function freshToken(token) {
   if (typeof token !== "function") return token;
@@ -48,8 +48,8 @@ export async function freshToken(token) {
 }
 
 /**
- * A part of the session, where a function returns tokens. Without one there is nothing to do: the
- * broker closes with 4401 when the one token is over.
+ * The renewal of a session's token, as a part of the session, for tokens that a function returns. A
+ * token given as text is never renewed: the broker closes with 4401 when it is over.
  */
 export class TokenRefresh {
   #session;
@@ -57,7 +57,7 @@ export class TokenRefresh {
   #environment;
   #due = Infinity;
   #ends = 0;
-  /** Which carrier it is asked for: what comes for an earlier one is not said. */
+  /** Counts carriers: a token that comes for an earlier one is not sent. */
   #round = 0;
 
   /**
@@ -71,21 +71,21 @@ export class TokenRefresh {
     this.#environment = environment;
   }
 
-  opened() {
-    this.#lasts(this.#session.welcome.right_lasts_s);
+  onOpen() {
+    this.#schedule(this.#session.welcome.right_lasts_s);
   }
 
   /** The next attempt to connect brings a fresh token. */
-  disconnected() {
+  onDisconnect() {
     this.#due = Infinity;
     this.#round += 1;
   }
 
-  failed() {
-    this.disconnected();
+  onFailure() {
+    this.onDisconnect();
   }
 
-  collect() {
+  takeFrames() {
     return [];
   }
 
@@ -104,25 +104,25 @@ export class TokenRefresh {
     try {
       token = await freshToken(this.#token);
     } catch { // there may be one the next time, or when the broker has closed
-      if (round === this.#round) this.#again();
+      if (round === this.#round) this.#retry();
       return;
     }
     const session = this.#session;
     if (round !== this.#round || !session.isOpen) return;
     const ref = session.nextRef();
-    session.expect(ref, (answer) => this.#answered(token, answer));
+    session.expect(ref, (answer) => this.#onAnswer(token, answer));
     session.request({ type: "auth", ref, token });
   }
 
-  #answered(token, answer) {
+  #onAnswer(token, answer) {
     if (answer === null) return;
     if (answer.type === "ok") {
-      this.#session.present(token);
-      this.#lasts(answer.right_lasts_s);
-    } else this.#again();
+      this.#session.setToken(token);
+      this.#schedule(answer.right_lasts_s);
+    } else this.#retry();
   }
 
-  #lasts(lastsS) {
+  #schedule(lastsS) {
     this.#due = Infinity;
     if (lastsS === null) return;
     const now = this.#environment.now();
@@ -130,7 +130,7 @@ export class TokenRefresh {
     this.#wakeAt(now + RENEW_SHARE * 1000 * lastsS);
   }
 
-  #again() {
+  #retry() {
     const now = this.#environment.now();
     const leftMs = this.#ends - now;
     if (leftMs > AGAIN_MS) this.#wakeAt(now + Math.max(AGAIN_MS, RENEW_SHARE * leftMs));

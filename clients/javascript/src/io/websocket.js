@@ -1,8 +1,8 @@
 /**
  * A WebSocket as a carrier of frames.
  *
- * Carriers are alike: `start` opens one, its listener hears `onOpen`, `onFrames`, `onWritable` and,
- * as the last thing, `onClosed`. See `longpoll` for the other one.
+ * All carriers have one interface: `start` opens one, and its listener is notified by `onOpen`,
+ * `onFrames`, `onWritable` and, last, `onClosed`. See `longpoll` for the other one.
  *
  * @module
  */
@@ -10,9 +10,9 @@
 import { CloseCode, decode, joinFrames, NotTheProtocol, SUBPROTOCOL } from "../proto/wire.js";
 import { Deferred, Timer } from "./platform.js";
 
-/** Above this nothing is published until the broker has taken what waits. */
+/** Bytes that wait to be sent, above which nothing is published. */
 export const WRITE_BUFFER_BYTES = 1_048_576;
-/** So often it is looked whether the buffer has drained: a WebSocket does not say. */
+/** Time between two looks at the buffer: a WebSocket does not say when it has drained. */
 const DRAIN_MS = 50;
 const CLOSE_TIMEOUT_MS = 2000;
 const OPEN = 1;
@@ -20,7 +20,7 @@ const REASON_CHARS_MAX = 40;
 
 /**
  * @typedef {object} Listener
- * @property {() => void} onOpen it can be talked to
+ * @property {() => void} [onOpen] frames can be sent
  * @property {(read: () => object[]) => void} onFrames a message; `read` throws NotTheProtocol
  * @property {() => void} onWritable `isWritable` has become true again
  * @property {(closeCode: number, reason: string) => void} onClosed it has ended
@@ -28,14 +28,14 @@ const REASON_CHARS_MAX = 40;
 
 export class WebSocketCarrier {
   transport = "websocket";
-  /** Nobody sees the parts of a message that is not complete. */
+  /** Always false: parts of an incomplete message cannot be seen. */
   isReceiving = false;
   /**
-   * Until then silence is no bad sign: something large is on its way, and nothing else can be heard
-   * meanwhile. By the environment's clock; 0: nothing is.
+   * The time until which silence is normal, because something large is on its way and nothing else
+   * can be received. By the environment's clock; 0: nothing large is.
    */
   patientUntil = 0;
-  /** Why there was no session, where more is known than a close code says. */
+  /** Why there was no session, if more is known than a close code; or null. */
   refusal = null;
   /** @type {Listener | null} */
   #listener = null;
@@ -45,8 +45,8 @@ export class WebSocketCarrier {
   #socket = null;
   #isOver = false;
   #closed = new Deferred();
-  #draining;
-  #closing;
+  #drainTimer;
+  #closeTimer;
 
   /**
    * @param {string} url the broker's, http or https
@@ -56,36 +56,36 @@ export class WebSocketCarrier {
     this.#url = `ws${url.slice("http".length)}/v1/ws`;
     this.#environment = environment;
     this.#trace = trace;
-    this.#draining = new Timer(environment);
-    this.#closing = new Timer(environment);
+    this.#drainTimer = new Timer(environment);
+    this.#closeTimer = new Timer(environment);
     /** When something was received last, by the environment's clock. */
     this.heardAt = environment.now();
   }
 
-  /** Begin to open it. What goes wrong is told to the listener. */
+  /** Begin to open it. The listener is notified of failures. */
   start() {
     let socket;
     try {
       socket = new this.#environment.WebSocket(this.#url, [SUBPROTOCOL]);
-    } catch (error) { // no such thing here, or a policy of the page forbids it
-      this.#finish(CloseCode.ABNORMAL, `no WebSocket: ${/** @type {Error} */ (error).message}`);
+    } catch (error) { // there is no WebSocket here, or a policy of the page forbids it
+      this.#end(CloseCode.ABNORMAL, `no WebSocket: ${/** @type {Error} */ (error).message}`);
       return;
     }
     this.#socket = socket;
     socket.binaryType = "arraybuffer";
-    socket.addEventListener("open", () => this.#opened());
-    socket.addEventListener("message", (event) => this.#heard(event.data));
+    socket.addEventListener("open", () => this.#onOpen());
+    socket.addEventListener("message", (event) => this.#onMessage(event.data));
     socket.addEventListener("error", () => {}); // a close follows, and says as much
-    socket.addEventListener("close", (event) => this.#finish(event.code, event.reason));
+    socket.addEventListener("close", (event) => this.#end(event.code, event.reason));
   }
 
-  #opened() {
+  #onOpen() {
     if (this.#isOver) return;
     this.heardAt = this.#environment.now();
-    this.#listener?.onOpen();
+    this.#listener?.onOpen?.();
   }
 
-  #heard(data) {
+  #onMessage(data) {
     if (this.#isOver) return;
     this.heardAt = this.#environment.now();
     const isText = typeof data === "string";
@@ -96,17 +96,17 @@ export class WebSocketCarrier {
     });
   }
 
-  /** Whether what is sent still goes out; false: too much waits. */
+  /** Whether to send more; false: too much waits. */
   get isWritable() {
     return (this.#socket?.bufferedAmount ?? 0) < WRITE_BUFFER_BYTES;
   }
 
-  /** From now on `listener` is told; null: nobody. */
+  /** Notify this listener from now on; null: nobody. */
   listen(listener) {
     this.#listener = listener;
   }
 
-  /** Send frames. After the end nothing happens. @param {string[]} frames */
+  /** Send frames; nothing is sent after the end. @param {string[]} frames */
   send(frames) {
     if (this.#isOver || this.#socket?.readyState !== OPEN) return;
     for (const message of joinFrames(frames)) {
@@ -117,22 +117,22 @@ export class WebSocketCarrier {
   }
 
   #awaitDrain() {
-    if (this.#draining.isSet) return;
-    this.#draining.set(DRAIN_MS, () => {
+    if (this.#drainTimer.isSet) return;
+    this.#drainTimer.set(DRAIN_MS, () => {
       if (this.isWritable) this.#listener?.onWritable();
       else this.#awaitDrain();
     });
   }
 
-  /** End in an orderly way: what was sent still arrives. `closed` says when. */
+  /** End in an orderly way: frames that were sent still arrive. `closed` resolves then. */
   close(code = CloseCode.GOOD_BYE, reason = "") {
     if (this.#isOver) return;
     if (this.#socket === null) {
-      this.#finish(code, reason);
+      this.#end(code, reason);
       return;
     }
     this.#hangUp(code, reason);
-    this.#closing.set(CLOSE_TIMEOUT_MS, () => this.#finish(code, reason));
+    this.#closeTimer.set(CLOSE_TIMEOUT_MS, () => this.#end(code, reason));
   }
 
   /** Resolves when it has ended. */
@@ -140,26 +140,26 @@ export class WebSocketCarrier {
     return this.#closed.promise;
   }
 
-  /** End at once, without waiting for a word of the other side. The session goes on elsewhere. */
+  /** End at once, without waiting for the other side. The session goes on elsewhere. */
   abort(reason = "") {
     if (this.#isOver) return;
     if (this.#socket !== null) this.#hangUp(CloseCode.SILENT, reason);
-    this.#finish(CloseCode.ABNORMAL, reason);
+    this.#end(CloseCode.ABNORMAL, reason);
   }
 
   #hangUp(code, reason) {
     try {
       this.#socket.close(code, reason.slice(0, REASON_CHARS_MAX));
     } catch { // it was never open, or is closed
-      this.#finish(code, reason);
+      this.#end(code, reason);
     }
   }
 
-  #finish(code, reason) {
+  #end(code, reason) {
     if (this.#isOver) return;
     this.#isOver = true;
-    this.#draining.cancel();
-    this.#closing.cancel();
+    this.#drainTimer.cancel();
+    this.#closeTimer.cancel();
     const listener = this.#listener;
     this.#listener = null;
     this.#closed.resolve();

@@ -66,7 +66,7 @@ export class AckLedger {
     this.#tickets = new Map();
   }
 
-  // --- what the consumer does -------------------------------------------------------------------
+  // --- what the consumer does --------------------------------------------------------------------
 
   /** Mark a message as started: its handler begins (R19). */
   markStarted(message) {
@@ -97,7 +97,7 @@ export class AckLedger {
     if (ticket !== null) this.#tickets.set(message, ticket);
   }
 
-  // --- what goes out ----------------------------------------------------------------------------
+  // --- what goes out -----------------------------------------------------------------------------
 
   /** Take the frames to be sent now, in this order; their nacks are noted in `closed`. */
   takeFrames(nextRef, closed) {
@@ -169,7 +169,7 @@ export class AckLedger {
     return frames;
   }
 
-  // --- answers ---------------------------------------------------------------------------
+  // --- answers -----------------------------------------------------------------------------------
 
   /**
    * Take the answer to a probe: what was acked before it is durable, or another's by now. With
@@ -221,7 +221,7 @@ export class AckLedger {
     return found;
   }
 
-  // --- coming back ------------------------------------------------------------------------------
+  // --- coming back -------------------------------------------------------------------------------
 
   /** The delivery list of everything settled or returned here, and perhaps not at the broker. */
   unconfirmed() {

@@ -94,7 +94,7 @@ export class DeliveryLedger {
     this.isPaused = true;
   }
 
-  // --- receiving ----------------------------------------------------------------------------
+  // --- receiving ---------------------------------------------------------------------------------
 
   /**
    * Take in a push. It is discarded if it is not newer than the newest of its partition (R16).
@@ -174,7 +174,7 @@ export class DeliveryLedger {
     return this.leases.nextDeadline();
   }
 
-  // --- coming back ------------------------------------------------------------------------------
+  // --- coming back -------------------------------------------------------------------------------
 
   /** Hand out nothing, because nothing carries the session. */
   pause() {
@@ -243,7 +243,7 @@ export class DeliveryLedger {
     return this.acks.onSessionLoss();
   }
 
-  // --- handing out and settling -----------------------------------------------------------------
+  // --- handing out and settling ------------------------------------------------------------------
 
   /** The number of messages that could be handed out now. */
   get ready() {
@@ -420,7 +420,7 @@ export class DeliveryLedger {
     if (held.left === 0) this.#pushes.delete(pushKey(held.place));
   }
 
-  // --- sending ----------------------------------------------------------------------------
+  // --- sending -----------------------------------------------------------------------------------
 
   /** Messages whose turn is far off, behind one that is in hand for long. */
   #distant() {

@@ -1,23 +1,24 @@
 /**
- * Publishing: sequences, what is unanswered, what is sent again and in which order. Pure.
+ * The lane of one queue: sequences of published messages, and what is sent again in which order.
+ * Pure.
  *
  * A `PublishLane` carries this producer's messages into one queue. It numbers the messages, keeps
  * every one until its final answer, and decides what is sent when:
  *
- * - Frames hold consecutive sequences. `resolved` says that everything below was answered (R6).
- * - When a message is refused for the moment, or is unknown, nothing new is sent until what is in
- *   flight has been answered; then everything refused is sent again in sequence order, and what is
- *   new goes behind it. So no message of a key ever overtakes another (R7), even where the broker
- *   would let it.
- * - Where a limit was reached, one frame at a time is sent, when the broker has said, until nothing
- *   is left to be sent again; one that is refused although it came in time, because others did too,
- *   comes again in halves.
+ * - Frames hold consecutive sequences. Everything below `resolved` has been answered (R6).
+ * - When a message is refused for the moment, or its outcome is unknown, nothing new is sent until
+ *   all frames in flight are answered. Then everything refused is sent again in sequence order,
+ *   with new messages behind it, so that no message of a key ever overtakes another (R7), even
+ *   where the broker would let it.
+ * - After a limit was reached, one frame at a time is sent, at the time that the broker names,
+ *   until nothing is left to be sent again. A frame that is refused although it came in time,
+ *   because others did too, comes again in halves.
  * - After a lost connection everything unanswered is sent again, in order, under its old sequences:
  *   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
  *
  *     add -> waiting -- take --> in flight -- final answer --> its ticket
  *                        ^           |
- *                        └── again <─┘  refused, unknown, connection lost
+ *                        └─ resends <┘  refused, unknown, connection lost
  *
  * @module
  */
@@ -29,12 +30,12 @@ import { exceptionOf, publishFrame } from "./wire.js";
 /** Before the first repetition, on average; it doubles from refusal to refusal. */
 export const BACKOFF_MS = 50;
 export const BACKOFF_MS_MAX = 5000;
-/** The longest wait for a limit; then it is asked again. */
+/** The longest wait for a limit, before it is tried again. */
 export const LIMITED_MS_MAX = 60_000;
 const LIMITED = "rate_limited";
-/** A publish is closed when it has grown so large; one message may be larger. */
+/** The size at which a publish takes no further message; one message may be larger. */
 export const FRAME_BYTES_AIM = 256 * 1024;
-/** Unanswered bytes of one lane; beyond, publishing waits. */
+/** Unanswered bytes of one lane, beyond which publishing waits. */
 export const LANE_BYTES_MAX = 16 * 1_048_576;
 
 /**
@@ -51,25 +52,25 @@ export const LANE_BYTES_MAX = 16 * 1_048_576;
 
 /** `now` and deadlines are in milliseconds, of any monotonic clock. */
 export class PublishLane {
-  /** Whether the broker is told when messages were produced. */
-  tellsTime = false;
+  /** Whether frames say when their messages were produced. */
+  sendsTime = false;
   #random;
   /** @type {Map<number, Entry>} every unanswered message, in the order of sequences */
   #entries = new Map();
   /** @type {Entry[]} of these, never sent */
   #waiting = [];
   /** @type {Entry[]} of these, to be sent again */
-  #again = [];
+  #resends = [];
   /** @type {Map<number, Entry[]>} ref -> what the frame carried */
   #inFlight = new Map();
-  #next;
+  #nextSequence;
   #resolved;
   #bytes = 0;
   #refusals = 0;
-  /** Messages in a frame, and one frame in flight; null: as many as there are. */
+  /** Messages in a frame, with one frame in flight; null: no limit was reached. */
   #pace = null;
-  /** How often in a row the frame in flight was over a limit. */
-  #limited = 0;
+  /** Refusals in a row by a limit. */
+  #limitRefusals = 0;
   #notBefore = -Infinity;
   /** No entry's deadline is before this. */
   #earliest = Infinity;
@@ -83,7 +84,7 @@ export class PublishLane {
     this.queue = queue;
     this.bounds = bounds;
     this.#random = random;
-    this.#next = this.#resolved = first;
+    this.#nextSequence = this.#resolved = first;
   }
 
   /** Messages without a final answer. */
@@ -92,8 +93,8 @@ export class PublishLane {
   }
 
   /** The sequence of the message that is added next. */
-  get next() {
-    return this.#next;
+  get nextSequence() {
+    return this.#nextSequence;
   }
 
   /** Every sequence below this one has its final answer. */
@@ -101,14 +102,14 @@ export class PublishLane {
     return this.#resolved;
   }
 
-  /** How many messages may be added now. 0: wait for answers. */
+  /** The number of messages that may be added now. 0: wait for answers. */
   room() {
     if (this.#bytes >= LANE_BYTES_MAX) return 0;
-    return Math.max(0, this.bounds.inFlightMax - (this.#next - this.#resolved));
+    return Math.max(0, this.bounds.inFlightMax - (this.#nextSequence - this.#resolved));
   }
 
   /**
-   * Queue an encoded message. The caller has asked `room`.
+   * Queue an encoded message. The caller has made sure that there is `room`.
    *
    * @param {{text: string, bytes: number, id: string | null,
    *     producedUnixUs?: number | null}} message
@@ -116,8 +117,8 @@ export class PublishLane {
    * @param {number} deadline
    */
   add(message, settle, deadline) {
-    const entry = { ...message, sequence: this.#next, settle, deadline, last: null };
-    this.#next += 1;
+    const entry = { ...message, sequence: this.#nextSequence, settle, deadline, last: null };
+    this.#nextSequence += 1;
     this.#entries.set(entry.sequence, entry);
     this.#waiting.push(entry);
     this.#bytes += entry.bytes;
@@ -125,27 +126,27 @@ export class PublishLane {
   }
 
   /**
-   * The [ref, frame] that are to be sent now, in this order. The first one tells `clockOffsetUs`;
-   * null: there is nothing new to tell.
+   * Take each [ref, frame] to be sent now, in this order. The first one carries `clockOffsetUs`,
+   * unless that is null.
    *
    * @param {() => number} nextRef
    * @param {number} now
    * @param {number | null} [clockOffsetUs]
    * @returns {Array<[number, string]>}
    */
-  take(nextRef, now, clockOffsetUs = null) {
+  takeFrames(nextRef, now, clockOffsetUs = null) {
     let entries = this.#waiting;
     const isSlow = this.#pace !== null;
-    if (this.#again.length > 0 || isSlow) {
+    if (this.#resends.length > 0 || isSlow) {
       if (this.#inFlight.size > 0 || now < this.#notBefore) return [];
-      this.#again.sort((one, other) => one.sequence - other.sequence);
-      entries = this.#again.concat(this.#waiting);
-      this.#again = [];
+      this.#resends.sort((one, other) => one.sequence - other.sequence);
+      entries = this.#resends.concat(this.#waiting);
+      this.#resends = [];
     }
     this.#waiting = [];
     let runs = this.#runs(entries);
     if (isSlow) {
-      this.#again = runs.slice(1).flat();
+      this.#resends = runs.slice(1).flat();
       runs = runs.slice(0, 1);
     }
     return runs.map((run, index) => {
@@ -160,12 +161,12 @@ export class PublishLane {
   #timesOf(first, clockOffsetUs) {
     const times = {};
     const producedUs = first.producedUnixUs ?? null;
-    if (this.tellsTime && producedUs !== null) times.produced_unix_us = producedUs;
+    if (this.sendsTime && producedUs !== null) times.produced_unix_us = producedUs;
     if (clockOffsetUs !== null) times.clock_offset_us = clockOffsetUs;
     return times;
   }
 
-  /** Consecutive sequences, each run small enough for one frame. */
+  /** Split entries into runs of consecutive sequences, each small enough for one frame. */
   #runs(entries) {
     const runs = [];
     let run = [];
@@ -188,33 +189,33 @@ export class PublishLane {
     return runs;
   }
 
-  /** The broker's `ok` to a frame; a ref of an earlier connection does nothing. */
-  answered(answer, now) {
+  /** Take the broker's `ok` to a frame; a ref of an earlier connection does nothing. */
+  onAnswer(answer, now) {
     const run = this.#inFlight.get(answer.ref);
     if (run === undefined) return;
     this.#inFlight.delete(answer.ref);
-    let refused = false;
+    let isRefused = false;
     run.forEach((entry, index) => {
       const outcome = answer.receipts[index];
       if (Array.isArray(outcome) && outcome.length > 1) {
         this.#settle(entry, receiptOf(entry, outcome, answer));
       } else {
         const isError = outcome !== undefined && !Array.isArray(outcome);
-        const error = isError ? exceptionOf(outcome) : missing();
+        const error = isError ? exceptionOf(outcome) : missingAnswer();
         if (error.code === LIMITED && now >= this.#notBefore) {
           // As many as came before it pass at once: ask for no more of them at a time.
-          this.#limited = 0;
+          this.#limitRefusals = 0;
           this.#slowDown(Math.max(1, index), 1000 * (error.retryAfterS ?? 0), now);
         }
-        refused = this.#refuse(entry, error, now) || refused;
+        isRefused = this.#refuse(entry, error, now) || isRefused;
       }
     });
-    if (!refused) this.#wentWell();
+    if (!isRefused) this.#onSuccess();
     this.#advance();
   }
 
-  /** The whole frame was refused. */
-  refused(ref, error, now) {
+  /** Take the refusal of a whole frame. */
+  onRefusal(ref, error, now) {
     const run = this.#inFlight.get(ref) ?? [];
     this.#inFlight.delete(ref);
     if (error.code === LIMITED && now >= this.#notBefore && run.length > 0) {
@@ -224,21 +225,22 @@ export class PublishLane {
     this.#advance();
   }
 
-  /** A frame of so many messages was over a limit. `afterMs` is when it would not be. */
+  /** A frame of so many messages was over a limit, and would not be after `afterMs`. */
   #slowDown(count, afterMs, now) {
     let pauseMs = Math.min(LIMITED_MS_MAX, afterMs * between(this.#random, 1, 1.1));
-    this.#pace = this.#limited === 0 ? count : Math.max(1, Math.floor(count / 2));
-    if (this.#limited > 0) pauseMs += this.#backoffMs(this.#limited); // others are faster
-    this.#limited += 1;
+    this.#pace = this.#limitRefusals === 0 ? count : Math.max(1, Math.floor(count / 2));
+    const refusals = this.#limitRefusals;
+    if (refusals > 0) pauseMs += this.#backoffMs(refusals); // others came first
+    this.#limitRefusals += 1;
     this.#notBefore = now + Math.max(pauseMs, BACKOFF_MS / 10);
   }
 
-  #wentWell() {
-    this.#limited = 0;
+  #onSuccess() {
+    this.#limitRefusals = 0;
     if (this.#pace !== null) {
       this.#pace = Math.min(2 * this.#pace, this.bounds.messagesPerPublishMax);
     }
-    if (this.#again.length > 0) return;
+    if (this.#resends.length > 0) return;
     this.#refusals = 0;
     this.#pace = null;
   }
@@ -247,14 +249,14 @@ export class PublishLane {
     return doubled(BACKOFF_MS, BACKOFF_MS_MAX, refusals - 1) * between(this.#random, 0.5, 1.5);
   }
 
-  /** Whether it is to be sent again. */
+  /** Settle a message that was refused, or queue it to be sent again; whether it is queued. */
   #refuse(entry, error, now) {
     if (!error.retry) {
       this.#settle(entry, error);
       return false;
     }
     if (!this.#entries.has(entry.sequence)) return false; // its caller has given up
-    this.#again.push(entry);
+    this.#resends.push(entry);
     if (error.code === "out_of_sequence" && entry.sequence !== this.#resolved) {
       return true; // only waits for those before it; their backoff is enough
     }
@@ -274,34 +276,36 @@ export class PublishLane {
   }
 
   #advance() {
-    while (this.#resolved < this.#next && !this.#entries.has(this.#resolved)) this.#resolved += 1;
+    while (this.#resolved < this.#nextSequence && !this.#entries.has(this.#resolved)) {
+      this.#resolved += 1;
+    }
   }
 
-  /** The connection is lost: whatever was in flight is to be sent again, at once. */
-  disconnected() {
+  /** The connection is lost: whatever was in flight is sent again on the next one, at once. */
+  onDisconnect() {
     for (const run of this.#inFlight.values()) {
-      this.#again.push(...run.filter((entry) => this.#entries.has(entry.sequence)));
+      this.#resends.push(...run.filter((entry) => this.#entries.has(entry.sequence)));
     }
     this.#inFlight.clear();
     this.#notBefore = -Infinity;
   }
 
-  /** When `take` or `expire` should be called again, if nothing else happens before. */
+  /** The time when `takeFrames` or `expire` should be called, if nothing happens before. */
   nextDeadline() {
     if (this.#entries.size === 0) return Infinity;
-    if (this.#again.length > 0 && this.#inFlight.size === 0) {
+    if (this.#resends.length > 0 && this.#inFlight.size === 0) {
       return Math.min(this.#notBefore, this.#earliest);
     }
     return this.#earliest;
   }
 
-  /** Give up what has no final answer by its deadline: PublishTimeout. */
+  /** Give up messages without a final answer by their deadlines: PublishTimeout. */
   expire(now) {
     if (now < this.#earliest) return;
     const late = [...this.#entries.values()].filter((entry) => entry.deadline <= now);
     for (const entry of late) this.#settle(entry, new PublishTimeout(entry.last));
     const isOpen = (entry) => this.#entries.has(entry.sequence);
-    this.#again = this.#again.filter(isOpen);
+    this.#resends = this.#resends.filter(isOpen);
     this.#waiting = this.#waiting.filter(isOpen);
     this.#advance();
     this.#earliest = Infinity;
@@ -310,10 +314,10 @@ export class PublishLane {
     }
   }
 
-  /** Nothing more will be sent: everything unanswered ends with this error. */
+  /** End everything unanswered with this error. */
   fail(error) {
     this.#inFlight.clear();
-    this.#again = [];
+    this.#resends = [];
     this.#waiting = [];
     for (const entry of [...this.#entries.values()]) this.#settle(entry, error);
     this.#advance();
@@ -321,8 +325,8 @@ export class PublishLane {
 }
 
 /**
- * The broker has stored the message at this place; `durability` says how safely. `duplicate`: it
- * was there already, from an earlier publish under the same id or sequence.
+ * Make a message's receipt: the broker has stored it at this place, as safely as `durability` says.
+ * `duplicate`: it was stored already, by an earlier publish under the same id or sequence.
  */
 function receiptOf(entry, [partition, offset, isDuplicate], { durability, id_prefix: prefix }) {
   const made = prefix === null ? null : `${prefix}${partition}-${offset}`;
@@ -335,7 +339,7 @@ function receiptOf(entry, [partition, offset, isDuplicate], { durability, id_pre
   };
 }
 
-function missing() {
+function missingAnswer() {
   return exceptionOf({
     code: "unknown",
     detail: "the broker did not answer for this message",

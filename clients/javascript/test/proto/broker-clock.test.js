@@ -79,11 +79,11 @@ test("a frame says when its oldest message was produced, to a broker that tells 
     lane.add({ text: "{}", bytes: 2, id: null, producedUnixUs }, () => {}, Infinity);
   }
   let ref = 0;
-  const [[, first]] = lane.take(() => (ref += 1), 0);
+  const [[, first]] = lane.takeFrames(() => (ref += 1), 0);
   assert.ok(!("produced_unix_us" in JSON.parse(first)));
-  lane.disconnected();
-  lane.tellsTime = true;
-  const [[, again]] = lane.take(() => (ref += 1), 1, -3);
+  lane.onDisconnect();
+  lane.sendsTime = true;
+  const [[, again]] = lane.takeFrames(() => (ref += 1), 1, -3);
   const said = JSON.parse(again);
   assert.deepEqual([said.produced_unix_us, said.clock_offset_us, said.messages.length], [5, -3, 2]);
 });

@@ -24,7 +24,7 @@ function lane(more = {}) {
   };
   const nextRef = counter();
   const take = (now = 0) =>
-    made.take(nextRef, now).map(([ref, text]) => ({ ref, ...JSON.parse(text) }));
+    made.takeFrames(nextRef, now).map(([ref, text]) => ({ ref, ...JSON.parse(text) }));
   return { made, add, take, outcomes };
 }
 
@@ -39,10 +39,10 @@ test("what is refused for the moment goes again before anything new, in order (R
   assert.deepEqual(take().map(said), [[1, 0, 2]]);
   add();
   assert.deepEqual(take().map(said), [[2, 2, 1]]);
-  made.answered(answer(1, [[0, 5], refusedAs("overloaded")]), 0);
+  made.onAnswer(answer(1, [[0, 5], refusedAs("overloaded")]), 0);
   add();
   assert.deepEqual(take(10_000), [], "something is still in flight");
-  made.answered(answer(2, [refusedAs("out_of_sequence")]), 0);
+  made.onAnswer(answer(2, [refusedAs("out_of_sequence")]), 0);
   assert.deepEqual(take(0), [], "it is waited for a while");
   assert.deepEqual(take(made.nextDeadline()).map(said), [[3, 1, 3]]);
   assert.equal(made.resolved, 1);
@@ -55,11 +55,11 @@ test("after a lost connection everything unanswered goes again under its sequenc
   add();
   add();
   take();
-  made.disconnected();
+  made.onDisconnect();
   assert.deepEqual(take().map(said), [[2, 0, 2]]);
-  made.answered(answer(1, [[0, 9], [0, 9]]), 0);
+  made.onAnswer(answer(1, [[0, 9], [0, 9]]), 0);
   assert.deepEqual(outcomes, [null, null], "an answer of before");
-  made.answered(answer(2, [[0, 7, true]]), 0);
+  made.onAnswer(answer(2, [[0, 7, true]]), 0);
   assert.equal(outcomes[0].duplicate, true);
   assert.equal(outcomes[1], null, "what is not answered is not known");
 });
@@ -83,7 +83,7 @@ test("no more is in flight than the broker bears", () => {
   add();
   assert.equal(made.room(), 0);
   take();
-  made.answered(answer(1, [[0, 0], refusedAs("unknown")]), 0);
+  made.onAnswer(answer(1, [[0, 0], refusedAs("unknown")]), 0);
   assert.equal(made.room(), 1);
 });
 
@@ -91,7 +91,7 @@ test("what has no answer in time is given up, and never sent again", () => {
   const { made, add, take, outcomes } = lane();
   add();
   take();
-  made.disconnected();
+  made.onDisconnect();
   made.expire(59_999);
   assert.equal(outcomes[0], null);
   made.expire(60_000);
@@ -110,13 +110,13 @@ test("what is over a limit in a frame comes again, in frames of what passes at o
   for (let n = 0; n < 8; n += 1) add();
   const [first] = take();
   const over = { code: "rate_limited", detail: "", retry: true, retry_after_s: 2 };
-  made.answered(answer(first.ref, [...stored(3), ...new Array(5).fill(over)]), 0);
+  made.onAnswer(answer(first.ref, [...stored(3), ...new Array(5).fill(over)]), 0);
   const due = made.nextDeadline();
   assert.ok(due >= 2000 && due <= 2200, `when the broker has said: ${due}`);
   const [again] = take(due);
   assert.deepEqual(said(again).slice(1), [3, 3]);
   assert.deepEqual(take(due), []);
-  made.answered(answer(again.ref, stored(3)), due);
+  made.onAnswer(answer(again.ref, stored(3)), due);
   const [last] = take(due);
   assert.deepEqual(said(last).slice(1), [6, 2]);
 });
@@ -125,9 +125,9 @@ test("over a limit one frame at a time goes, when the broker has said", () => {
   const { made, add, take } = lane({ messagesPerPublishMax: 2 });
   for (let n = 0; n < 6; n += 1) add();
   const [first, second, third] = take();
-  made.refused(first.ref, limited(2), 0);
-  made.refused(second.ref, behind(), 0);
-  made.refused(third.ref, behind(), 0);
+  made.onRefusal(first.ref, limited(2), 0);
+  made.onRefusal(second.ref, behind(), 0);
+  made.onRefusal(third.ref, behind(), 0);
   add();
   const due = made.nextDeadline();
   assert.ok(due >= 2000 && due <= 2200, `never sooner, and not all at once: ${due}`);
@@ -135,16 +135,16 @@ test("over a limit one frame at a time goes, when the broker has said", () => {
   const [again] = take(due);
   assert.deepEqual(said(again).slice(1), [0, 2]);
   assert.deepEqual(take(due), []);
-  made.answered(answer(again.ref, stored(2)), due);
+  made.onAnswer(answer(again.ref, stored(2)), due);
   const [next] = take(due);
   assert.deepEqual(said(next).slice(1), [2, 2]);
-  made.refused(next.ref, limited(1), due);
+  made.onRefusal(next.ref, limited(1), due);
   const later = made.nextDeadline();
   assert.ok(later - due >= 1000 && later - due <= 1100, "it had gone well in between");
   for (const [sequence, count] of [[2, 2], [4, 2], [6, 1]]) {
     const [frame] = take(later);
     assert.deepEqual(said(frame).slice(1), [sequence, count]);
-    made.answered(answer(frame.ref, stored(count)), later);
+    made.onAnswer(answer(frame.ref, stored(count)), later);
   }
   assert.equal(made.unanswered, 0);
   for (let n = 0; n < 4; n += 1) add();
@@ -160,7 +160,7 @@ test("who comes in time and is refused asks for less, and later", () => {
   for (let n = 0; n < 6; n += 1) {
     const [frame] = take(now);
     sizes.push(frame.messages.length);
-    made.refused(frame.ref, limited(1), now);
+    made.onRefusal(frame.ref, limited(1), now);
     pauses.push(made.nextDeadline() - now);
     now = made.nextDeadline();
   }
