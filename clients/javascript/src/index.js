@@ -22,7 +22,7 @@ export {
   PublishTimeout, QueueNotFound, SessionEnded, SettingsDiffer, StaleDelivery, TocsinError, TooLarge,
   Unauthorized, WouldDelete,
 } from "./proto/errors.js";
-export { Message, ReadMessage } from "./proto/delivery.js";
+export { Message, ReadMessage } from "./proto/message.js";
 export { Reader } from "./api/reader.js";
 export { Subscription } from "./api/subscription.js";
 

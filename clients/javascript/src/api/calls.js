@@ -1,18 +1,18 @@
 /**
- * The calls that go over HTTP: queues, groups, pull, and what operators do. A client has them all.
- * Answers that describe queues, groups and parked keys are the broker's own, as /openapi.json says.
+ * Calls over HTTP: queues, groups, pull, and the work of operators. A client has them all. Answers
+ * that describe queues, groups and parked keys are the broker's own, as in /openapi.json.
  *
  * @module
  */
 
-import { MessageContent } from "../proto/delivery.js";
+import { MessageContent } from "../proto/message.js";
 import { brokerError, CannotConnect, InvalidRequest } from "../proto/errors.js";
 import { isObject, startAt } from "../proto/wire.js";
 import { TIMEOUT_S } from "../io/http.js";
 
-/** Messages that the broker shows, or sends back, in one answer. */
+/** The number of messages in one answer of the broker, at most. */
 const PER_CALL_MAX = 1000;
-/** A queue of a thousand partitions and groups takes its time. */
+/** The time for a purge: a queue of a thousand partitions and groups takes long. */
 const PURGE_TIMEOUT_S = 300;
 const PULL_OPTIONS = new Set(["messagesMax", "waitS"]);
 const ABSENT = {
@@ -22,22 +22,22 @@ const ABSENT = {
 
 /** A message that an answer shows. */
 class HttpMessage extends MessageContent {
-  constructor(said) {
-    const { partition, published_unix_ms } = said;
-    super({ partition, published_unix_ms, id_prefix: "" }, said.offset, { ...ABSENT, ...said });
+  constructor(fields) {
+    const { partition, published_unix_ms } = fields;
+    super({ partition, published_unix_ms, id_prefix: "" }, fields.offset, { ...ABSENT, ...fields });
   }
 }
 
-/** A message as it stands in its queue; nobody has been given it by this. */
+/** A message in its queue, looked at without being delivered to anybody. */
 export class PeekedMessage extends HttpMessage {
-  constructor(said) {
-    super(said);
-    /** Where it stands for the group that was asked for; null: no group was. */
-    this.state = said.state ?? null;
-    /** Failed attempts that are counted, of that group. */
-    this.attempts = said.attempts ?? 0;
-    /** 0: never. */
-    this.expiresUnixMs = said.expires_unix_ms ?? 0;
+  constructor(fields) {
+    super(fields);
+    /** The message's state for the group that was named; null: none was. */
+    this.state = fields.state ?? null;
+    /** Failed attempts of that group that count. */
+    this.attempts = fields.attempts ?? 0;
+    /** The time when it expires; 0: never. */
+    this.expiresUnixMs = fields.expires_unix_ms ?? 0;
   }
 }
 
@@ -46,40 +46,40 @@ export class PeekedMessage extends HttpMessage {
  * letter; key, id, body and headers those of the message that it was.
  */
 export class DeadLetter extends HttpMessage {
-  constructor(said) {
-    super(said);
-    /** Where it was a message: queue, group, partition, offset. */
-    this.origin = said.origin;
+  constructor(fields) {
+    super(fields);
+    /** The place of the message that failed: queue, group, partition, offset. */
+    this.origin = fields.origin;
     /** exhausted, rejected, expired, overflow or skipped. */
-    this.reason = said.reason ?? "";
-    this.attempts = said.attempts ?? 0;
-    /** What its last nack gave as the reason. */
-    this.nackReason = said.nack ?? null;
+    this.reason = fields.reason ?? "";
+    this.attempts = fields.attempts ?? 0;
+    /** The reason of its last nack, or null. */
+    this.nackReason = fields.nack ?? null;
   }
 }
 
 /** A message that was pulled; settle it by its `receipt`, through any connection. */
 export class PulledMessage extends HttpMessage {
-  constructor(said) {
-    super(said);
-    this.receipt = said.receipt;
+  constructor(fields) {
+    super(fields);
+    this.receipt = fields.receipt;
     /** 1 for the first delivery to the group, then one more each time. */
-    this.attempt = said.attempt ?? 1;
-    /** Until then, by the broker's clock, the receipt counts. */
-    this.leaseUntilUnixMs = said.lease_until_unix_ms ?? 0;
+    this.attempt = fields.attempt ?? 1;
+    /** The end of its lease, by the broker's clock; the receipt counts until then. */
+    this.leaseUntilUnixMs = fields.lease_until_unix_ms ?? 0;
   }
 }
 
-/** See `Client`, which has these methods, and `index.d.ts`. */
+/** Base of `Client` with the calls over HTTP; `index.d.ts` describes them. */
 export class HttpCalls extends EventTarget {
-  /** See Http.request. */
+  /** Make a request, as `Http.request` does. */
   async request(_method, _path, _body, _settings) {
     throw new Error("abstract");
   }
 
   // --- queues ------------------------------------------------------------------------------------
 
-  /** Create a queue, if it is not there, with these settings and the defaults of the others. */
+  /** Create a queue, if it does not exist, with these settings and defaults for the others. */
   async createQueue(name, settings = {}) {
     return objectOf(await this.request("PUT", pathTo("queues", name), settingsOf(settings)));
   }
@@ -90,34 +90,34 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("PATCH", path, settingsOf(settings)));
   }
 
-  /** A queue's description: settings, holder, partitions, depth, each group's lag. */
+  /** Describe a queue: settings, holder, partitions, depth, each group's lag. */
   async queue(name) {
     return objectOf(await this.request("GET", pathTo("queues", name)));
   }
 
-  /** The descriptions of all queues, by name. */
+  /** Describe all queues, by name. */
   async queues() {
     return this.#list("/v1/queues", "queues");
   }
 
-  /** Let nothing of the queue be given out to groups, durably, until it is resumed. */
+  /** Pause a queue durably: nothing is delivered to groups until it is resumed. */
   async pauseQueue(name) {
     return objectOf(await this.request("POST", `${pathTo("queues", name)}/pause`));
   }
 
-  /** End a pause. Not paused: nothing happens. */
+  /** End a pause; a queue that is not paused stays as it is. */
   async resumeQueue(name) {
     return objectOf(await this.request("POST", `${pathTo("queues", name)}/resume`));
   }
 
-  /** Drop what a group has not settled, or (`{all: true}`) everything; returns how many. */
+  /** Drop what a group has not settled, or (`{all: true}`) everything; returns the number. */
   async purge(name, { group, all } = {}) {
     const settings = { timeoutS: PURGE_TIMEOUT_S };
     const path = `${pathTo("queues", name)}/purge`;
     return objectOf(await this.request("POST", path, { group, all }, settings)).messages;
   }
 
-  /** Where a key of a queue goes, and in each group who has it, and what it waits for. */
+  /** Explain a key of a queue: its partition, and in each group its owner and what it waits for. */
   async explain(queue, key, { group } = {}) {
     const path = `${pathTo("queues", queue)}/explain`;
     const told = objectOf(await this.request("GET", path + queryOf({ key, group })));
@@ -126,14 +126,14 @@ export class HttpCalls extends EventTarget {
     return { ...all, groups: [...listOf(told.groups), ...more] };
   }
 
-  /** The sessions that stand at the broker, by id, up to `limit`. */
+  /** List the broker's sessions, by id, up to `limit`. */
   async sessions({ limit } = {}) {
     return this.#list("/v1/sessions", "sessions", { limit });
   }
 
   // --- groups ------------------------------------------------------------------------------------
 
-  /** Create a group, if it is not there; the settings that are left out are the queue's. */
+  /** Create a group, if it does not exist; the settings that are left out are the queue's. */
   async createGroup(queue, group, { start, ...settings } = {}, { deletesMax = 0 } = {}) {
     const body = { ...settingsOf(settings), start: startAt(start) };
     const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
@@ -146,12 +146,12 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("PATCH", path, settingsOf(settings)));
   }
 
-  /** A group's description: settings, lag, owners. */
+  /** Describe a group: settings, lag, owners. */
   async group(queue, group) {
     return objectOf(await this.request("GET", pathTo("queues", queue, "groups", group)));
   }
 
-  /** Delete a group; resolves with how many messages went with it, which it alone needed. */
+  /** Delete a group; resolves with the number of messages deleted, which it alone needed. */
   async deleteGroup(queue, group, { deletesMax = 0 } = {}) {
     const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
     return objectOf(await this.request("DELETE", path)).deleted;
@@ -164,17 +164,17 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("POST", path, { to: place }));
   }
 
-  /** Keys of a group of which messages wait, each with its `reason`, up to `limit`. */
+  /** List the keys of a group whose messages wait, each with its `reason`, up to `limit`. */
   async heldKeys(queue, group, { limit } = {}) {
     return this.#list(`${pathTo("queues", queue, "groups", group)}/held`, "keys", { limit });
   }
 
-  /** What is in flight of a group, by partition and offset, up to `limit`. */
+  /** List the deliveries of a group in flight, by partition and offset, up to `limit`. */
   async leases(queue, group, { limit } = {}) {
     return this.#list(`${pathTo("queues", queue, "groups", group)}/leases`, "leases", { limit });
   }
 
-  /** Keys of a group that wait for an operator. */
+  /** List the keys of a group that wait for an operator. */
   async parked(queue, group, { limit = 100 } = {}) {
     const path = `${pathTo("queues", queue, "groups", group)}/parked`;
     return objectOf(await this.request("GET", path + queryOf({ limit })));
@@ -187,24 +187,24 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("POST", path, body));
   }
 
-  // --- looking -----------------------------------------------------------------------------------
+  // --- messages ----------------------------------------------------------------------------------
 
-  /** Messages as they stand in a queue, by partition and offset, taken from nobody. */
+  /** List messages of a queue, by partition and offset, without delivering them. */
   async peek(queue, { group, partition, offset, key, limit = 10 } = {}) {
     const query = { group, partition, offset, key };
     const path = `${pathTo("queues", queue)}/messages`;
-    const said = await this.#list(path, "messages", { query, limit });
-    return said.map((message) => new PeekedMessage(message));
+    const found = await this.#list(path, "messages", { query, limit });
+    return found.map((message) => new PeekedMessage(message));
   }
 
-  /** The dead letters of a queue that have not gone back, oldest first, up to `limit`. */
+  /** List the dead letters of a queue that were not sent back, oldest first, up to `limit`. */
   async deadLetters(queue, { key, reason, limit = 100 } = {}) {
     const path = `${pathTo("queues", queue)}/dead-letters`;
-    const said = await this.#list(path, "messages", { query: { key, reason }, limit });
-    return said.map((message) => new DeadLetter(message));
+    const found = await this.#list(path, "messages", { query: { key, reason }, limit });
+    return found.map((message) => new DeadLetter(message));
   }
 
-  /** Send dead letters back, in the order of their keys; returns how many went. */
+  /** Send dead letters back, in the order of their keys; returns their number. */
   async redrive(queue, { key, reason, limit = Infinity } = {}) {
     const path = `${pathTo("queues", queue)}/dead-letters/redrive`;
     let done = 0;
@@ -231,7 +231,7 @@ export class HttpCalls extends EventTarget {
     const body = { messages_max: messagesMax, wait_s: waitS };
     const settings = { timeoutS: TIMEOUT_S + waitS };
     const answer = objectOf(await this.request("POST", path, body, settings));
-    return listOf(answer.messages).map((said) => new PulledMessage(said));
+    return listOf(answer.messages).map((fields) => new PulledMessage(fields));
   }
 
   /** Settle pulled messages; durable when this resolves. */
@@ -257,7 +257,7 @@ export class HttpCalls extends EventTarget {
     return this.#settle(queue, group, "extend", { receipts, lease_s: leaseS });
   }
 
-  /** What is listed under `name` by `path`, page by page, up to `limit`. */
+  /** List what `path` answers under `name`, page by page, up to `limit`. */
   async #list(path, name, { query = {}, limit = Infinity, next } = {}) {
     const found = [];
     for (let after = next; found.length < limit; ) {
@@ -279,7 +279,7 @@ export class HttpCalls extends EventTarget {
   }
 }
 
-/** How many messages an act may delete, as a query; null: as many as there are. */
+/** The bound of messages that a call may delete, as a query; null: no bound. */
 function deletesOf(deletesMax) {
   return deletesMax === 0 ? "" : queryOf({ deletes_max: deletesMax ?? Number.MAX_SAFE_INTEGER });
 }
@@ -295,10 +295,10 @@ function listOf(value) {
 }
 
 /**
- * The path of these names below /v1.
+ * Make the path of these names below /v1.
  *
  * @param {...string} names
- * @throws {InvalidRequest} one of them is no name
+ * @throws {InvalidRequest} when one of them is no name
  */
 export function pathTo(...names) {
   for (const name of names) {
@@ -310,7 +310,7 @@ export function pathTo(...names) {
   return `/v1/${names.map(encodeURIComponent).join("/")}`;
 }
 
-/** Those that are given, as a query. @param {Record<string, unknown>} parameters */
+/** Encode the parameters that are given as a query. @param {Record<string, unknown>} parameters */
 export function queryOf(parameters) {
   const given = Object.entries(parameters).filter(([, value]) => (value ?? null) !== null);
   const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
@@ -318,22 +318,22 @@ export function queryOf(parameters) {
 }
 
 /**
- * Settings as the broker names them: `leaseS` is `lease_s`, in alerts, too. Names that are written
- * so already stay.
+ * Name settings as the broker does: `leaseS` becomes `lease_s`, in alerts, too. Names in the
+ * broker's form stay.
  *
  * @param {Record<string, unknown>} settings
  */
 export function settingsOf(settings) {
-  const said = Object.entries(settings).filter(([, value]) => value !== undefined);
+  const given = Object.entries(settings).filter(([, value]) => value !== undefined);
   return Object.fromEntries(
-    said.map(([name, value]) => [
+    given.map(([name, value]) => [
       name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
       name === "alerts" ? alertsOf(value) : value,
     ]),
   );
 }
 
-/** A list of alerts, or by name those that change; null takes one away. */
+/** Name the settings of alerts: a list, or changes by name, where null removes an alert. */
 function alertsOf(alerts) {
   if (Array.isArray(alerts)) return alerts.map((alert) => settingsOf(alert));
   const changes = Object.entries(alerts ?? {});

@@ -10,7 +10,7 @@ import { checkedUrl, Http } from "../io/http.js";
 import { ResumeStore } from "../io/page-resume.js";
 import { environmentOf, freshName, report, Timer } from "../io/platform.js";
 import { Session } from "../io/session.js";
-import { checkedToken, TokenRefresh } from "../io/token.js";
+import { checkedToken, TokenRenewal } from "../io/token.js";
 import { HttpCalls } from "./calls.js";
 import { Publisher } from "./publisher.js";
 import { Reader, ReaderPart } from "./reader.js";
@@ -51,7 +51,7 @@ export async function connect(url, options = {}) {
   return client;
 }
 
-/** See `index.d.ts`. Emits "connection" events. */
+/** A client of the broker, which emits "connection" events; `index.d.ts` describes it. */
 export class Client extends HttpCalls {
   #environment;
   #session;
@@ -93,7 +93,7 @@ export class Client extends HttpCalls {
     if (before !== null) this.#session.restore(before.session, before.numbers, before.refMax);
     this.#number = before?.numberMax ?? 0;
     if (typeof token === "function") {
-      this.#session.add(new TokenRefresh(this.#session, token, environment));
+      this.#session.add(new TokenRenewal(this.#session, token, environment));
     }
     this.#publisher = new Publisher(this.#session, environment, before?.sequences);
     this.#http = new Http(this.url, token, environment);
@@ -394,9 +394,9 @@ function checkedHandler(handler) {
 
 /** Wrap the user's trace: its failures are reported, and tokens are hidden from it. */
 function guardedTrace(trace) {
-  return (direction, transport, said) => {
+  return (direction, transport, message) => {
     try {
-      const text = typeof said === "string" ? said : JSON.stringify(said);
+      const text = typeof message === "string" ? message : JSON.stringify(message);
       const shown = text.startsWith(HELLO) ? withoutToken(text) : text.replace(AUTH, "$1…");
       trace(direction, transport, shown);
     } catch (error) {

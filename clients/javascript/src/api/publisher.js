@@ -8,7 +8,7 @@ import { BrokerClock } from "../proto/broker-clock.js";
 import {
   OutcomeUnknown, PublishManyFailed, PublishTimeout, TocsinError, TooLarge,
 } from "../proto/errors.js";
-import { byteLength, encodeMessage } from "../proto/message.js";
+import { byteLength, encodeMessage } from "../proto/new-message.js";
 import { PublishLane } from "../proto/publish-lane.js";
 import { encode, exceptionOf } from "../proto/wire.js";
 import { Deferred, Timer } from "../io/platform.js";
@@ -25,7 +25,7 @@ class BoundedLane {
     this.lane = lane;
   }
 
-  /** Whether something may be added now: there is room, and nobody waits for it. */
+  /** Whether something may be added now, because there is room for which nobody waits. */
   get hasRoom() {
     return this.#waiting.length === 0 && this.lane.room() > 0;
   }
@@ -48,7 +48,7 @@ class BoundedLane {
     return { added: waiter.added.promise, giveUp };
   }
 
-  /** There may be room now: let all who fit add at once, so that it travels in one frame. */
+  /** Let all callers for whom there is room add now, so that it travels in one frame. */
   onRoom() {
     while (this.#waiting.length > 0 && this.lane.room() > 0) {
       const { fill, added } = this.#waiting[0];
@@ -153,7 +153,7 @@ export class Publisher {
     return sum;
   }
 
-  /** Per queue, the sequence that comes next; sequences below it are not used again. */
+  /** The sequence that comes next, per queue; sequences below it are not used again. */
   sequences() {
     const found = new Map(this.#first);
     for (const { lane } of this.#lanes.values()) found.set(lane.queue, lane.nextSequence);
@@ -249,7 +249,7 @@ export class Publisher {
     this.#session.markDirty(this);
   }
 
-  /** What was in flight will be sent again. */
+  /** Publishes in flight are sent again on the next connection. */
   onDisconnect() {
     for (const { lane } of this.#lanes.values()) lane.onDisconnect();
   }

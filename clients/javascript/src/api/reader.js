@@ -56,7 +56,7 @@ export class Reader extends SubscriptionHandle {
     return this.#loop.nextNowait();
   }
 
-  /** As an async iterator. Rejects with a Gap (iterating again goes on behind it), or the end. */
+  /** Iterate. Rejects with a Gap (iterating again goes on behind it), or with why it is over. */
   async next() {
     if (this.#handler !== null) {
       throw new TypeError("its messages go to the handler that read was given");
@@ -64,7 +64,7 @@ export class Reader extends SubscriptionHandle {
     return this.#loop.next();
   }
 
-  /** As an async iterator. The last message is done when another loop asks for one. */
+  /** Leave the iteration. The last message is done when another loop asks for one. */
   async return(value) {
     return this.#loop.return(value);
   }
@@ -130,7 +130,7 @@ export class Reader extends SubscriptionHandle {
   }
 }
 
-/** One loop over a reader; its last message is in work until it asks for another one. */
+/** A loop over a reader; its last message is in work until it asks for another one. */
 class ReaderIterator {
   #part;
   #left;

@@ -6,7 +6,7 @@
  */
 
 import { DeliveryLedger } from "../proto/delivery-ledger.js";
-import { DeliveryState } from "../proto/delivery.js";
+import { DeliveryState } from "../proto/message.js";
 import {
   ClientClosed, OutcomeUnknown, StaleDelivery, TocsinError, wordsOf,
 } from "../proto/errors.js";
@@ -223,7 +223,7 @@ export class SubscriptionPart {
   /** Deliveries were taken back; never from a reader. */
   onRevoke(_revoked) {}
 
-  /** Of a reader nothing is timed. */
+  /** The time when `expire` should be called; never for a reader. */
   nextDeadline() {
     return Infinity;
   }
@@ -266,7 +266,7 @@ export class Subscription extends SubscriptionHandle {
     return this.#part.takeNow();
   }
 
-  /** As an async iterator. Rejects with why it is over, unless it was closed. */
+  /** Iterate. Rejects with why it is over, unless it was closed. */
   async next() {
     if (this.#handler !== null) {
       throw new TypeError("its messages go to the handler that subscribe was given");

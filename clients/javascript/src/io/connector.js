@@ -8,7 +8,7 @@
  * @module
  */
 
-import { ReconnectPolicy, TransportChoice } from "../proto/connect-policy.js";
+import { ReconnectDelay, TransportChoice } from "../proto/connect-policy.js";
 import {
   BrokerError, CannotConnect, NotABroker, SessionEnded, TocsinError, Unauthorized, wordsOf,
 } from "../proto/errors.js";
@@ -55,7 +55,7 @@ export class Connector {
   #retryNow = null;
   /** Tries a WebSocket beside a long poll at once; null: nothing to try. */
   #returnNow = null;
-  /** When the present attempt to bring a session back began, or null. */
+  /** The start of the present attempt to bring a session back, or null. */
   #attemptAt = null;
   /** Whether the attempt was given up for one that begins anew. */
   #isRestarted = false;
@@ -72,7 +72,7 @@ export class Connector {
     this.#url = url;
     this.#settings = settings;
     this.#choice = new TransportChoice(mode, environment.random);
-    this.#policy = new ReconnectPolicy(environment.random, typeof token === "function");
+    this.#policy = new ReconnectDelay(environment.random, typeof token === "function");
     this.#retryTimer = new Timer(environment);
     this.#returnTimer = new Timer(environment);
   }

@@ -8,7 +8,7 @@ import { between } from "../proto/backoff.js";
 import {
   brokerError, BrokerError, CannotConnect, InvalidRequest, NotABroker, wordsOf,
 } from "../proto/errors.js";
-import { lossIn } from "../proto/message.js";
+import { lossIn } from "../proto/new-message.js";
 import { exceptionOf, isObject } from "../proto/wire.js";
 import { Deferred, Timer } from "./platform.js";
 import { freshToken } from "./token.js";

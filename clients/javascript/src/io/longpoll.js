@@ -19,7 +19,7 @@ import { headersOf, refusal, slowestMs, textInParts } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
-/** How long the broker holds a poll that has nothing to return. */
+/** The time for which the broker holds a poll that has nothing to return. */
 export const WAIT_S = 20;
 /**
  * The time for an answer to begin, and to go on. A poll's WAIT_S comes on top, and the time that
@@ -38,7 +38,7 @@ export const PAUSE_MS = 200;
 /** The size of a post in characters, at most, unless one frame is longer. */
 const REQUEST_CHARS_AIM = 512 * 1024;
 const CLOSE_TIMEOUT_MS = 2000;
-/** How long a WebSocket that is to take over waits for a post that is under way. */
+/** The time for which a WebSocket that is to take over waits for a post that is under way. */
 const REST_MS = 1000;
 const SESSIONS = "/v1/sessions";
 const LAST_WORDS = new Set([1000, 1001]);
@@ -378,18 +378,18 @@ function timeoutMsOf(method) {
 
 /** Decode an answer's batch. @throws {NotABroker} when it is none */
 function batchOf(text) {
-  let said = null;
+  let answer = null;
   try {
-    said = JSON.parse(text);
+    answer = JSON.parse(text);
   } catch {
-    // then `said` stays null
+    // then `answer` stays null
   }
   const isBatch =
-    isObject(said) && typeof said.session === "string" && Number.isSafeInteger(said.batch);
-  const { frames = [], close = null } = isBatch ? said : {};
+    isObject(answer) && typeof answer.session === "string" && Number.isSafeInteger(answer.batch);
+  const { frames = [], close = null } = isBatch ? answer : {};
   const isClose = close === null || (isObject(close) && Number.isSafeInteger(close.code));
   if (!isBatch || !Array.isArray(frames) || !isClose) {
     throw new NotABroker("what answers is not a Tocsin broker: its answer is no batch of frames");
   }
-  return { session: said.session, batch: said.batch, frames, close };
+  return { session: answer.session, batch: answer.batch, frames, close };
 }

@@ -50,13 +50,13 @@ export class ResumeStore {
    */
   load() {
     const text = this.#take();
-    const said = parsed(text);
-    if (said === null || said.url !== this.#url) return null;
+    const snapshot = parseSnapshot(text);
+    if (snapshot === null || snapshot.url !== this.#url) return null;
     this.#loaded = text;
-    this.#consumers = said.consumers;
-    this.#readers = said.readers;
-    const { session, producer, sequences, numberMax, refMax } = said;
-    const numbers = said.consumers.map((place) => place.number);
+    this.#consumers = snapshot.consumers;
+    this.#readers = snapshot.readers;
+    const { session, producer, sequences, numberMax, refMax } = snapshot;
+    const numbers = snapshot.consumers.map((place) => place.number);
     return { session, producer, sequences, numbers, numberMax, refMax };
   }
 
@@ -148,15 +148,15 @@ function sameKeys(keys) {
 }
 
 /** Parse a snapshot; null: it is none. */
-function parsed(text) {
-  let said = null;
+function parseSnapshot(text) {
+  let snapshot = null;
   try {
-    said = JSON.parse(text ?? "null");
+    snapshot = JSON.parse(text ?? "null");
   } catch {
     return null;
   }
-  if (!isObject(said) || said.version !== VERSION) return null;
-  const isNumber = (number) => isWhole(number) && number >= 1 && number <= said.numberMax;
+  if (!isObject(snapshot) || snapshot.version !== VERSION) return null;
+  const isNumber = (number) => isWhole(number) && number >= 1 && number <= snapshot.numberMax;
   const isPlace = (place) =>
     isObject(place) && isNumber(place.number) && isText(place.queue) && isText(place.group) &&
     isNumeric(place.leaseMs) && place.leaseMs > 0 && isCount(place.received) &&
@@ -165,13 +165,13 @@ function parsed(text) {
     isObject(one) && isText(one.queue) && isPosition(one.position) &&
     (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));
   const isWhat =
-    isText(said.url) && isText(said.session) && isText(said.producer) &&
-    isCount(said.numberMax) && isCount(said.refMax) &&
-    isObject(said.sequences) && Object.values(said.sequences).every(isCount) &&
-    Array.isArray(said.consumers) && said.consumers.every(isPlace) &&
-    new Set(said.consumers.map((place) => place.number)).size === said.consumers.length &&
-    Array.isArray(said.readers) && said.readers.every(isReader);
-  return isWhat ? said : null;
+    isText(snapshot.url) && isText(snapshot.session) && isText(snapshot.producer) &&
+    isCount(snapshot.numberMax) && isCount(snapshot.refMax) &&
+    isObject(snapshot.sequences) && Object.values(snapshot.sequences).every(isCount) &&
+    Array.isArray(snapshot.consumers) && snapshot.consumers.every(isPlace) &&
+    new Set(snapshot.consumers.map((place) => place.number)).size === snapshot.consumers.length &&
+    Array.isArray(snapshot.readers) && snapshot.readers.every(isReader);
+  return isWhat ? snapshot : null;
 }
 
 function isPosition(position) {

@@ -76,7 +76,7 @@ export class Session {
   #pending = new Map();
   #timer;
   #timerAt = Infinity;
-  /** When a ping was sent that has no answer yet, or null; it has until `#pongBy`. */
+  /** The time of a ping that has no answer yet, or null; the answer is due at `#pongBy`. */
   #pingedAt = null;
   #pongBy = Infinity;
   #sentAt = 0;

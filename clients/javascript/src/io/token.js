@@ -51,7 +51,7 @@ export async function freshToken(token) {
  * The renewal of a session's token, as a part of the session, for tokens that a function returns. A
  * token given as text is never renewed: the broker closes with 4401 when it is over.
  */
-export class TokenRefresh {
+export class TokenRenewal {
   #session;
   #token;
   #environment;

@@ -58,7 +58,7 @@ export class WebSocketCarrier {
     this.#trace = trace;
     this.#drainTimer = new Timer(environment);
     this.#closeTimer = new Timer(environment);
-    /** When something was received last, by the environment's clock. */
+    /** The time of the last message received, by the environment's clock. */
     this.heardAt = environment.now();
   }
 

@@ -9,7 +9,7 @@
  * @module
  */
 
-import { DeliveryState } from "./delivery.js";
+import { DeliveryState } from "./message.js";
 import {
   containsDelivery, deliveryList, ranges, RANGES_PER_FRAME_MAX, splitDeliveries,
 } from "./wire.js";
@@ -17,8 +17,8 @@ import {
 /** Rows of acks since the last probe after which another one is sent. */
 export const UNCONFIRMED_ROWS = 64;
 /**
- * Where the broker cannot confirm for long that they are durable, the oldest ones are forgotten:
- * what was handled may come again if the gateway is killed then, too.
+ * The bound of unconfirmed rows. If the broker cannot confirm them for long, the oldest ones are
+ * forgotten; those messages may come again if the gateway is killed then, too.
  */
 export const UNCONFIRMED_ROWS_MAX = 4096;
 /** Messages named of those that are acked and unconfirmed; more than a subscription holds. */

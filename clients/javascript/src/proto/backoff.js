@@ -5,7 +5,7 @@
  * @module
  */
 
-/** So that no power is infinite. */
+/** A bound, so that no power is infinite. */
 const DOUBLINGS_MAX = 16;
 
 /**

@@ -104,7 +104,7 @@ export class BrokerClock {
     return best;
   }
 
-  /** By how much the broker's clock is ahead, if that is to be sent now; else null. */
+  /** The broker's lead over this client's clock, if that is to be sent now; else null. */
   get offsetToSendUs() {
     if (!this.isAnnounced || this.#offsetUs === null) return null;
     const changedUs = this.#sentUs === null ? Infinity : Math.abs(this.#offsetUs - this.#sentUs);

@@ -102,7 +102,7 @@ export class TransportChoice {
  * Whether and when to connect again. Delays grow exponentially and are jittered, so that the
  * clients of a gateway that died do not all come back at once; a gateway that drains says when.
  */
-export class ReconnectPolicy {
+export class ReconnectDelay {
   #random;
   #freshTokens;
   #attempts = 0;

@@ -22,7 +22,7 @@
  */
 
 import { AckLedger } from "./ack-ledger.js";
-import { DeliveryState, HeldPush, Message, staleError } from "./delivery.js";
+import { DeliveryState, HeldPush, Message, staleError } from "./message.js";
 import { Leases } from "./leases.js";
 import { isWithin, offsetsOf, pushKey, ranges } from "./wire.js";
 
@@ -125,8 +125,8 @@ export class DeliveryLedger {
     offsetsOf(push).forEach((offset, index) => this.#admit(held, offset, messages[index]));
   }
 
-  #admit(held, offset, said) {
-    const message = new Message(held, offset, said);
+  #admit(held, offset, fields) {
+    const message = new Message(held, offset, fields);
     held.deliveries.push(message);
     const { key } = message;
     if (key !== null && !this.#closed.admit(key, message.partition, offset)) {

@@ -41,7 +41,7 @@ export class TocsinError extends Error {
     this.code = code;
     /** A sentence for people. */
     this.detail = detail;
-    /** Whether the same may succeed later, unchanged. */
+    /** Whether the same request may succeed later, unchanged. */
     this.retry = retry;
   }
 }
@@ -55,8 +55,8 @@ export class CannotConnect extends TocsinError {
 }
 
 /**
- * What answers at the URL does not talk as a Tocsin broker does: look at the URL, and at the
- * proxies on the way.
+ * The URL is answered, but not as a Tocsin broker answers: look at the URL, and at the proxies on
+ * the way.
  */
 export class NotABroker extends CannotConnect {
   /** @param {string} message @param {{cause?: unknown}} [more] */
@@ -121,10 +121,10 @@ export class TooLarge extends InvalidRequest {}
 /** No valid token, or one without the right to do this. */
 export class Unauthorized extends BrokerError {}
 
-/** There is no such thing. */
+/** The thing that is named does not exist. */
 export class NotFound extends BrokerError {}
 
-/** There is no such queue. */
+/** The queue that is named does not exist. */
 export class QueueNotFound extends NotFound {}
 
 /** The queue has no such group. */
@@ -174,7 +174,7 @@ export class OutcomeUnknown extends BrokerError {}
 
 /**
  * A reader's position belongs to another queue or another history of its log: what was missed
- * cannot be said. `verdicts` are those of the partitions in which it does; none where the whole
+ * is unknown. `verdicts` are those of the partitions in which it does; none where the whole
  * queue is another one. Begin anew, with a `start`, or let `onUnknown` say where to go on.
  */
 export class PositionUnknown extends Conflict {

@@ -10,7 +10,7 @@
  * @module
  */
 
-import { DeliveryState } from "./delivery.js";
+import { DeliveryState } from "./message.js";
 import { containsDelivery, pushKey, ranges, splitDeliveries } from "./wire.js";
 
 export const MARGIN_MS_MAX = 2000;
@@ -36,7 +36,7 @@ export class Leases {
   #extensions = new Map();
 
   /**
-   * @param {Map<string, import("./delivery.js").HeldPush>} pushes what is held; its owner keeps it
+   * @param {Map<string, import("./message.js").HeldPush>} pushes what is held; its owner keeps it
    * @param {{leaseMs: number, autoExtend: boolean}} settings `autoExtend`: what is held is
    *     prolonged until the broker refuses
    */
@@ -49,7 +49,7 @@ export class Leases {
   /** Begin with leases of this length; pushes are those that are held. */
   begin(leaseMs) {
     this.usableMs = usableMs(leaseMs);
-    /** How long before the end of a lease more time is asked for. */
+    /** The time before the end of a lease when it is prolonged. */
     this.leadMs = EXTEND_SHARE * this.usableMs;
     this.restart();
   }
@@ -98,7 +98,7 @@ export class Leases {
     return over;
   }
 
-  /** When `expire` should be called, if nothing else happens before. */
+  /** The time when `expire` should be called, if nothing else happens before. */
   nextDeadline() {
     return this.#deadlines.next;
   }
@@ -209,9 +209,9 @@ function offsetOf(message) {
  * drops out by itself.
  */
 class Deadlines {
-  /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} in order */
+  /** @type {Array<{due: number, held: import("./message.js").HeldPush}>} in order */
   #queue = [];
-  /** @type {Array<{due: number, held: import("./delivery.js").HeldPush}>} a heap */
+  /** @type {Array<{due: number, held: import("./message.js").HeldPush}>} a heap */
   #heap = [];
 
   /** Add a push with the latest deadline so far. */
@@ -231,7 +231,7 @@ class Deadlines {
     }
   }
 
-  /** Replace all pushes by these. @param {Iterable<import("./delivery.js").HeldPush>} pushes */
+  /** Replace all pushes by these. @param {Iterable<import("./message.js").HeldPush>} pushes */
   reset(pushes) {
     this.#queue = [];
     this.#heap = [];

@@ -1,186 +1,290 @@
 /**
- * A message to be published, and its encoding. Pure.
+ * Messages as they are handed to the user, and where each stands at its consumer. Pure.
  *
  * @module
  */
 
-import { InvalidRequest, wordsOf } from "./errors.js";
-import { hasHalves, isObject } from "./wire.js";
+import { InvalidRequest, StaleDelivery } from "./errors.js";
+import { fromBase64 } from "./new-message.js";
 
-const FIELDS = new Set([
-  "body", "key", "id", "headers", "ttlS", "contentType", "sentUnixMs",
-]);
-const CHUNK = 0x8000;
-const BYTES = new TextEncoder();
+/** Bounds of the broker for a nack and an extend. */
+const DELAY_S_MAX = 86_400;
+const LEASE_S_MAX = 43_200;
+const REASON_CHARS_MAX = 1024;
 
-/**
- * The JSON text of a message.
- *
- * @param {any} message
- * @returns {string}
- * @throws {InvalidRequest} a field is unknown or of a wrong type, or the body has no JSON form
- */
-export function encodeMessage(message) {
-  check(message);
-  const { key, id, headers, ttlS, contentType, sentUnixMs } = message;
-  const said = {
-    key: key ?? undefined,
-    content_type: contentType ?? undefined,
-    id: id ?? undefined,
-    headers: headers ?? undefined,
-    ttl_s: ttlS ?? undefined,
-    sent_unix_ms: sentUnixMs ?? undefined,
-  };
-  const bytes = bytesOf(message.body);
-  if (bytes !== null) return JSON.stringify({ ...said, body_base64: toBase64(bytes) });
-  const head = JSON.stringify(said);
-  return `${head === "{}" ? "{" : `${head.slice(0, -1)},`}"body":${bodyText(message.body)}}`;
+/** The state of a delivery at this consumer; up to HANDED it is held. */
+export const DeliveryState = Object.freeze({
+  /** An earlier message of its key is held. */
+  QUEUED: 0,
+  READY: 1,
+  HANDED: 2,
+  ACKED: 3,
+  NACKED: 4,
+  /** Revoked, its lease over, or the connection lost. */
+  GONE: 5,
+});
+
+const WHY = {
+  [DeliveryState.QUEUED]: "has not been handed out",
+  [DeliveryState.READY]: "has not been handed out",
+  [DeliveryState.ACKED]: "has been acked",
+  [DeliveryState.NACKED]: "has been nacked",
+  [DeliveryState.GONE]: "has expired, or was revoked: it is no longer this consumer's",
+};
+
+/** The error of a message that cannot be settled any more. @param {Message} message */
+export function staleError(message) {
+  const why = WHY[message.state] ?? WHY[DeliveryState.GONE];
+  return new StaleDelivery(`message ${message.id} ${why}`);
 }
 
-/** The bytes of a text in UTF-8. @param {string} text */
-export function byteLength(text) {
-  return BYTES.encode(text).length;
-}
+/** The content of a message, wherever it comes from. */
+export class MessageContent {
+  #push;
+  #fields;
+  #bytes = null;
 
-function bodyText(body) {
-  let text;
-  try {
-    text = JSON.stringify(body);
-  } catch (error) {
-    throw refused(`the body has no JSON form: ${wordsOf(error)}`);
+  /** @param {any} push @param {number} offset @param {any} fields */
+  constructor(push, offset, fields) {
+    this.#push = push;
+    this.#fields = fields;
+    /** The message's place in its partition. */
+    this.offset = offset;
+    /** The routing and ordering key; null: the message is promised no order. */
+    this.key = fields.key;
   }
-  if (text === undefined) {
-    throw refused(`the body has no JSON form: it is ${typeof body}; null is sent as null`);
+
+  /** The JSON value, or for a binary message its bytes. */
+  get body() {
+    return this.isBinary ? this.bytes : this.#fields.body;
   }
-  if (hasHalves(text)) throw refused("the body has a text with half a surrogate pair");
-  const lost = lossIn(body, "body");
-  if (lost !== null) throw refused(lost);
-  return text;
-}
 
-/** What JSON shows as {}, or not as what it is, by `Object.prototype.toString`. */
-const NOT_JSON = new Set([
-  "Map", "Set", "WeakMap", "WeakSet", "WeakRef", "Promise", "RegExp", "Error", "ArrayBuffer",
-  "SharedArrayBuffer", "Generator", "AsyncGenerator", "Map Iterator", "Set Iterator",
-  "Array Iterator", "Blob", "File", "FormData", "Headers", "URLSearchParams",
-]);
+  /** The bytes of a binary message (a Uint8Array); null: the body is JSON. */
+  get bytes() {
+    if (this.isBinary) this.#bytes ??= fromBase64(this.#fields.body_base64);
+    return this.#bytes;
+  }
 
-/**
- * What would be sent as something else than it is, with the way to it from `name`; null: nothing.
- * `JSON.stringify` has taken the value before. A field that is undefined is left out, as ever, and
- * what has a `toJSON` says itself what it is.
- *
- * @param {any} value
- * @param {string} name
- * @returns {string | null}
- */
-export function lossIn(value, name) {
-  const found = lossOf(value);
-  if (found === null) return null;
-  const steps = found.way.reverse().map((step) =>
-    typeof step === "number" ? `[${step}]` : `.${step}`,
-  );
-  return `${name}${steps.join("")}: ${found.what}`;
-}
+  /** Whether the body was published as bytes and not as JSON. */
+  get isBinary() {
+    return this.#fields.body_base64 !== null;
+  }
 
-const lost = (what) => ({ what, way: [] });
+  /** The content type that the publisher gave, or null. */
+  get contentType() {
+    return this.#fields.content_type;
+  }
 
-/** @returns {{what: string, way: (string | number)[]} | null} */
-function lossOf(value) {
-  switch (typeof value) {
-    case "number":
-      return Number.isFinite(value) ? null : lost(`${value} has no JSON form`);
-    case "function":
-    case "symbol":
-      return lost(`a ${typeof value} has no JSON form`);
-    case "object":
-      return value === null ? null : lossOfObject(value);
-    default:
-      return null;
+  /** The publisher's headers; empty when there are none. */
+  get headers() {
+    return this.#fields.headers ?? {};
+  }
+
+  /** The publisher's id, or a name made of its place. */
+  get id() {
+    return this.#fields.id ?? `${this.#push.id_prefix}${this.offset}`;
+  }
+
+  /** The number of its partition. */
+  get partition() {
+    return this.#push.partition;
+  }
+
+  /**
+   * Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A log and
+   * an offset never name two messages. Empty where the message was looked at or pulled.
+   */
+  get log() {
+    return this.#push.id_prefix.slice(0, -1);
+  }
+
+  /** The time when the broker accepted it, in milliseconds since 1970. */
+  get publishedUnixMs() {
+    return this.#push.published_unix_ms;
+  }
+
+  /** The time of sending that the publisher gave, in milliseconds since 1970; or null. */
+  get sentUnixMs() {
+    return this.#fields.sent_unix_ms;
   }
 }
 
-function lossOfObject(value) {
-  if (Array.isArray(value)) {
-    for (let at = 0; at < value.length; at += 1) {
-      const item = value[at];
-      const found = item === undefined ? lost("undefined would be null") : lossOf(item);
-      if (found !== null) return inside(found, at);
+/** A message that a reader was given: nothing to settle. */
+export class ReadMessage extends MessageContent {}
+
+/** A push of which deliveries are held, and what these have in common. */
+export class HeldPush {
+  /**
+   * @param {any} push
+   * @param {any} settler carries out what the user says of a message
+   * @param {{deadline: number, extendAt: number}} times
+   */
+  constructor(push, settler, { deadline, extendAt }) {
+    this.push = push;
+    this.settler = settler;
+    /** The earliest deadline of its messages. */
+    this.deadline = deadline;
+    /** The time when its lease is to be prolonged; Infinity: never. */
+    this.extendAt = extendAt;
+    this.place = [push.partition, push.epoch, push.push];
+    this.left = push.messages.length;
+    /** @type {Message[]} by offset, ascending */
+    this.deliveries = [];
+    /** @type {number[]} acked, and not yet on their way */
+    this.acked = [];
+    /**
+     * Whether its messages may have been in the hands of a consumer that died. Then each is marked
+     * as started before its handler runs, so that one that kills its process is counted (R19).
+     */
+    this.isDoubtful = false;
+  }
+
+  /** The time when its lease is to be prolonged, or ends. */
+  get due() {
+    return Math.min(this.deadline, this.extendAt);
+  }
+
+  /** The messages of it that are held. */
+  heldMessages() {
+    return this.deliveries.filter((message) => message.state <= DeliveryState.HANDED);
+  }
+}
+
+/** A message that this consumer was given, until it is settled. */
+export class Message extends MessageContent {
+  #controller = null;
+
+  /** @param {HeldPush} held @param {number} offset @param {any} fields */
+  constructor(held, offset, fields) {
+    super(held.push, offset, fields);
+    this.held = held;
+    this.state = DeliveryState.READY;
+    this.deadline = held.deadline;
+    for (const name of ["held", "state", "deadline"]) {
+      Object.defineProperty(this, name, { enumerable: false });
     }
-    return null;
   }
-  if (typeof value.toJSON === "function") {
-    if (value instanceof Date && Number.isNaN(value.getTime())) return lost("an invalid Date");
-    const said = value.toJSON("");
-    return said === value ? null : lossOf(said);
+
+  /** 1 for the first delivery to the group, then one more each time. */
+  get attempt() {
+    return this.held.push.attempt;
   }
-  const tag = Object.prototype.toString.call(value).slice("[object ".length, -1);
-  if (ArrayBuffer.isView(value)) return lost("bytes inside a JSON value: let them be the body");
-  if (NOT_JSON.has(tag)) return lost(`a ${tag} has no JSON form`);
-  if (tag === "Number") return lossOf(value.valueOf());
-  const isShown = (name) => Object.prototype.propertyIsEnumerable.call(value, name);
-  if (Object.getOwnPropertySymbols(value).some(isShown)) {
-    return lost("a field named by a symbol has no JSON form");
+
+  /**
+   * The time until which it is this consumer's, by the client's own count, in milliseconds of the
+   * environment's clock (`performance.now()`); it moves on when the lease is prolonged.
+   */
+  get leaseUntil() {
+    return this.deadline;
   }
-  for (const name of Object.keys(value)) {
-    const found = lossOf(value[name]);
-    if (found !== null) return inside(found, name);
+
+  /** Whether it is still this consumer's, and not settled. */
+  get isHeld() {
+    return this.state === DeliveryState.HANDED;
   }
-  return null;
-}
 
-function inside(found, step) {
-  found.way.push(step);
-  return found;
-}
-
-function bytesOf(body) {
-  if (body instanceof ArrayBuffer) return new Uint8Array(body);
-  if (!ArrayBuffer.isView(body)) return null;
-  return new Uint8Array(body.buffer, body.byteOffset, body.byteLength);
-}
-
-/** @param {Uint8Array} bytes */
-export function toBase64(bytes) {
-  let text = "";
-  for (let at = 0; at < bytes.length; at += CHUNK) {
-    text += String.fromCharCode(...bytes.subarray(at, at + CHUNK));
+  /** Aborted when the message is no longer this consumer's: revoked, or its lease is over. */
+  get signal() {
+    if (this.#controller === null) {
+      this.#controller = new AbortController();
+      if (this.state === DeliveryState.GONE) this.abort();
+    }
+    return this.#controller.signal;
   }
-  return btoa(text);
-}
 
-/** @param {string} text @returns {Uint8Array} */
-export function fromBase64(text) {
-  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-}
+  /** Abort `signal`: the message is gone, and its handler should stop. */
+  abort() {
+    this.#controller?.abort(staleError(this));
+  }
 
-function refused(detail) {
-  return new InvalidRequest("invalid_message", detail);
+  /**
+   * Ack it, because it is done. Resolves when the ack is queued; with `confirm` when it is durable
+   * (P5).
+   *
+   * @param {{confirm?: boolean}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's; it is or
+   *     will be delivered again. With OutcomeUnknown (`confirm`): the connection was lost before
+   *     the answer, and the broker cannot say any more whether the ack counted.
+   */
+  ack({ confirm = false } = {}) {
+    const { settler } = this.held;
+    return quietly(confirm ? settler.ackConfirmed(this) : settler.ack(this));
+  }
+
+  /**
+   * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
+   * key wait for it. `reason` goes with it if it is dead-lettered. Resolves when the nack is
+   * queued: count, delay and reason may still be lost with the connection or the broker. With
+   * `confirm` it resolves when they are durable.
+   *
+   * @param {{delayS?: number, reason?: string, confirm?: boolean}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's. With
+   *     InvalidRequest: the broker would take none of it, and nothing has happened. With
+   *     OutcomeUnknown (`confirm`): the connection was lost before the answer, and the broker
+   *     cannot say any more whether the nack counted.
+   */
+  nack({ delayS, reason, confirm = false } = {}) {
+    const wrong = wrongNack(delayS, reason);
+    if (wrong !== null) return Promise.reject(wrong);
+    return this.#return({ delayS, reason }, confirm);
+  }
+
+  #return(how, confirm) {
+    const { settler } = this.held;
+    return quietly(confirm ? settler.nackConfirmed(this, how) : settler.nack(this, how));
+  }
+
+  /**
+   * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
+   * key is parked where the queue says so, as after its last attempt. Resolves when the rejection
+   * is queued: where it is lost with the connection or the broker, the message comes again. With
+   * `confirm` it resolves when it is durable.
+   *
+   * @param {string | null} [reason]
+   * @param {{confirm?: boolean}} [how]
+   * @returns {Promise<void>} rejects as `nack` does.
+   */
+  reject(reason, { confirm = false } = {}) {
+    const wrong = wrongNack(null, reason);
+    if (wrong !== null) return Promise.reject(wrong);
+    return this.#return({ reason, reject: true }, confirm);
+  }
+
+  /**
+   * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
+   * broker has agreed.
+   *
+   * @param {{leaseS?: number}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's, or its
+   *     lease may not be prolonged. With InvalidRequest: `leaseS` is no such time.
+   */
+  extend({ leaseS } = {}) {
+    if (!isAbsent(leaseS) && !(typeof leaseS === "number" && leaseS > 0 && leaseS <= LEASE_S_MAX)) {
+      const detail = `leaseS is a number of seconds above 0, up to ${LEASE_S_MAX}`;
+      return Promise.reject(new InvalidRequest("invalid_request", detail));
+    }
+    return quietly(this.held.settler.extend(this, leaseS));
+  }
 }
 
 const isAbsent = (value) => value === undefined || value === null;
-const isText = (value) => typeof value === "string" && value.isWellFormed();
 
-/** What the broker could only refuse together with all other messages of the frame. */
-function check(message) {
-  if (!isObject(message)) throw refused("a message is an object with a body");
-  const unknown = Object.keys(message).find((name) => !FIELDS.has(name));
-  if (unknown !== undefined) throw refused(`a message has no field ${unknown}`);
-  const { key, id, contentType, ttlS, sentUnixMs, headers } = message;
-  if (!isAbsent(key) && !(isText(key) && key)) {
-    throw refused("a key is a text of at least one character, without half a surrogate pair");
+/** Why a nack cannot be sent, or null: a wrong frame would take others of its message with it. */
+function wrongNack(delayS, reason) {
+  const isDelay = typeof delayS === "number" && delayS >= 0 && delayS <= DELAY_S_MAX;
+  if (!isAbsent(delayS) && !isDelay) {
+    const detail = `delayS is a number of seconds from 0 to ${DELAY_S_MAX}`;
+    return new InvalidRequest("invalid_request", detail);
   }
-  if (!isAbsent(id) && !isText(id)) throw refused("id is a text");
-  if (!isAbsent(contentType) && !isText(contentType)) throw refused("contentType is a text");
-  if (!isAbsent(ttlS) && !(typeof ttlS === "number" && ttlS > 0 && ttlS < 1e12)) {
-    throw refused("ttlS is a number of seconds above 0");
+  if (isAbsent(reason) || (typeof reason === "string" && reason.length <= REASON_CHARS_MAX)) {
+    return null;
   }
-  if (!isAbsent(sentUnixMs) && !Number.isSafeInteger(sentUnixMs)) {
-    throw refused("sentUnixMs is a whole number");
-  }
-  const areTexts = (texts) => Object.entries(texts).flat().every(isText);
-  const areThere = !isAbsent(headers);
-  if (areThere && !(isObject(headers) && areTexts(headers) && lossIn(headers, "") === null)) {
-    throw refused("headers map text to text");
-  }
+  const detail = `reason is a text of at most ${REASON_CHARS_MAX} characters`;
+  return new InvalidRequest("invalid_request", detail);
+}
+
+/** Mark a promise as handled: where nobody waits for it, the message comes again anyway. */
+function quietly(promise) {
+  promise.catch(() => {});
+  return promise;
 }

@@ -27,7 +27,7 @@ import { between, doubled } from "./backoff.js";
 import { PublishTimeout } from "./errors.js";
 import { exceptionOf, publishFrame } from "./wire.js";
 
-/** Before the first repetition, on average; it doubles from refusal to refusal. */
+/** The pause before the first repetition, on average; it doubles from refusal to refusal. */
 export const BACKOFF_MS = 50;
 export const BACKOFF_MS_MAX = 5000;
 /** The longest wait for a limit, before it is tried again. */

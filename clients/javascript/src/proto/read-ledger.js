@@ -14,7 +14,7 @@
  * @module
  */
 
-import { ReadMessage } from "./delivery.js";
+import { ReadMessage } from "./message.js";
 import { Gap } from "./errors.js";
 import { gapOf, offsetsOf, placeOf } from "./wire.js";
 
@@ -112,8 +112,8 @@ export class ReadLedger {
   receive(push) {
     if (push.gap !== null) this.#items.push(new Gap(push.partition, push.gap[0], push.gap[1]));
     const places = offsetsOf(push);
-    push.messages.forEach((said, index) => {
-      this.#items.push(new ReadMessage(push, places[index], said));
+    push.messages.forEach((fields, index) => {
+      this.#items.push(new ReadMessage(push, places[index], fields));
     });
     this.#items.push(new PushEnd(push));
     this.#buffered += push.messages.length;

@@ -18,7 +18,7 @@ const ADVICE =
 const KINDS = new Set(["resumed", "gap", "unknown"]);
 
 /**
- * One opening, over as many subscribes as it takes. `where`, a start or a position, says where the
+ * An opening, over as many subscribes as it takes. `where`, a start or a position, says where the
  * reader wants to go on; `onUnknown` what to do when that is unknown.
  */
 export class ReaderOpening {

@@ -152,19 +152,19 @@ export function startAt(start) {
  * @throws {NotTheProtocol} when it is not JSON, or a known frame has a field of a wrong type
  */
 export function decode(text) {
-  let said;
+  let parsed;
   try {
-    said = JSON.parse(text);
+    parsed = JSON.parse(text);
   } catch (error) {
     throw new NotTheProtocol(`not JSON: ${/** @type {Error} */ (error).message}`);
   }
-  return framesOf(said);
+  return framesOf(parsed);
 }
 
-/** Check JSON that has been parsed, as `decode` does. @param {unknown} said @returns {object[]} */
-export function framesOf(said) {
+/** Check frames that have been parsed. @param {unknown} parsed @returns {object[]} */
+export function framesOf(parsed) {
   const frames = [];
-  for (const frame of Array.isArray(said) ? said : [said]) {
+  for (const frame of Array.isArray(parsed) ? parsed : [parsed]) {
     if (!isObject(frame) || typeof frame.type !== "string") {
       throw new NotTheProtocol("a frame is an object with a type");
     }
@@ -190,7 +190,7 @@ const areObjects = (value) => Array.isArray(value) && value.every(isObject);
 const arePlaces = (value) => isObject(value) && Object.values(value).every(isPair);
 const areTexts = (value) => isObject(value) && Object.values(value).every(isText);
 
-/** Per field its test, and its default; a field without a default is required. */
+/** The test of each field, and its default; a field without a default is required. */
 const MESSAGE = {
   key: [isText, null],
   body_base64: [isText, null],
@@ -311,14 +311,14 @@ export function offsetsOf(push) {
 }
 
 /** Make an error of an error frame, of a refused message or of a problem document. */
-export function exceptionOf(said) {
+export function exceptionOf(refusal) {
   const text = (value, otherwise) => (typeof value === "string" ? value : otherwise);
-  return brokerError(text(said.code, "internal"), text(said.detail, ""), {
-    retry: said.retry === true,
-    retryAfterS: isNumber(said.retry_after_s) ? said.retry_after_s : null,
-    differences: Array.isArray(said.differences) ? said.differences : undefined,
-    deleted: isNumber(said.deleted) ? said.deleted : undefined,
-    deadLettered: isNumber(said.dead_lettered) ? said.dead_lettered : undefined,
+  return brokerError(text(refusal.code, "internal"), text(refusal.detail, ""), {
+    retry: refusal.retry === true,
+    retryAfterS: isNumber(refusal.retry_after_s) ? refusal.retry_after_s : null,
+    differences: Array.isArray(refusal.differences) ? refusal.differences : undefined,
+    deleted: isNumber(refusal.deleted) ? refusal.deleted : undefined,
+    deadLettered: isNumber(refusal.dead_lettered) ? refusal.dead_lettered : undefined,
   });
 }
 

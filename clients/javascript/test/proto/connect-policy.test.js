@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  DIED_YOUNG_MAX, ReconnectPolicy, TransportChoice, UNAUTHORIZED_MAX,
+  DIED_YOUNG_MAX, ReconnectDelay, TransportChoice, UNAUTHORIZED_MAX,
 } from "../../src/proto/connect-policy.js";
 
 const middle = () => 0.5;
@@ -28,10 +28,10 @@ test("a WebSocket that does not open, or dies young three times, makes way for l
 });
 
 test("a fresh token is tried so often, a fixed one once", () => {
-  const fresh = new ReconnectPolicy(middle, true);
+  const fresh = new ReconnectDelay(middle, true);
   for (let time = 1; time <= UNAUTHORIZED_MAX; time += 1) assert.ok(fresh.onClose(4401));
   assert.ok(!fresh.onClose(4401));
-  assert.ok(!new ReconnectPolicy(middle, false).onClose(4401));
+  assert.ok(!new ReconnectDelay(middle, false).onClose(4401));
   assert.deepEqual([4499, 4500, 4999, 5000].map((code) => fresh.onClose(code)), [
     true, false, false, true,
   ]);

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { UNCONFIRMED_ROWS } from "../../src/proto/ack-ledger.js";
 import { AHEAD, DeliveryLedger } from "../../src/proto/delivery-ledger.js";
-import { DeliveryState, Message } from "../../src/proto/delivery.js";
+import { DeliveryState, Message } from "../../src/proto/message.js";
 import { StaleDelivery } from "../../src/proto/errors.js";
 import { decode } from "../../src/proto/wire.js";
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { encodeMessage, fromBase64, toBase64 } from "../../src/proto/message.js";
+import { encodeMessage, fromBase64, toBase64 } from "../../src/proto/new-message.js";
 
 test("what has no JSON form is refused before anything is sent", () => {
   const cycle = {};
