@@ -1,7 +1,7 @@
 """What a consumer says it holds: sorted, and of an epoch before adopted (R22).
 
 Whether it is still the consumer's own, the partition's slot knows, once there is one. What
-`push.resuming.adopt` must know of the log is read here.
+`push.delivery.resuming.adopt` must know of the log is read here.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from gateway.delivery_ports import DeliveryList
 from gateway.slot import Slot
 from gateway.tail import Tail
+from push.delivery.resuming import adopt, can_adopt, extent, keys_wanted, name_of, number_of
 from push.places import Partition
 from push.ranges import Range
 from push.record import Record
-from push.resuming import adopt, can_adopt, extent, keys_wanted, name_of, number_of
 
 Pushes = dict[int, list[Range]]
 """Push → ranges of offsets."""

@@ -77,8 +77,8 @@ from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Partition
-from push.pooling import Pool
 from push.ports import Storage
+from push.rates.pooling import Pool
 from push.sealing import PLAIN, Sealer
 
 

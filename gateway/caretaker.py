@@ -16,12 +16,12 @@ from gateway.slot import Slot
 from gateway.slot_context import Context
 from metadata.catalog import Group, Queue
 from metadata.client import Metadata
-from push.delivery import Delivery
-from push.giving import GiveOut, Taken
-from push.leases import Push
+from push.delivery.delivery import Delivery
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.shares import Share
 from push.places import GroupPartition, Partition
 from push.record import Record
-from push.shares import Share
 
 
 class Nobody:

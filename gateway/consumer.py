@@ -21,14 +21,14 @@ from gateway.settled import Settled, when_durable, when_written
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.resuming import hold, number_of
+from push.delivery.shares import Share, kept, share
 from push.errors import Refused
-from push.giving import GiveOut, Taken
-from push.leases import Push
 from push.ports import OWNER_BYTES
 from push.ranges import Range
 from push.record import Record
-from push.resuming import hold, number_of
-from push.shares import Share, kept, share
 from push.signs import Signs
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from push.delivery.tally import COUNTED as OF_GROUPS
+from push.delivery.tally import Tally
 from push.errors import TocsinError, Unknown
 from push.histogram import Histogram
 from push.ports import Appended, NotStored
-from push.tally import COUNTED as OF_GROUPS
-from push.tally import Tally
 
 OF_QUEUES: Final = ("published", "published_bytes", "duplicates", "refused", "unknown")
 """The plain counters of Published."""

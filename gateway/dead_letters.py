@@ -3,12 +3,12 @@
     a message's end has come ──one cursor write──▶ dead ──append──▶ in the dead letters ──▶ settled
 
 That a message goes there is decided by its partition's owner, durably and under its epoch, before
-anything is appended (push.waiting). So whoever owns the partition next moves it, and gives it to
-nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where it comes
-from and why it is here. They are moved in the order of the log, many with one append, each under an
-id made of its place and group: a crash behind the append repeats it, which deduplication answers
-(R8). Where an append's own answer is `unknown`, the letters are looked for before they are sent
-again.
+anything is appended (push.delivery.waiting). So whoever owns the partition next moves it, and gives
+it to nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where it
+comes from and why it is here. They are moved in the order of the log, many with one append, each
+under an id made of its place and group: a crash behind the append repeats it, which deduplication
+answers (R8). Where an append's own answer is `unknown`, the letters are looked for before they are
+sent again.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from gateway.routing import Answer, Outcome
 from gateway.slot import Slot
 from metadata.catalog import Queue
 from push import limits
+from push.delivery.waiting import DeadLetter
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.places import Partition
 from push.ports import PartitionState, Storage
 from push.record import Record
-from push.waiting import DeadLetter
 
 _MESSAGES: Final = msgspec.json.Decoder(list[Message])
 MOVE_AGAIN_S: Final = 1.0

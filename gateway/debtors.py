@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from gateway.limit_values import KINDS, Kind, Limits
-from push.bucket import Bucket, Rate
 from push.message import Message
+from push.rates.bucket import Bucket, Rate
 
 Scope = Literal["principal", "address", "queue", "credential"]
 Name = tuple[Scope, str]

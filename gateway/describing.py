@@ -19,9 +19,9 @@ from gateway.slot import Slot
 from gateway.stock import GroupStock, Stock
 from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
+from push.delivery.reasons import holds_up, is_open
 from push.errors import Refused, TocsinError
 from push.ports import CursorState, PartitionState
-from push.reasons import holds_up, is_open
 
 Room = Literal["paused", "credit", "socket", "full", "no_consumer"]
 

@@ -31,7 +31,14 @@ from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push import limits
 from push.dead import DeadRanges
-from push.explaining import InFlight, Waits, in_flight_of, inherited_until, left_of, waits_of
+from push.delivery.explaining import (
+    InFlight,
+    Waits,
+    in_flight_of,
+    inherited_until,
+    left_of,
+    waits_of,
+)
 from push.places import GroupPartition, Partition
 from push.ports import Cursor, Storage
 from push.ranges import RangeSet

@@ -24,9 +24,9 @@ from gateway.starts import starts_of
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from push import limits
-from push.delivery import Delivery
+from push.delivery.delivery import Delivery
+from push.delivery.giving import DeliverySettings
 from push.errors import Fenced, Refused, TocsinError
-from push.giving import DeliverySettings
 from push.places import GroupPartition, Partition
 from push.ports import is_same_owner
 

@@ -21,9 +21,9 @@ from gateway.slot import Slot
 from gateway.upkeep_values import HeldPlace, Place
 from metadata.catalog import Group, Queue
 from push import limits
-from push.explaining import InFlight, lease, waiting_in, waits_of
-from push.leases import Push, offsets_of
-from push.lines import loose
+from push.delivery.explaining import InFlight, lease, waiting_in, waits_of
+from push.delivery.leases import Push, offsets_of
+from push.delivery.lines import loose
 from push.places import GroupPartition, Parked, Partition
 from push.ports import Retry, Storage
 from push.ranges import RangeSet

@@ -12,8 +12,8 @@ from gateway.heads import Budget
 from gateway.slot import Slot
 from push import limits
 from push.dead import DeadRanges
-from push.explaining import waiting_of
-from push.lines import loose
+from push.delivery.explaining import waiting_of
+from push.delivery.lines import loose
 from push.places import GroupPartition, Partition
 from push.ports import Cursor, Storage
 from push.ranges import RangeSet

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gateway.group import GroupRuntime
 from gateway.slot import Slot
-from push.giving import Judged
+from push.delivery.giving import Judged
 from push.letters import PERHAPS, SETTLED, STALE, Unpark, Verb
 from push.ports import Storage
 

@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from push import limits
-from push.bucket import Rate
+from push.rates.bucket import Rate
 
 Kind = Literal["connections", "failures", "requests", "frames", "messages", "bytes"]
 """What has a rate: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP

@@ -5,8 +5,8 @@ over is refused with `rate_limited` and the time after which the same is admitte
 
 Everything is kept in memory, of this gateway: `gateway.debtors` says for how long. Where several
 gateways share a store, what is kept of a rate is what this one holds of it ahead of time
-(`push.shared_bucket`, `gateway.shared_limits`): a take never waits for anybody. Bounds, and what
-a session says, are counted by each gateway for itself.
+(`push.rates.shared_bucket`, `gateway.shared_limits`): a take never waits for anybody. Bounds, and
+what a session says, are counted by each gateway for itself.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from gateway.shared_limits import SOON_S, SharedLimits
 from gateway.till import Till
 from metadata.catalog import Principal, Queue
 from push import limits
-from push.bucket import Bucket, Rate, nanoseconds, pour_all
 from push.errors import Refused
 from push.message import Message
+from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all
 
 BUSY_S: Final = 1.0
 """Advised where a bound is reached: nobody knows when a session ends."""
@@ -94,7 +94,7 @@ class Limiter:
         self.shared = shared
         self._make = own if shared is None else shared.bucket
         self.pour = pour_all if shared is None else shared.shares.pour
-        """As push.bucket.pour_all."""
+        """As push.rates.bucket.pour_all."""
         self._principal = principal
         self._address = address
         self._queue = queue

@@ -15,13 +15,13 @@ from gateway.groups import Groups
 from gateway.upkeep_values import Look, Peeked, PeekedMessage, Place
 from metadata.catalog import Group, Queue
 from push import limits
+from push.delivery.standing import Standings, State
 from push.errors import Refused
 from push.message import Message
 from push.places import GroupPartition, Partition
 from push.ports import PartitionState, Standing, Storage
 from push.record import Record
 from push.ring import Ring, key_hash
-from push.standing import Standings, State
 
 _MESSAGE = msgspec.json.Decoder(Message)
 

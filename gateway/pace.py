@@ -10,7 +10,7 @@ that it said is lost, and others do not wait behind it (P9).
 from collections.abc import Callable
 from typing import Final
 
-from push.bucket import Bucket, Rate
+from push.rates.bucket import Bucket, Rate
 
 FREE_PER_MESSAGE: Final = 4
 """Frames that come free with each message that the session was given: an ack, a credit, and more

@@ -119,7 +119,8 @@ class Parking:
         return slot if slot is not None and not slot.ended else None
 
     async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
-        """Retry, skip or release one parked key, or as many as one call may; see push.waiting.
+        """Retry, skip or release one parked key, or as many as one call may; see
+        push.delivery.waiting.
 
         Raises:
             Refused: nothing happened; not_parked: the key is not.

@@ -27,13 +27,13 @@ from gateway.receipts import Receipt, Receipts
 from gateway.slot import Slot
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.shares import Share, kept, share
 from push.errors import Refused
-from push.giving import GiveOut, Taken
-from push.leases import Push
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
-from push.shares import Share, kept, share
 from push.sharing import has_room
 from push.transit import Transit
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.delivery_ports import DeliveryList
 from gateway.slot import Slot
-from push.giving import Judged
+from push.delivery.giving import Judged
 
 
 @dataclass(slots=True)

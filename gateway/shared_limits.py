@@ -14,10 +14,10 @@ from typing import Final
 
 from gateway.debtors import Name
 from gateway.limit_values import Kind
-from push.bucket import Rate
 from push.errors import Refused, Unknown
-from push.pooling import BEAT_S, GAP_S, Pool
-from push.shared_bucket import ASK_S, ASKS_MAX, SharedBucket, Shares
+from push.rates.bucket import Rate
+from push.rates.pooling import BEAT_S, GAP_S, Pool
+from push.rates.shared_bucket import ASK_S, ASKS_MAX, SharedBucket, Shares
 
 _LOG: Final = logging.getLogger(__name__)
 SOON_S: Final = 2 * ASK_S

@@ -1,7 +1,7 @@
 """A slot: one partition of a group while a consumer of this gateway owns it.
 
-The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries
-out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
+The shell around one `push.delivery.delivery.Delivery`: it hands in records, credit and time, and
+carries out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from gateway.slot_context import Context, Owner, Unsent
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery import Delivery
+from push.delivery.delivery import Delivery
+from push.delivery.giving import GiveOut, Judged, Taken
+from push.delivery.leases import offsets_of
+from push.delivery.waiting import DeadLetter
 from push.errors import TocsinError
-from push.giving import GiveOut, Judged, Taken
-from push.leases import offsets_of
 from push.places import GroupPartition, ParkedLine, Partition, Verb
 from push.ports import Cursor, CursorWrite, Written
 from push.record import Record
-from push.waiting import DeadLetter
 
 logger = logging.getLogger("tocsin.slot")
 
@@ -276,9 +276,9 @@ class Slot:
         return evicted > 0
 
     def unpark(self, verb: Verb, seen: ParkedLine) -> "asyncio.Future[bool] | None":
-        """An operator's decision about a parked key; see push.waiting. The future: True once it
-        is durable, False when the epoch ended before, or the head is another one by now. None: it
-        is not parked like this, or decided."""
+        """An operator's decision about a parked key; see push.delivery.waiting. The future: True
+        once it is durable, False when the epoch ended before, or the head is another one by now.
+        None: it is not parked like this, or decided."""
         now = asyncio.get_running_loop().time()
         if self.ended or not self.delivery.waiting.decide(verb, seen, now):
             return None

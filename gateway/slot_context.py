@@ -13,11 +13,11 @@ from gateway.flusher import Flusher
 from gateway.nack_reasons import NackReasons
 from gateway.spans import Stages
 from gateway.tail import Tail
-from push.giving import GiveOut, Taken
-from push.leases import Push
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.shares import Share
 from push.ports import Storage
 from push.record import Record
-from push.shares import Share
 
 if TYPE_CHECKING:
     from gateway.slot import Slot
@@ -30,7 +30,7 @@ class Owner(Protocol):
         """How many messages it may be given now."""
 
     def share(self) -> Share:
-        """What a key may have of these; see `push.shares`."""
+        """What a key may have of these; see `push.delivery.shares`."""
 
     @property
     def blocked_by(self) -> str:

@@ -39,8 +39,8 @@ from metadata.inprocess import InProcessMetadata
 from metadata.store import FILE as CATALOG_FILE
 from metadata.threaded_store import ThreadedStore
 from push.errors import Refused
-from push.pooling import Pool
 from push.ports import Storage
+from push.rates.pooling import Pool
 from push.sealing import PLAIN
 from storage import redis_target
 from storage.placed import PlacedStorage

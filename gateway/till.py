@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from gateway.debtors import Debtor, published_bytes
-from push.bucket import Bucket, nanoseconds
 from push.message import Message
+from push.rates.bucket import Bucket, nanoseconds
 
 Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
-"""As push.bucket.pour_all."""
+"""As push.rates.bucket.pour_all."""
 
 
 class Till:

@@ -10,9 +10,9 @@ from gateway.dead_letter_headers import headers_without_groups
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue
 from push import limits
+from push.delivery.standing import State
 from push.errors import Refused
 from push.places import Verb
-from push.standing import State
 
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
 

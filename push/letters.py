@@ -69,7 +69,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unpark(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's decision about parked keys (push.waiting), for the owner of one epoch."""
+    """An operator's decision about parked keys (push.delivery.waiting), for the owner of one
+    epoch."""
 
     verb: Decision
     epoch: _Number

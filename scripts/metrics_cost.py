@@ -15,8 +15,8 @@ from timeit import repeat
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from push.delivery.tally import Tally
 from push.histogram import Histogram
-from push.tally import Tally
 
 LOOPS = 200_000
 FRAME_MESSAGES, FRAME_RECORDS = 100, 16

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Final
 
 from push import limits
-from push.cursor_writes import with_reason
 from push.dead import DeadRanges
+from push.delivery.cursor_writes import with_reason
 from push.errors import Fenced, Refused
 from push.places import Parked
 from push.ports import (

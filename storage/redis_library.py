@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from push import limits
 from push.letters import ASKER_CHARS
-from push.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.ports import OWNER_BYTES
+from push.rates.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.sending import REFUSED_MAX
 from storage.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS

@@ -1,4 +1,4 @@
-"""The shared rates' side of the store, on Redis or Valkey (`push.pooling.Pool`).
+"""The shared rates' side of the store, on Redis or Valkey (`push.rates.pooling.Pool`).
 
 Everything is in one slot, so that one act is for all buckets that a gateway has to speak of. Acts
 are of the level `local`: what a failover takes back is debt of the last moments, and what gateways
@@ -9,8 +9,8 @@ empty and nobody holds anything of it, so that no clock of a server forgives wha
 from collections.abc import Sequence
 from typing import Any, Final
 
-from push.bucket import Rate
-from push.pooling import Ask, Grant, Reply
+from push.rates.bucket import Rate
+from push.rates.pooling import Ask, Grant, Reply
 from storage.redis_ports import Arg, Shard
 
 GATEWAYS: Final = "{tocsin:limits}:gateways"

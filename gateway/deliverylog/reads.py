@@ -11,7 +11,7 @@ from gateway.deliverylog.deliveries import Session
 from gateway.deliverylog.log import DeliveryLog
 from gateway.spans import Stages
 from metadata.catalog import Queue
-from push.giving import append_offset
+from push.delivery.giving import append_offset
 from push.ranges import Range
 from push.record import Record
 

@@ -13,12 +13,12 @@ from gateway.deliverylog.log import DeliveryLog
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery import Delivery
-from push.giving import GiveOut, Judged, Taken, append_offset
-from push.leases import Push, ranges_of
+from push.delivery.delivery import Delivery
+from push.delivery.giving import GiveOut, Judged, Taken, append_offset
+from push.delivery.leases import Push, ranges_of
+from push.delivery.tally import Tally
 from push.ports import Cursor, Dead
 from push.ranges import Range
-from push.tally import Tally
 
 _CAUSES: Final[dict[str, Cause]] = {
     "credit": "credit", "in_flight": "in_flight", "socket": "socket", "paused": "paused",

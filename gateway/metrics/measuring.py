@@ -30,9 +30,9 @@ from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.slices import Slices
 from metadata.catalog import Group, Principal, Queue
+from push.delivery.tally import Tally
 from push.errors import TocsinError
 from push.ports import Storage, StorageState
-from push.tally import Tally
 
 LOOKS_S: Final = 4.0
 """For asking the storage, of all queues: a Prometheus waits for ten seconds."""

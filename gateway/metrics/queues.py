@@ -19,9 +19,9 @@ from gateway.slices import Slices
 from gateway.stock import GroupStock, QueueStock, Stock, age_s
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
+from push.delivery.reasons import of_line
+from push.delivery.tally import COUNTED, Tally
 from push.errors import Refused, TocsinError
-from push.reasons import of_line
-from push.tally import COUNTED, Tally
 
 REST_LOOKS_PER_S: Final = 50
 """At most so many queues that share a label are looked at in a second."""

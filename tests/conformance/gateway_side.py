@@ -18,8 +18,8 @@ from gateway.registry import Registry
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY
-from push.bucket import Rate
 from push.message import Message
+from push.rates.bucket import Rate
 from storage.memory import MemoryStorage
 from tests.conformance.replay import Event, Kind, Replay
 from tests.conformance.transcript import Deviation, Line, Transcript, frames_of

@@ -12,9 +12,9 @@ from gateway.debtors import published_bytes
 from gateway.limit_values import ADDRESS_DEFAULT, NONE, OF_ADDRESS, Limits, parse_limits, per_second
 from gateway.limiter import Limiter
 from metadata.catalog import Principal, Queue, QueueSettings
-from push.bucket import Rate
 from push.errors import Refused
 from push.message import Message
+from push.rates.bucket import Rate
 
 WHO = Principal("who")
 OTHER = Principal("other")

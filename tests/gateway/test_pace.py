@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.pace import FREE_MAX, FREE_PER_MESSAGE, SMALL_CHANGE, Pace
-from push.bucket import Rate
+from push.rates.bucket import Rate
 
 RATE = Rate(100, 1, 1000)
 

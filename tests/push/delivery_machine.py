@@ -8,17 +8,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from push import limits, shares
+from push import limits
 from push.backoff import backoff_s
-from push.checks import Outside, check
-from push.delivery import Delivery
-from push.giving import DeliverySettings, Judged
+from push.delivery import shares
+from push.delivery.checks import Outside, check
+from push.delivery.delivery import Delivery
+from push.delivery.giving import DeliverySettings, Judged
+from push.delivery.resuming import adopt, can_adopt, keys_wanted
+from push.delivery.shares import Share
 from push.places import GroupPartition, Partition, Verb
 from push.ports import CursorWrite
 from push.ranges import RangeSet
 from push.record import Record
-from push.resuming import adopt, can_adopt, keys_wanted
-from push.shares import Share
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from push.bucket import Rate
-from push.pooling import (
+from push.rates.bucket import Rate
+from push.rates.pooling import (
     LEASE_S,
     LOOK_S,
     PARTS,

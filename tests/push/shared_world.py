@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from push.bucket import Bucket, Rate
-from push.pooling import BEAT_S, PARTS, Ask, Reply
-from push.shared_bucket import Shares
+from push.rates.bucket import Bucket, Rate
+from push.rates.pooling import BEAT_S, PARTS, Ask, Reply
+from push.rates.shared_bucket import Shares
 from tests.push.shared_pool import ModelPool
 
 TICK_S = 1 / 64

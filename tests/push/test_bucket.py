@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.bucket import Bucket, Rate, nanoseconds, pour_all, take_all
+from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all, take_all
 
 DAY_S = 86_400.0
 rates = st.builds(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import pytest
 
 from push import limits
-from push.cursor_writes import SETTLED_LOOSE_MAX, PendingWrite
+from push.delivery.cursor_writes import SETTLED_LOOSE_MAX, PendingWrite
 from push.places import GroupPartition, Parked, Partition
 from push.ports import Retry, Side
 

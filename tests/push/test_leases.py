@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from push import limits
-from push.giving import append_offset
-from push.leases import Leases, Push, bits_between, offsets_of, ranges_of
+from push.delivery.giving import append_offset
+from push.delivery.leases import Leases, Push, bits_between, offsets_of, ranges_of
 
 
 def give(leases: Leases, first: int, *hashes: int, now: float = 0.0, of_line: bool = False) -> Push:
@@ -120,7 +120,7 @@ def test_the_index_of_keys_is_forgotten_with_what_it_indexes() -> None:
 @pytest.fixture(params=[0, 16], ids=["indexed at once", "indexed for who asks often"])
 def looks_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in flight of a key is found by looking, or in an index: the same either way."""
-    monkeypatch.setattr("push.leases._LOOKS_MAX", request.param)
+    monkeypatch.setattr("push.delivery.leases._LOOKS_MAX", request.param)
 
 
 @settings(

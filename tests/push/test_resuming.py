@@ -3,9 +3,17 @@
 import pytest
 
 from push import limits
-from push.checks import check
-from push.delivery import Delivery
-from push.resuming import UNSETTLED_MAX, adopt, can_adopt, hold, keys_wanted, name_of, number_of
+from push.delivery.checks import check
+from push.delivery.delivery import Delivery
+from push.delivery.resuming import (
+    UNSETTLED_MAX,
+    adopt,
+    can_adopt,
+    hold,
+    keys_wanted,
+    name_of,
+    number_of,
+)
 from tests.push.test_delivery import PLACE, A, B, World, offsets
 
 Pushes = dict[int, list[tuple[int, int]]]
@@ -295,7 +303,7 @@ def test_keys_are_wanted_up_to_what_an_owner_may_have_left_behind(
 ) -> None:
     """P9: who claims the end of a long backlog does not have it all read."""
     assert UNSETTLED_MAX > limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
-    monkeypatch.setattr("push.resuming.UNSETTLED_MAX", 3)
+    monkeypatch.setattr("push.delivery.resuming.UNSETTLED_MAX", 3)
     world = World(A, A, A, A, A)
     world.give()
     world.ack(1, 1)

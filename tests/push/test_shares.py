@@ -4,13 +4,13 @@ literal time. Key 0 is: no key."""
 from collections.abc import Sequence
 
 from push import limits
-from push.checks import check
-from push.delivery import Delivery
-from push.giving import DeliverySettings, GiveOut
+from push.delivery.checks import check
+from push.delivery.delivery import Delivery
+from push.delivery.giving import DeliverySettings, GiveOut
+from push.delivery.resuming import adopt
+from push.delivery.shares import kept, share
 from push.places import GroupPartition, Partition
 from push.record import Record
-from push.resuming import adopt
-from push.shares import kept, share
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from push import limits
-from push.bucket import Rate
-from push.pooling import Ask, Reply
+from push.rates.bucket import Rate
+from push.rates.pooling import Ask, Reply
 from storage.redis_library import Library
 from storage.redis_limits import GATEWAYS, RedisPool
 from storage.redis_link import Link, packed

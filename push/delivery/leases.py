@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from push import limits
-from push.giving import Judged
+from push.delivery.giving import Judged
 from push.ranges import Range
 
 ADOPTED: Final = 1 << 53
@@ -104,7 +104,7 @@ class Push:
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.started = self.open if started else 0
         self.watched = 0
-        """The mask of what its key's line waits to hear of (see `push.shares`)."""
+        """The mask of what its key's line waits to hear of (see `push.delivery.shares`)."""
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
         """(lease end, mask): disjoint masks that cover what is open."""
         self.due_at = deadline

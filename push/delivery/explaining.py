@@ -10,9 +10,9 @@ from typing import Literal
 
 from push import limits
 from push.backoff import clamp_due
-from push.delivery import Delivery
-from push.leases import Push
-from push.lines import Line
+from push.delivery.delivery import Delivery
+from push.delivery.leases import Push
+from push.delivery.lines import Line
 
 KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]
 """Why the first message of a key that waits is not given, as far as that is its own affair.

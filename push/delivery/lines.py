@@ -31,7 +31,7 @@ def loose(offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an operator wants of a parked key; see push.waiting."""
+    """What an operator wants of a parked key; see push.delivery.waiting."""
 
     verb: str
     head: int | None

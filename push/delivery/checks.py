@@ -6,9 +6,9 @@ For tests and for looking into a process that behaves oddly; it walks everything
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from push.delivery import Delivery
-from push.leases import ADOPTED, offsets_of
-from push.lines import loose
+from push.delivery.delivery import Delivery
+from push.delivery.leases import ADOPTED, offsets_of
+from push.delivery.lines import loose
 from push.ports import Dead
 from push.ranges import RangeSet
 

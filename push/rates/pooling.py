@@ -1,13 +1,13 @@
 """What gateways and their store say to each other of the rates that they share. Pure.
 
-`push.shared_bucket` says what is decided from it on a gateway; `storage/redis/limits.lua`, in the
-store.
+`push.rates.shared_bucket` says what is decided from it on a gateway; `storage/redis/limits.lua`, in
+the store.
 """
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from push.bucket import Rate
+from push.rates.bucket import Rate
 
 PARTS: Final = 16
 """A standing share is one part of so many."""

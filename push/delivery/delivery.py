@@ -24,17 +24,17 @@ from operator import attrgetter
 
 from push import limits
 from push.backoff import backoff_s
-from push.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
-from push.leases import Leases, Push, offsets_of, ranges_of
-from push.lines import loose
+from push.delivery.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
+from push.delivery.leases import Leases, Push, offsets_of, ranges_of
+from push.delivery.lines import loose
+from push.delivery.scan import Scan
+from push.delivery.shares import Share
+from push.delivery.tally import Tally
+from push.delivery.waiting import DeadLetter, Waiting
 from push.places import GroupPartition
 from push.ports import CursorWrite, Owned, Written
 from push.ranges import Range
 from push.record import Record
-from push.scan import Scan
-from push.shares import Share
-from push.tally import Tally
-from push.waiting import DeadLetter, Waiting
 
 
 class Delivery:

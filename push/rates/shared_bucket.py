@@ -1,6 +1,6 @@
 """Leaky buckets that several gateways share, and take from without asking. Pure.
 
-The whole bucket is in the store (`push.pooling`). A gateway takes from what it holds of it:
+The whole bucket is in the store (`push.rates.pooling`). A gateway takes from what it holds of it:
 
 * its **standing share**, a sixteenth of rate and burst, as a bucket of its own. Nobody needs to be
   asked or told: whoever stays far below his limit costs nothing;
@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
 
-from push.bucket import Bucket, Rate, nanoseconds, pour_all, seconds
-from push.pooling import BEAT_S, IDLE_S, LAPSE_S, PARTS, SLICES, Ask, Grant, Reply
+from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all, seconds
+from push.rates.pooling import BEAT_S, IDLE_S, LAPSE_S, PARTS, SLICES, Ask, Grant, Reply
 
 ASKS_MAX: Final = 500
 """Buckets in one call: some 10 ms of the store's time."""
@@ -250,7 +250,7 @@ class Shares:
         return self._life
 
     def pour(self, charges: Sequence[tuple[Bucket, int]], at_ns: int) -> bool:
-        """As push.bucket.pour_all; whoever has little left asks for more."""
+        """As push.rates.bucket.pour_all; whoever has little left asks for more."""
         if not pour_all(charges, at_ns):
             return False
         if not self.is_cut_off:

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from push import limits
-from push.delivery import Delivery
-from push.lines import Line
+from push.delivery.delivery import Delivery
+from push.delivery.lines import Line
 
 Reason = Literal["draining", "commit", "backoff", "parked", "gate"]
 

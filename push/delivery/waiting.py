@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 from push import limits
 from push.backoff import clamp_due
-from push.cursor_writes import PendingWrite
 from push.dead import DeadRanges
-from push.lines import Decision, Line, Lines
+from push.delivery.cursor_writes import PendingWrite
+from push.delivery.lines import Decision, Line, Lines
+from push.delivery.tally import Tally
 from push.places import GroupPartition, ParkedLine, Verb
 from push.ports import Cursor, CursorWrite, Dead, Owned, Retry, Written
 from push.ranges import RangeSet
-from push.tally import Tally
 
 
 class DeadLetter(NamedTuple):

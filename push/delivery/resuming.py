@@ -2,17 +2,17 @@
 
 Over a lost transport the ledger is still there, and `hold` compares. Over a new owner's start it is
 not: `adopt` takes deliveries of the epoch before into the new ledger, which knows them by negative
-numbers (see push.leases.ADOPTED); on the wire they keep their names.
+numbers (see push.delivery.leases.ADOPTED); on the wire they keep their names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from push import limits
-from push.delivery import Delivery
-from push.giving import Taken
-from push.leases import ADOPTED, mask_of, offsets_of, outside, ranges_of
-from push.lines import loose
+from push.delivery.delivery import Delivery
+from push.delivery.giving import Taken
+from push.delivery.leases import ADOPTED, mask_of, offsets_of, outside, ranges_of
+from push.delivery.lines import loose
 from push.ranges import Range, RangeSet, coalesce
 
 Pushes = Mapping[int, Sequence[Range]]

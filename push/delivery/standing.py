@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from push.delivery import Delivery
-from push.leases import offsets_of
-from push.lines import loose
+from push.delivery.delivery import Delivery
+from push.delivery.leases import offsets_of
+from push.delivery.lines import loose
 from push.ports import Standing
 
 State = Literal["ready", "in_flight", "waiting", "parked", "dying", "settled"]

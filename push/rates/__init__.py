@@ -1,0 +1,1 @@
+"""Token buckets: of one gateway, and shared among several. Pure."""
