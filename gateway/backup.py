@@ -24,8 +24,8 @@ from gateway.upkeep_values import BackupProgress
 from metadata.inprocess import InProcessMetadata
 from metadata.store import FILE as CATALOG_FILE
 from push.errors import Refused
-from storage.sqlite import SqliteStorage
-from storage.sqlite_open import FILE as STORE_FILE
+from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.sqlite_open import FILE as STORE_FILE
 
 
 class Backups:

@@ -16,8 +16,8 @@ import msgspec
 from gateway.upkeep_values import BackupProgress
 from metadata.store import FILE as CATALOG_FILE
 from metadata.store import MIGRATIONS
-from storage.sqlite_open import FILE as STORE_FILE
-from storage.sqlite_open import STEPS, sync_folder
+from storage.sqlite.sqlite_open import FILE as STORE_FILE
+from storage.sqlite.sqlite_open import STEPS, sync_folder
 
 MANIFEST_FILE: Final = "manifest.json"
 FORMAT: Final = 1

@@ -17,10 +17,10 @@ from metadata.leading import Patience
 from metadata.shard_rule import AWAY_S, ShardRule
 from push.copies import Act, View
 from push.errors import TocsinError
-from storage.redis_cluster_observing import ClusterCopying, ClusterObserver
-from storage.redis_copying import Copying
-from storage.redis_many import Many
-from storage.redis_observing import Observer, Outdone, Watched
+from storage.redis.ops.redis_cluster_observing import ClusterCopying, ClusterObserver
+from storage.redis.ops.redis_copying import Copying
+from storage.redis.ops.redis_observing import Observer, Outdone, Watched
+from storage.redis.redis_many import Many
 
 LOOK_S: Final = 1.0
 """From one look to the next, while all is well."""

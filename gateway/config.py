@@ -21,7 +21,7 @@ from gateway.setting import PREFIX, Setting
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import SETTINGS
 from push import limits
-from storage import redis_target
+from storage.redis import redis_target
 
 ELSEWHERE: Final = frozenset(
     {

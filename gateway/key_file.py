@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from push.errors import Refused
-from storage.sqlite_open import sync_folder
+from storage.sqlite.sqlite_open import sync_folder
 
 MASTER_KEY_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 65_536

@@ -29,12 +29,12 @@ from gateway.process import end_at_once
 from metadata.redis_leading import RedisLead
 from metadata.shard_rule import AWAY_S
 from push.errors import Refused, TocsinError
-from storage.redis_cluster import ClusterShard
-from storage.redis_guard import NotOurs
-from storage.redis_link import packed
-from storage.redis_observing import Watched
-from storage.redis_shard import Marks, RedisShard, Settings
-from storage.redis_target import Target
+from storage.redis.ops.redis_observing import Watched
+from storage.redis.redis_cluster import ClusterShard
+from storage.redis.redis_guard import NotOurs
+from storage.redis.redis_link import packed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_target import Target
 
 AGAIN_S: Final = 1.0
 """Until what could not be done is tried again."""

@@ -24,8 +24,8 @@ from metadata.asking_nodes import AskingNodes
 from metadata.clusters import HOT_SHARE
 from metadata.redis_leading import RedisLead
 from push.errors import TocsinError
-from storage import redis_target
-from storage.redis_target import Target
+from storage.redis import redis_target
+from storage.redis.redis_target import Target
 
 OLD_S = 10.0
 """What is told that was seen longer ago is not how it is."""

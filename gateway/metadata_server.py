@@ -36,8 +36,8 @@ from metadata.service import Shards
 from metadata.service_forms import Layout
 from metadata.sqlite_database import FILE, SqliteDatabase
 from push.errors import TocsinError
-from storage import redis_target
-from storage.sqlite_open import lock_store
+from storage.redis import redis_target
+from storage.sqlite.sqlite_open import lock_store
 
 LOCK: Final = "metadata"
 """A data folder is one node's: `metadata.lock` in it says whose."""

@@ -32,8 +32,8 @@ from metadata.shards import Shard
 from metadata.stores import Contents
 from push.errors import Refused
 from storage.placed import PlacedStorage
-from storage.redis_target import Target
-from storage.redis_use import use_of
+from storage.redis.ops.redis_use import use_of
+from storage.redis.redis_target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from metadata.store import CatalogStore
 from metadata.verify import CatalogReport, verify_catalog
 from push.errors import Refused
 from push.sealing import Sealer
-from storage.sqlite_open import FILE as STORE_FILE
-from storage.sqlite_open import lock_store, sync_folder
-from storage.sqlite_restore import Renewed, renew_store
-from storage.sqlite_verify import StoreReport, verify_store
+from storage.sqlite.sqlite_open import FILE as STORE_FILE
+from storage.sqlite.sqlite_open import lock_store, sync_folder
+from storage.sqlite.sqlite_restore import Renewed, renew_store
+from storage.sqlite.sqlite_verify import StoreReport, verify_store
 
 LOCK_FILE: Final = str(Path(STORE_FILE).with_suffix(".lock"))
 RAISED_BITS: Final = 22

@@ -13,7 +13,7 @@ from gateway.addresses import parse_networks
 from gateway.jwt_keys import ALGORITHMS
 from gateway.origins import configured_origin
 from metadata.rights import PLACEHOLDER, parse_right
-from storage import redis_target
+from storage.redis import redis_target
 
 SQLITE: Final = "sqlite:"
 IN_PROCESS: Final = "in-process"

@@ -19,14 +19,14 @@ from metadata.placement import place
 from push.errors import Refused, TocsinError
 from push.sealing import PLAIN, Sealer
 from storage.places import Places
-from storage.redis_cluster import ClusterShard
-from storage.redis_examining import Examined, examined
-from storage.redis_guard import NotOurs
-from storage.redis_later import LaterShard
-from storage.redis_ports import Shard
-from storage.redis_shard import Marks, RedisShard
-from storage.redis_store import RedisStorage
-from storage.redis_target import Target
+from storage.redis.ops.redis_examining import Examined, examined
+from storage.redis.redis_cluster import ClusterShard
+from storage.redis.redis_guard import NotOurs
+from storage.redis.redis_later import LaterShard
+from storage.redis.redis_ports import Shard
+from storage.redis.redis_shard import Marks, RedisShard
+from storage.redis.redis_store import RedisStorage
+from storage.redis.redis_target import Target
 
 OnFatal = Callable[[str], None]
 INCARNATION_OF: Final = "storage incarnation of "

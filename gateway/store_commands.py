@@ -16,11 +16,12 @@ from gateway.storage_clusters import examine_all, open_shard
 from gateway.store_marks import ClusterMark
 from metadata.redis_database import found_catalog
 from push.errors import Refused, TocsinError
-from storage import redis_provision, redis_target
-from storage.redis_examining import Examined
-from storage.redis_many import address_of
-from storage.redis_primary import replicas_known
-from storage.redis_target import Target
+from storage.redis import redis_target
+from storage.redis.ops import redis_provision
+from storage.redis.ops.redis_examining import Examined
+from storage.redis.redis_many import address_of
+from storage.redis.redis_primary import replicas_known
+from storage.redis.redis_target import Target
 
 T = TypeVar("T")
 REPLICAS_MAX: Final = 16

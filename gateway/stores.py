@@ -42,13 +42,13 @@ from push.errors import Refused
 from push.ports import Storage
 from push.rates.pooling import Pool
 from push.sealing import PLAIN
-from storage import redis_target
 from storage.placed import PlacedStorage
-from storage.redis_limits import RedisPool
-from storage.redis_target import Target
-from storage.sqlite import SqliteStorage
-from storage.sqlite_open import FILE as STORE_FILE
-from storage.sqlite_open import lock_store
+from storage.redis import redis_target
+from storage.redis.redis_limits import RedisPool
+from storage.redis.redis_target import Target
+from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.sqlite_open import FILE as STORE_FILE
+from storage.sqlite.sqlite_open import lock_store
 
 OnFatal = Callable[[str], None]
 LOCK: Final = "gateway"

@@ -22,7 +22,7 @@ everything:
 Every look decides anew from what is seen; nothing that matters is in a manager's memory alone. What
 a manager has said durably counts only if it has said so itself since that server was started. Who
 is `out` and is attached to the primary all the same puts every group of acts in doubt
-(`storage.redis_copies`), so that nothing is acknowledged on the strength of it.
+(`storage.redis.redis_copies`), so that nothing is acknowledged on the strength of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,5 @@
-"""What the catalog on Redis asks of its connections: as `storage.redis_ports.Shard`, said here too
-because storage and metadata do not know each other."""
+"""What the catalog on Redis asks of its connections: as `storage.redis.redis_ports.Shard`, said
+here too because storage and metadata do not know each other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

@@ -30,7 +30,8 @@ from push.ports import (
 )
 from push.record import Header, Record
 from push.sealing import PLAIN, Sealer
-from storage.appending import (
+from storage.memory_partition import MemoryPartition, StoredRecord
+from storage.rules.appending import (
     Effect,
     PartitionLog,
     QueueTotal,
@@ -38,10 +39,9 @@ from storage.appending import (
     nowhere,
     open_header,
 )
-from storage.cursor import GroupCursor, check_write, start_floor
-from storage.dedup import ProducerLine, id_bucket, line_bucket
-from storage.dropped import Dropped
-from storage.memory_partition import MemoryPartition, StoredRecord
+from storage.rules.cursor import GroupCursor, check_write, start_floor
+from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
+from storage.rules.dropped import Dropped
 
 
 class MemoryStorage:

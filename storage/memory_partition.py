@@ -6,9 +6,9 @@ from push.places import ParkedLine
 from push.ports import Damage, Read, Standing
 from push.record import Record, RecordDamaged
 from push.sealing import PLAIN, Sealer
-from storage.appending import IdBuckets, PartitionLog
-from storage.cursor import GroupCursor
-from storage.dedup import ProducerLine
+from storage.rules.appending import IdBuckets, PartitionLog
+from storage.rules.cursor import GroupCursor
+from storage.rules.dedup import ProducerLine
 
 
 @dataclass(slots=True)

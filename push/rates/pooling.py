@@ -1,7 +1,7 @@
 """What gateways and their store say to each other of the rates that they share. Pure.
 
-`push.rates.shared_bucket` says what is decided from it on a gateway; `storage/redis/limits.lua`, in
-the store.
+`push.rates.shared_bucket` says what is decided from it on a gateway;
+`storage/redis/lua/limits.lua`, in the store.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from gateway import group, presence
 from metadata import electable
-from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard, redis_target
+from storage.redis import (
+    redis_cursors,
+    redis_held,
+    redis_library,
+    redis_link,
+    redis_shard,
+    redis_target,
+)
 from tests.servers.layouts import Layout
 
 

@@ -50,7 +50,7 @@ ADMIN_TIMEOUT_S: Final = 60.0
 STORE: Final = "store"
 """The folder of its servers' own folders."""
 QUEUE_KEYS: Final = "{*}:queue"
-"""See storage.redis_keys."""
+"""See storage.redis.redis_keys."""
 TOKEN: Final = "chaos-" + "0123456789abcdef" * 2
 ENTER: Final = str(Path(__file__).with_name("gateway.py"))
 Side = Iterable[Host | None]

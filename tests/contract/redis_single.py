@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from push.sealing import PLAIN, Sealer
-from storage.redis_link import packed
-from storage.redis_ports import Arg
-from storage.redis_shard import Marks, RedisShard, Settings
-from storage.redis_store import RedisStorage
+from storage.redis.redis_link import packed
+from storage.redis.redis_ports import Arg
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_store import RedisStorage
 from tests.contract.stores import Clock
 from tests.memory import memory
 from tests.servers.binaries import binaries

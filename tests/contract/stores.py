@@ -15,7 +15,7 @@ from push.sealing import PLAIN, Sealer
 from storage.memory import MemoryStorage
 from storage.placed import PlacedStorage
 from storage.places import Places
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 
 P0 = Partition("q-1", 0)
 P1 = Partition("q-1", 1)

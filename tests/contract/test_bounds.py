@@ -9,7 +9,7 @@ import pytest
 from push import limits
 from push.places import Partition
 from push.ports import Storage
-from storage.appending import PartitionLog
+from storage.rules.appending import PartitionLog
 from tests.contract.stores import (
     ANN,
     P0,

@@ -24,8 +24,8 @@ from push.places import GroupPartition, Partition
 from push.ports import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
 from push.sending import SendingOrder
 from storage.memory import MemoryStorage
-from storage.redis_store import RedisStorage
-from storage.sqlite import SqliteStorage
+from storage.redis.redis_store import RedisStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.contract import stores
 from tests.contract.model import Group, Message, Model
 from tests.contract.redis_single import ask, redis_process, redis_store_of

@@ -9,7 +9,7 @@ from push import limits
 from push.errors import Refused
 from push.places import GroupPartition, Parked, Partition
 from push.ports import Retry, Side, Standing, Storage
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
 
 KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold

@@ -30,7 +30,7 @@ from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.inprocess import InProcessMetadata
 from metadata.tokens import TokenRecord
 from push.errors import Refused
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.contract.stores import append
 from tests.gateway.conftest import never
 

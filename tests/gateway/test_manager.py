@@ -17,12 +17,12 @@ from gateway.cluster_keeper import is_held_up
 from gateway.manager import Manager
 from metadata import shard_rule
 from metadata.electable import Electable
-from storage import redis_target
-from storage.redis_link import Reach
-from storage.redis_primary import by_sentinels
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
-from storage.redis_store import RedisStorage
+from storage.redis import redis_target
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_link import Reach
+from storage.redis.redis_primary import by_sentinels
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0
 from tests.metadata.copies_world import NODES, World

@@ -14,10 +14,10 @@ from redis.crc import key_slot
 
 from gateway.cluster_keeper import ClusterKeeper
 from gateway.manager import Manager
-from storage import redis_target
-from storage.redis_cluster import ClusterShard
-from storage.redis_provision import provision
-from storage.redis_store import RedisStorage
+from storage.redis import redis_target
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_cluster import ClusterShard
+from storage.redis.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0
 from tests.gateway.test_manager import AWAY_S

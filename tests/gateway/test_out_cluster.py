@@ -25,7 +25,7 @@ from metadata.inprocess import InProcessMetadata
 from metadata.scaling import HOLD_S
 from push.errors import Refused
 from storage.memory import MemoryStorage
-from storage.redis_target import Target
+from storage.redis.redis_target import Target
 from tests.catalogs import open_catalog
 from tests.waiting import becomes
 

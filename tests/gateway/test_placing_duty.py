@@ -25,7 +25,7 @@ from metadata.inprocess import InProcessMetadata
 from metadata.node_choice import NodeChoice
 from metadata.redis_leading import RedisLead
 from push.errors import Refused
-from storage.redis_target import parse, parse_all
+from storage.redis.redis_target import parse, parse_all
 from tests.histories.house import never
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.metadata.nodes import service

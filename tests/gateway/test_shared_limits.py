@@ -20,8 +20,8 @@ from gateway.store_commands import provision
 from metadata.catalog import Principal, Queue, QueueSettings
 from push.errors import Refused
 from push.message import Message
-from storage.redis_limits import RedisPool
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_limits import RedisPool
+from storage.redis.redis_shard import Marks, RedisShard, Settings
 from tests.contract.redis_single import INCARNATION, redis_process
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single

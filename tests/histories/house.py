@@ -34,7 +34,7 @@ from push.errors import TocsinError
 from push.message import Message
 from push.ports import Storage
 from storage.memory import MemoryStorage
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.catalogs import open_catalog
 from tests.gateway.asgi import client_of
 

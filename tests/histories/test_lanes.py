@@ -18,10 +18,10 @@ from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.places import Durability, GroupPartition, Partition
 from push.ports import CursorWrite, Lane, Written
-from storage.redis_keys import queue_key
-from storage.redis_ports import Arg, Shard
-from storage.redis_shard import LEVELS
-from storage.redis_store import RedisStorage
+from storage.redis.redis_keys import queue_key
+from storage.redis.redis_ports import Arg, Shard
+from storage.redis.redis_shard import LEVELS
+from storage.redis.redis_store import RedisStorage
 from tests.conformance.virtual import run
 from tests.histories.house import message
 from tests.storage.shards import QuietShard

@@ -21,7 +21,7 @@ from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
 from push.places import GroupPartition, Partition
 from push.ports import CursorWrite
-from storage.redis_inbox import RedisInbox
+from storage.redis.redis_inbox import RedisInbox
 from tests.histories.house import delivery, eventually, message, numbered
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.histories.test_pulling import bodies, pull

@@ -13,7 +13,7 @@ from metadata.catalog import ANYBODY, Group, Queue
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused
 from push.places import Verb
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.histories.house import House, Session, delivery, eventually, message
 
 STUCK = WhichKey(key="stuck")

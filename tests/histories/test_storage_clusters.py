@@ -18,9 +18,9 @@ from metadata.clusters import ClusterFacts
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused, TocsinError
 from push.ports import Storage
-from storage.redis_keys import queue_key
-from storage.redis_provision import provision
-from storage.redis_target import parse
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_keys import queue_key
+from storage.redis.redis_target import parse
 from tests.histories.house import House, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node

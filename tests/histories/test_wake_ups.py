@@ -10,9 +10,9 @@ from gateway.config import Config
 from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
 from push.ports import Lane
-from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
-from storage.redis_ports import Heard, Shard
-from storage.redis_store import RedisStorage
+from storage.redis.redis_keys import CERTIFIED_CHANNELS, queue_key
+from storage.redis.redis_ports import Heard, Shard
+from storage.redis.redis_store import RedisStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import message

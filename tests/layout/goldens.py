@@ -46,7 +46,7 @@ from gateway.rest import OPERATIONS
 from gateway.settings_table import SETTINGS
 from gateway.usage import UsageLine
 from push.errors import CODES
-from storage.redis_library import library
+from storage.redis.redis_library import library
 from tests.layout.tree import ROOT, SERVER, files, parsed, text
 
 RECORDED = ROOT / "tests/layout/recorded"

@@ -11,10 +11,10 @@ from metadata.inprocess import InProcessMetadata
 from metadata.redis_database import RedisDatabase, found_catalog
 from metadata.row_store import RowStore
 from metadata.sqlite_database import FILE, SqliteDatabase
-from storage.redis_link import Address, Reach
-from storage.redis_primary import fixed
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_link import Address, Reach
+from storage.redis.redis_primary import fixed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
 from tests.catalogs import open_catalog
 from tests.metadata.nodes import Service
 from tests.servers.node import Node

@@ -28,7 +28,7 @@ class Shard:
     )
 
     def look(self) -> View:
-        """As `storage.redis_cluster_observing`."""
+        """As `storage.redis.ops.redis_cluster_observing`."""
         followers = tuple(
             Follower(place, place not in self.given, self.offsets[place], 0.0)
             for place in sorted(self.online | self.given)

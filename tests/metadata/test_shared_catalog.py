@@ -20,8 +20,8 @@ from metadata.redis_rows import CHANGED, KEYS, STATE, key_of
 from metadata.row_store import RowStore
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
-from storage.redis_provision import provision
-from storage.redis_shard import RedisShard
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_shard import RedisShard
 from tests.metadata.keepers import MARKS, RedisKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import replicated

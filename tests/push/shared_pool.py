@@ -1,5 +1,5 @@
-"""The store's side of shared rates, as storage/redis/limits.lua has it: what the rules are tried
-against with literal times, and what the functions must agree with."""
+"""The store's side of shared rates, as storage/redis/lua/limits.lua has it: what the rules are
+tried against with literal times, and what the functions must agree with."""
 
 import math
 from collections.abc import Sequence

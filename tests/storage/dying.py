@@ -13,11 +13,11 @@ from typing import Any
 
 from push.places import Durability, Partition
 from push.ports import Lane
-from storage.redis_link import Address
-from storage.redis_ports import Arg
-from storage.redis_primary import fixed
-from storage.redis_shard import Marks, RedisShard, Settings
-from storage.redis_store import RedisStorage
+from storage.redis.redis_link import Address
+from storage.redis.redis_ports import Arg
+from storage.redis.redis_primary import fixed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_store import RedisStorage
 from tests.contract.stores import append
 
 

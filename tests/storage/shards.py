@@ -10,12 +10,12 @@ import pytest
 
 from push.errors import Unknown
 from push.places import Durability
-from storage.redis_library import Library, joined
-from storage.redis_link import Address, Reach
-from storage.redis_ports import Heard, Standing
-from storage.redis_primary import Find, by_sentinels, fixed
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_library import Library, joined
+from storage.redis.redis_link import Address, Reach
+from storage.redis.redis_ports import Heard, Standing
+from storage.redis.redis_primary import Find, by_sentinels, fixed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
 from tests.servers.node import Node
 from tests.servers.shipped import MASTER
 

@@ -19,10 +19,10 @@ import pytest
 
 from push.errors import Refused, Unknown
 from push.ports import Append, Stored
-from storage.redis_library import BEGIN, Library, joined, library
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
-from storage.redis_store import RedisStorage
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_library import BEGIN, Library, joined, library
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import append
 from tests.servers.acks import Mode, Way

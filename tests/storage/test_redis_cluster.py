@@ -7,7 +7,8 @@ import pytest
 from redis.crc import key_slot
 
 from push.errors import Refused, Unknown
-from storage.redis_cluster import (
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_cluster import (
     LEARNED_MAX,
     SLOTS,
     ClusterShard,
@@ -17,9 +18,8 @@ from storage.redis_cluster import (
     members_of,
     parts_of,
 )
-from storage.redis_link import Address, Reach
-from storage.redis_primary import fixed
-from storage.redis_provision import provision
+from storage.redis.redis_link import Address, Reach
+from storage.redis.redis_primary import fixed
 from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered
 from tests.servers.node import until

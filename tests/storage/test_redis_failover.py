@@ -7,10 +7,10 @@ from pathlib import Path
 
 from push.errors import Refused, Unknown
 from push.ports import Append, Stored
-from storage.redis_library import library
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard
-from storage.redis_store import RedisStorage
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_library import library
+from storage.redis.redis_shard import Marks, RedisShard
+from storage.redis.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0, append
 from tests.servers.binaries import Binary

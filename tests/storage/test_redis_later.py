@@ -12,11 +12,11 @@ from push import limits
 from push.errors import Refused
 from push.places import Durability
 from push.ports import Lane
-from storage import redis_later
-from storage.redis_answers import Said, unavailable
-from storage.redis_held import BEHIND
-from storage.redis_later import LaterShard, Opened
-from storage.redis_ports import Arg, Heard, Standing
+from storage.redis import redis_later
+from storage.redis.redis_answers import Said, unavailable
+from storage.redis.redis_held import BEHIND
+from storage.redis.redis_later import LaterShard, Opened
+from storage.redis.redis_ports import Arg, Heard, Standing
 from tests.waiting import becomes
 
 KEY = "{q}:log:0"

@@ -10,11 +10,11 @@ import pytest
 from push import limits
 from push.rates.bucket import Rate
 from push.rates.pooling import Ask, Reply
-from storage.redis_library import Library
-from storage.redis_limits import GATEWAYS, RedisPool
-from storage.redis_link import Link, packed
-from storage.redis_ports import Arg
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_library import Library
+from storage.redis.redis_limits import GATEWAYS, RedisPool
+from storage.redis.redis_link import Link, packed
+from storage.redis.redis_ports import Arg
+from storage.redis.redis_shard import Marks, RedisShard, Settings
 from tests.contract import redis_single
 from tests.contract.redis_single import INCARNATION, redis_process
 from tests.push.shared_pool import Entry, ModelPool, Whole

@@ -10,13 +10,13 @@ import pytest
 
 from push.copies import Count, Elect, LetIn, LockOut, Prepare
 from push.errors import Refused, Unknown
-from storage.redis_copying import Copying
-from storage.redis_library import library
-from storage.redis_many import REPLY_S, Many
-from storage.redis_observing import UNHEARD_S, Observer, Outdone, Watched
-from storage.redis_primary import fixed
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis.ops.redis_copying import Copying
+from storage.redis.ops.redis_observing import UNHEARD_S, Observer, Outdone, Watched
+from storage.redis.ops.redis_provision import provision
+from storage.redis.redis_library import library
+from storage.redis.redis_many import REPLY_S, Many
+from storage.redis.redis_primary import fixed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
 from tests.contract.redis_single import INCARNATION
 from tests.servers.binaries import Binary, binaries
 from tests.servers.layouts import replicated, single

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from push.ports import Side
-from storage.redis_shard import Settings
-from storage.redis_store import EXAMINED_MS, RedisStorage
+from storage.redis.redis_shard import Settings
+from storage.redis.redis_store import EXAMINED_MS, RedisStorage
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
 from tests.contract.stores import G0, P0, START_UNIX_S, Clock, append, change, with_group
 from tests.storage.standing import Kind, Pool, all_kinds

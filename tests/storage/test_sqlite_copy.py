@@ -10,11 +10,11 @@ import pytest
 
 from push.errors import Refused
 from push.places import Partition
-from storage.sqlite import SqliteStorage
-from storage.sqlite_copy import STEP_PAGES
-from storage.sqlite_open import STEPS, WAL_BYTES_MAX
-from storage.sqlite_restore import GENERATION_MAX, renew_store
-from storage.sqlite_verify import verify_store
+from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.sqlite_copy import STEP_PAGES
+from storage.sqlite.sqlite_open import STEPS, WAL_BYTES_MAX
+from storage.sqlite.sqlite_restore import GENERATION_MAX, renew_store
+from storage.sqlite.sqlite_verify import verify_store
 from tests.contract.stores import ANN, BEN, G0, P0, append, change, one, with_group
 from tests.storage.conftest import Embedded
 

@@ -7,7 +7,15 @@ from typing import cast
 
 import pytest
 
-from storage.sqlite_core import APART_S, SMALL_BYTES, STAY_S, Cores, LinuxCores, OneCore, cores
+from storage.sqlite.sqlite_core import (
+    APART_S,
+    SMALL_BYTES,
+    STAY_S,
+    Cores,
+    LinuxCores,
+    OneCore,
+    cores,
+)
 from tests.storage.conftest import Embedded
 
 WRITER = 4242

@@ -10,9 +10,9 @@ import pytest
 
 from push.errors import Refused
 from push.ports import Retry
-from storage import sqlite_codec as codec
-from storage.sqlite_open import STEPS, check_pragmas
-from storage.sqlite_verify import verify_store
+from storage.sqlite import sqlite_codec as codec
+from storage.sqlite.sqlite_open import STEPS, check_pragmas
+from storage.sqlite.sqlite_verify import verify_store
 from tests.contract.stores import G0, P0, TOKEN, append, change, one, sequences, with_group
 from tests.storage.conftest import Embedded
 

@@ -13,8 +13,8 @@ import pytest
 from push import limits
 from push.places import Parked, ParkedLine
 from push.ports import Retry, Side
-from storage import sqlite_cursors
-from storage.sqlite import SqliteStorage
+from storage.sqlite import sqlite_cursors
+from storage.sqlite.sqlite import SqliteStorage
 from tests.contract.stores import (
     ANN,
     G0,

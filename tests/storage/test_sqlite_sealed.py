@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from push.sealing import PLAIN
-from storage import sqlite_codec as codec
+from storage.sqlite import sqlite_codec as codec
 from tests.contract.stores import P0, P1, append, body, sealing, with_group
 from tests.storage.conftest import Embedded
 

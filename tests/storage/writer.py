@@ -11,7 +11,7 @@ from itertools import count
 
 from push.errors import Refused, Unknown
 from push.ports import Stored
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from tests.contract.stores import ANN, append
 
 

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gateway.commands import serve
 from push.errors import TocsinError
-from storage.sqlite import SqliteStorage
-from storage.sqlite_writer import Act, Answer, Writer
+from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.sqlite_writer import Act, Answer, Writer
 
 COMMIT_DELAY_S: Final = 0.2
 """Between the receipt and the commit: what a kill in it takes with it was promised. Long enough

@@ -31,7 +31,7 @@ from loadtests.server import Server, free_port
 from push import limits
 from scripts.monitoring.alerts import ALERTS
 from scripts.monitoring.asking import Unanswered
-from storage.sqlite_open import FILE
+from storage.sqlite.sqlite_open import FILE
 from tests.layout.tree import ROOT
 from tests.system.monitored import ENTER, TOKEN, World, monitored, settings
 from tests.system.prometheus import Running, scraping

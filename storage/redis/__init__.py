@@ -1,0 +1,1 @@
+"""The store on Redis or Valkey: a primary with replicas, or a cluster."""

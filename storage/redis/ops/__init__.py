@@ -1,0 +1,1 @@
+"""What operators do with a Redis store: examine, observe, provision, fail over."""

@@ -1,0 +1,1 @@
+"""Decisions that every storage shares: appending, cursors, deduplication. Pure."""

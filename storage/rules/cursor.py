@@ -1,0 +1,348 @@
+"""What own, seek and CursorWrite do to a cursor (R14-R16, R18, R29). Pure.
+
+The side lines themselves may be longer than memory: the cursor keeps how many offsets each has,
+and asks the storage, by `find_aside`, which offsets of a range stand in one.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Final
+
+from push import limits
+from push.dead import DeadRanges
+from push.delivery.cursor_writes import with_reason
+from push.errors import Fenced, Refused
+from push.places import Parked
+from push.ports import (
+    Cursor,
+    CursorWrite,
+    Dead,
+    Retry,
+    Side,
+    Standing,
+    Start,
+    Written,
+    is_same_owner,
+)
+from push.ranges import Range, RangeSet
+from storage.rules.appending import PartitionLog
+
+_ENTRY_BYTES: Final = 100
+NUMBER_MAX: Final = (1 << 62) - 1
+"""Stores keep signed 64-bit numbers."""
+FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
+"""(first, last) -> (offset, key hash) of the offsets in first..last that stand in a side line."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What a CursorWrite changed and a storage has to write."""
+
+    written: Written = field(default_factory=Written)
+    passed: list[Range] = field(default_factory=list)
+    """Ranges that were not passed before."""
+    retries: list[Retry] = field(default_factory=list)
+    retries_gone: list[int] = field(default_factory=list)
+    aside: dict[int, int] = field(default_factory=dict)
+    """offset -> key hash: new in a side line."""
+    aside_gone: dict[int, int] = field(default_factory=dict)
+    parked: list[Parked] = field(default_factory=list)
+    unparked: list[int] = field(default_factory=list)
+    ended: bool = False
+    """Whether what has ended is other ranges now."""
+    dead: bool = False
+    """Whether what goes to the dead letters is other ranges now."""
+
+
+class GroupCursor:
+    """A group's cursor in one partition, with what fences it."""
+
+    __slots__ = (
+        "_reason_bytes", "assignment", "dead", "ended", "epoch", "floor", "lines", "parked",
+        "passed", "previous", "retries", "token",
+    )  # fmt: skip
+
+    def __init__(self, floor: int) -> None:
+        self.epoch = 0
+        self.token = b""
+        """The owner's token; empty: nobody owns it."""
+        self.previous: int | None = None
+        """What its start was told: see `own`. It may be forgotten: None."""
+        self.assignment = 0
+        self.floor = floor
+        self.passed = RangeSet()
+        self.retries: dict[int, Retry] = {}
+        """To be changed by `put_retry` and `pop_retry`."""
+        self._reason_bytes = 0
+        self.lines: dict[int, int] = {}
+        """key hash -> how many offsets stand in its side line; never 0."""
+        self.parked: dict[int, Parked] = {}
+        self.ended = RangeSet()
+        """What was given out and then settled by no ack, ENDED_RANGES_MAX ranges of it (R21)."""
+        self.dead = DeadRanges()
+        """What goes to the dead letters, and is not known to stand there: not settled."""
+
+    def put_retry(self, retry: Retry) -> None:
+        """Keep it in the place of what was known of its offset."""
+        self.pop_retry(retry.offset)
+        self.retries[retry.offset] = retry
+        self._reason_bytes += len(retry.nack or b"")
+
+    def pop_retry(self, offset: int) -> None:
+        """Forget it; not there: nothing happens."""
+        retry = self.retries.pop(offset, None)
+        if retry is not None:
+            self._reason_bytes -= len(retry.nack or b"")
+
+    def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
+        """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
+        owner's too (R22). Asked again with the token that owns it, whose answer was lost: the same
+        start, of which nothing was given yet.
+
+        Raises:
+            Fenced: the assignment is older than one that owned this before (R14).
+        """
+        if assignment < self.assignment:
+            raise Fenced(
+                f"assignment {assignment} is older than {self.assignment}, which owned this"
+            )
+        self.assignment = assignment
+        if token != self.token or epoch_seen > self.epoch:
+            self.previous = self.epoch if is_same_owner(self.token, token) else None
+            self.epoch = max(self.epoch, epoch_seen) + 1
+            self.token = token
+        return self.previous
+
+    def fresh(self, floor: int) -> "GroupCursor":
+        """The cursor after a seek to `floor`: nothing settled above it, every owner fenced."""
+        cursor = GroupCursor(floor)
+        cursor.epoch = self.epoch + 1
+        cursor.assignment = self.assignment
+        return cursor
+
+    def snapshot(self) -> Cursor:
+        """As a new owner sees it."""
+        return Cursor(
+            floor=self.floor,
+            passed=tuple(self.passed),
+            retries=tuple(sorted(self.retries.values(), key=lambda retry: retry.offset)),
+            lines=tuple(sorted(self.lines.items())),
+            parked=tuple(sorted(self.parked.values(), key=lambda parked: parked.key_hash)),
+            ended=tuple(self.ended),
+            dead=tuple(self.dead),
+        )
+
+    def unsettled(self, end: int) -> int:
+        """How many of the messages below `end` are not settled; those in side lines are not."""
+        return end - self.floor - self.passed.size() + sum(self.lines.values())
+
+    def standing(self, offset: int, aside: int | None) -> Standing:
+        """Where a message stands; `aside`: the key hash of the side line that it stands in."""
+        retry = self.retries.get(offset) or Retry(offset, 0)
+        tried = (retry.attempts, retry.nack)
+        if offset in self.dead:
+            return Standing("dying", *tried)
+        if aside is not None:
+            return Standing("parked" if aside in self.parked else "waiting", *tried)
+        if self._is_passed(offset):
+            return Standing("settled", ended=offset in self.ended)
+        return Standing("ready", *tried)
+
+    def weight(self) -> int:
+        """How much memory it takes, in entries."""
+        beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
+        reasons = self._reason_bytes // _ENTRY_BYTES
+        return 4 + len(self.passed) + beside + len(self.dead) + reasons
+
+    def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
+        """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
+
+        Whoever is not the owner of this epoch changes nothing either (P7).
+        """
+        if write.epoch != self.epoch or write.token != self.token or not self.token:
+            return Change(Written(fenced=True))
+        change = Change()
+        change.passed, others = self.passed.append_all(write.settled, self.floor)
+        for first, last in others:
+            self._settle(first, last, find_aside, change)
+        if write.ended:
+            before = self.ended.copy()
+            self.ended.add_all(write.ended)
+            self.ended.cut_down(limits.ENDED_RANGES_MAX)
+            change.ended = self.ended != before
+        if self.retries:
+            self._forget_retries(write.settled, change)
+        for first, last in write.settled if self.dead else ():
+            change.dead |= self.dead.remove(first, last)
+        self.floor = self.passed.pop_prefix(self.floor)
+        self._retry(write.retries, find_aside, change)
+        if write.aside:
+            self._set_aside(write.aside, change)
+            self.floor = self.passed.pop_prefix(self.floor)
+        for parked in write.parked:
+            if self.parked.get(parked.key_hash) != parked:
+                self.parked[parked.key_hash] = parked
+                change.parked.append(parked)
+        for key_hash in write.unparked:
+            if self.parked.pop(key_hash, None) is not None:
+                change.unparked.append(key_hash)
+        if write.dead:
+            self._die(write.dead, find_aside, change)
+        return change
+
+    def _settle(self, first: int, last: int, find_aside: FindAside, change: Change) -> None:
+        """Of a range that may have been passed before, in part."""
+        low = max(first, self.floor)
+        gaps = self.passed.gaps(low, last) if low <= last else []
+        if gaps != [(first, last)] and self.lines:
+            # Only what was passed before can stand in a side line.
+            for offset, key_hash in find_aside(first, last):
+                if offset not in change.aside_gone:
+                    change.aside_gone[offset] = key_hash
+                    self._shorten(key_hash)
+        for gap in gaps:
+            self.passed.add(*gap)
+            change.passed.append(gap)
+
+    def _shorten(self, key_hash: int) -> None:
+        count = self.lines[key_hash] - 1
+        if count:
+            self.lines[key_hash] = count
+        else:
+            del self.lines[key_hash]
+
+    def _forget_retries(self, settled: tuple[Range, ...], change: Change) -> None:
+        retries = self.retries
+        if sum(last - first + 1 for first, last in settled) < len(retries):
+            offsets = chain.from_iterable(range(first, last + 1) for first, last in settled)
+            gone = [offset for offset in offsets if offset in retries]
+        else:
+            ranges = RangeSet(settled)
+            gone = [offset for offset in retries if offset in ranges]
+        for offset in gone:
+            self.pop_retry(offset)  # ranges may overlap
+        change.retries_gone += gone
+
+    def _retry(self, retries: tuple[Retry, ...], find_aside: FindAside, change: Change) -> None:
+        refused: list[int] = []
+        for retry in retries:
+            if self._is_settled(retry.offset, find_aside, change):
+                refused.append(retry.offset)  # R16
+            else:
+                noted = with_reason(retry, self.retries.get(retry.offset))
+                self.put_retry(noted)
+                change.retries.append(noted)
+        if refused:
+            change.written = replace(change.written, refused=tuple(refused))
+
+    def _is_passed(self, offset: int) -> bool:
+        return offset < self.floor or offset in self.passed
+
+    def _is_settled(self, offset: int, find_aside: FindAside, change: Change) -> bool:
+        if not self._is_passed(offset):
+            return False
+        if offset in change.aside_gone or not self.lines:
+            return True
+        return not any(True for _ in find_aside(offset, offset))
+
+    def _set_aside(self, sides: tuple[Side, ...], change: Change) -> None:
+        """What is passed already stays what it is."""
+        for side in sides:
+            key_hash = side.key_hash
+            fresh = {
+                offset: key_hash
+                for offset in side.offsets
+                if offset not in change.aside and not self._is_passed(offset)
+            }
+            if fresh:
+                change.aside |= fresh
+                self.lines[key_hash] = self.lines.get(key_hash, 0) + len(fresh)
+        new = [(offset, offset) for offset in sorted(change.aside)]
+        self.passed.add_all(new)
+        change.passed += new
+
+    def _die(self, dead: tuple[Dead, ...], find_aside: FindAside, change: Change) -> None:
+        """What is settled is refused; what stands in a side line leaves it."""
+        refused: list[int] = []
+        for first, last, reason in dead:
+            low = max(first, self.floor)
+            parts = self.passed.gaps(low, last) if low <= last else []
+            settled = last - first + 1 - sum(end - begin + 1 for begin, end in parts)
+            if settled:
+                aside = {
+                    offset: key_hash
+                    for offset, key_hash in chain(find_aside(first, last), change.aside.items())
+                    if first <= offset <= last and offset not in change.aside_gone
+                } if self.lines else {}  # fmt: skip
+                for offset, key_hash in aside.items():
+                    if change.aside.pop(offset, None) is None:
+                        change.aside_gone[offset] = key_hash
+                    self._shorten(key_hash)
+                parts += [(offset, offset) for offset in aside]
+                stay = RangeSet([*parts, *self.dead.ranges()])
+                refused += [o for gap in stay.gaps(first, last) for o in range(gap[0], gap[1] + 1)]
+            for part in parts:
+                change.dead |= self.dead.add(Dead(*part, reason))
+        if refused:
+            all_refused = (*change.written.refused, *refused)
+            change.written = replace(change.written, refused=all_refused)
+
+
+def check_write(write: CursorWrite, certified: int) -> None:
+    """A write may only name offsets below the certified end (R10).
+
+    Raises:
+        Refused: invalid_request: it does not, or a range is reversed.
+    """
+    highest = max((last for _, last in write.settled), default=-1)
+    highest = max(highest, max((last for _, last in write.ended), default=-1))
+    highest = max(highest, max((one.last for one in write.dead), default=-1))
+    highest = max(highest, max((retry.offset for retry in write.retries), default=-1))
+    for side in write.aside:
+        highest = max(highest, max(side.offsets, default=-1))
+    if highest >= certified:
+        raise Refused(
+            "invalid_request",
+            f"offset {highest} is not certified; the certified end is {certified}",
+        )
+    for first, last in (*write.settled, *write.ended, *(one[:2] for one in write.dead)):
+        if not 0 <= first <= last:
+            raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
+    for retry in write.retries:
+        if not (
+            retry.offset >= 0
+            and 0 <= retry.attempts <= NUMBER_MAX
+            and 0 <= retry.due_unix_ms <= NUMBER_MAX
+        ):
+            raise Refused("invalid_request", f"{retry} has a number out of range")
+
+
+def start_floor(start: Start, log: PartitionLog) -> int:
+    """The floor of a cursor that starts there; an offset is moved into what is retained."""
+    if start == "earliest":
+        return log.start
+    if start == "latest":
+        return log.next_offset
+    return min(max(start, log.start), log.next_offset)
+
+
+def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
+    """The offsets below `end` that every group has passed; all of them where there is no group."""
+    settled = RangeSet([(0, end - 1)] if end else [])
+    for cursor in cursors:
+        passed = cursor.passed.copy()
+        if cursor.floor:
+            passed.add(0, cursor.floor - 1)
+        for first, last in cursor.dead.ranges():
+            passed.remove(first, last)
+        settled = passed if settled.covers(0, end - 1) else _common(settled, passed)
+    return settled
+
+
+def _common(one: RangeSet, other: RangeSet) -> RangeSet:
+    common = one.copy()
+    for first, last in one:
+        for gap in other.gaps(first, last):
+            common.remove(*gap)
+    return common

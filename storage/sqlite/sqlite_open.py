@@ -1,0 +1,288 @@
+"""Opening the embedded store: one process, the right pragmas, the right schema, no damage.
+
+Whatever is not as it must be stops the start with a sentence that says what to do about it.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from push.errors import Refused
+
+FILE: Final = "store.sqlite"
+"""Its name in a data folder."""
+APPLICATION_ID: Final = 0x544F4353  # "TOCS"
+SQLITE_MIN: Final = (3, 37, 0)
+"""STRICT tables; UPDATE FROM is older."""
+STEPS: Final[tuple[str, ...]] = tuple(
+    resources.files("storage.sqlite").joinpath(name).read_text(encoding="utf-8")
+    for name in ("sqlite.sql", "sqlite_2.sql", "sqlite_3.sql")
+)
+"""SQL that makes schema version 1 of nothing, 2 of 1, and so on. A step is never changed once it
+has been released: the next version is one more step."""
+QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
+"""After an unclean stop a file up to this size is checked before it is used, which takes seconds.
+A larger one would keep the broker away for minutes after every kill; there, the checksum of each
+row finds damage when the row is used."""
+WAL_BYTES_MAX: Final = 64 * 1_048_576
+"""What the WAL is cut down to after a burst."""
+_SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
+
+
+@dataclass(slots=True)
+class Opened:
+    """The store's file, held by this process alone."""
+
+    path: Path
+    writer: sqlite3.Connection
+    """The one connection that writes; what carries does so in its thread. [Two that write and carry
+    at once corrupted files before SQLite 3.51.3.]"""
+    reader: sqlite3.Connection
+    mark: sqlite3.Connection
+    """Stands in the WAL (sqlite_carry)."""
+    slicer: sqlite3.Connection
+    """Copies out of the WAL what is durable there (sqlite_carry). The writer's thread's."""
+    file: int
+    """The file once more, for fsyncs of it beside the writer's."""
+    incarnation: str
+    lock: int
+    synchronous: str
+    was_clean: bool
+
+    def close(self, *, is_broken: bool = False) -> None:
+        """Close the connections, then let go of the file. `is_broken`: nothing is carried out of
+        the WAL any more, which SQLite does when the last connection is closed: one stays open, and
+        nobody else may have the file, until the process has ended. Who opened it before that would
+        find in the shared index of the WAL what had been carried, and not carry it again."""
+        self.slicer.close()
+        if is_broken:
+            # Not even the interpreter closes it when it ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mark))
+            self.writer.close()
+            self.reader.close()
+            return
+        self.reader.close()
+        self.mark.close()
+        self.writer.close()  # the last one: it checkpoints
+        os.close(self.file)  # behind them: SQLite's locks go with any descriptor that is closed
+        os.close(self.lock)
+
+
+def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = STEPS) -> Opened:
+    """Open the store in this file, making it when it is not there. Blocks.
+
+    Raises:
+        Refused: storage_unavailable: in use, damaged, of a newer version, not a store, or on a
+            file system that cannot do what durability needs. The file was not changed.
+    """
+    if sqlite3.sqlite_version_info < SQLITE_MIN:
+        raise _refused(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
+    _make_folder(path.parent)
+    lock = lock_store(path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, lock)
+        try:
+            if not path.exists():
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False,
+                                     cached_statements=1024)  # fmt: skip
+            undo.callback(writer.close)
+            _check_kind(writer, path, len(steps))
+            _configure_writer(writer, synchronous)
+            was_clean = _check_structure(writer, path)
+            _migrate(writer, steps)
+            writer.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
+            row = writer.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()
+            _sync_wal(path)
+            sync_folder(path.parent)
+            reader = _connect_reader(path)
+            undo.callback(reader.close)
+            mark = _connect_reader(path)
+            undo.callback(mark.close)
+            slicer = _connect_reader(path)
+            undo.callback(slicer.close)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except sqlite3.DatabaseError as error:
+            raise _refused(_sentence(path, error)) from error
+        except OSError as error:
+            raise _refused(f"{path} cannot be opened: {error}") from error
+        undo.pop_all()
+    return Opened(path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean)
+
+
+def mark_clean(writer: sqlite3.Connection) -> None:
+    """The last write: the next start need not check the structure."""
+    writer.execute("UPDATE meta SET value = '1' WHERE name = 'clean'")
+
+
+def _refused(sentence: str) -> Refused:
+    return Refused("storage_unavailable", sentence)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        sync_folder(folder.parent)  # SQLite syncs only the folder of its own files
+
+
+def _sync_wal(path: Path) -> None:
+    """What a start finds in the WAL may be in memory alone: who wrote it was killed before the
+    fsync (R31). [A publish that is sent again is answered of that row, without a write; then the
+    power goes.] Nothing that was there is written again, so no COMMIT need come that would sync
+    it."""
+    with contextlib.suppress(FileNotFoundError):
+        wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(wal)
+        finally:
+            os.close(wal)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make durable which files the folder has."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock_store(path: Path) -> int:
+    """Hold the store in this file for this process; until the descriptor is closed, no other one
+    can. SQLite's own locks keep transactions apart, not processes: caches need the file alone.
+
+    Raises:
+        Refused: storage_unavailable: another process holds it.
+    """
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise _refused(
+            f"{path} is in use by another process (id {owner}): stop it, or give this one a "
+            "data folder of its own (TOCSIN_DATA_DIR)"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _check_kind(writer: sqlite3.Connection, path: Path, version: int) -> None:
+    """Before anything is written: is this a store, and of a version that this program knows?"""
+    (application_id,) = writer.execute("PRAGMA application_id").fetchone()
+    (tables,) = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application_id != APPLICATION_ID and tables:
+        raise _refused(f"{path} is an SQLite file, but not a store of this broker")
+    stored = _version(writer) if tables else 0
+    if stored > version:
+        raise _refused(
+            f"{path} has schema version {stored} and this program knows up to {version}: start "
+            "the newer program, or give this one another data folder"
+        )
+
+
+def _version(writer: sqlite3.Connection) -> int:
+    row = writer.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _configure_writer(writer: sqlite3.Connection, synchronous: str) -> None:
+    if synchronous not in _SYNCHRONOUS:
+        raise _refused(f"synchronous is one of {', '.join(_SYNCHRONOUS)}, not {synchronous!r}")
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute(f"PRAGMA synchronous = {synchronous}")
+    for pragma in (
+        "busy_timeout = 5000",
+        "mmap_size = 0",  # a read error is an error then, not a signal
+        "wal_autocheckpoint = 0",  # sqlite_carry's: what fails in a COMMIT's own is told nobody
+        f"journal_size_limit = {WAL_BYTES_MAX}",
+        "cache_size = -16384",  # KiB, whatever the backlog
+        "temp_store = MEMORY",
+        "secure_delete = OFF",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+    ):
+        writer.execute(f"PRAGMA {pragma}")
+    check_pragmas(writer, synchronous)
+
+
+def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
+    """Read back what durability stands on: builds and file systems differ.
+
+    Raises:
+        Refused: SQLite does not do what it was told.
+    """
+    (mode,) = writer.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":
+        raise _refused(f"SQLite keeps journal mode {mode}: this file system cannot do WAL")
+    (level,) = writer.execute("PRAGMA synchronous").fetchone()
+    if level != _SYNCHRONOUS[synchronous]:
+        raise _refused(
+            f"SQLite answers synchronous = {level} where {_SYNCHRONOUS[synchronous]} "
+            f"({synchronous}) was asked for: receipts would not be durable"
+        )
+
+
+def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
+    """Whether the last stop was clean; after an unclean one the structure is checked."""
+    if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return True
+    row = writer.execute("SELECT value FROM meta WHERE name = 'clean'").fetchone()
+    if row == ("1",):
+        return True
+    if path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
+        (finding,) = writer.execute("PRAGMA quick_check(1)").fetchone()
+        if finding != "ok":
+            raise sqlite3.DatabaseError(finding)
+    return False
+
+
+def _migrate(writer: sqlite3.Connection, steps: Sequence[str]) -> None:
+    """Bring the schema up to the last step, each step in one transaction."""
+    (tables,) = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    version = _version(writer) if tables else 0
+    for number, step in enumerate(steps[version:], version + 1):
+        first = (
+            f"PRAGMA application_id = {APPLICATION_ID};"
+            "INSERT INTO meta VALUES ('schema_version', '0'), ('clean', '1'), "
+            f"('incarnation', '{uuid.uuid4().hex}');"
+        )
+        try:
+            writer.executescript(
+                f"BEGIN IMMEDIATE;\n{step}\n{first if number == 1 else ''}"
+                f"UPDATE meta SET value = '{number}' WHERE name = 'schema_version'; COMMIT;"
+            )
+        except sqlite3.Error:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            raise
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    for pragma in ("query_only = ON", "wal_autocheckpoint = 0", "mmap_size = 0",
+                   "busy_timeout = 5000", "cache_size = -8192", "trusted_schema = OFF",
+                   "cell_size_check = ON"):  # fmt: skip
+        reader.execute(f"PRAGMA {pragma}")
+    return reader
+
+
+def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
+    if isinstance(error, sqlite3.OperationalError):
+        return f"{path} cannot be opened: {error}"
+    return (
+        f"{path} is damaged ({error}). Nothing was changed. Move it aside together with its -wal "
+        f"file, and put a backup in its place, or what `sqlite3 {path.name} .recover` salvages"
+    )
