@@ -1,7 +1,7 @@
 # What there is to do here. `make` alone lists it; every target sets up what it needs.
 
 python := .venv/bin/python
-code := push storage metadata gateway clients/python/src
+code := push storage metadata runtime services gateway clients/python/src
 .DEFAULT_GOAL := help
 # Of a command that is only asked for its help: it needs no more than a broker does.
 helps = $(filter --help -h,$(ARGS))

@@ -22,7 +22,7 @@ from gateway.backup_folder import (
 )
 from gateway.upkeep_values import BackupProgress
 from metadata.inprocess import InProcessMetadata
-from metadata.store import FILE as CATALOG_FILE
+from metadata.sqlite.store import FILE as CATALOG_FILE
 from push.errors import Refused
 from storage.sqlite.sqlite import SqliteStorage
 from storage.sqlite.sqlite_open import FILE as STORE_FILE

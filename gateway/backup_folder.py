@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from gateway.upkeep_values import BackupProgress
-from metadata.store import FILE as CATALOG_FILE
-from metadata.store import MIGRATIONS
+from metadata.sqlite.store import FILE as CATALOG_FILE
+from metadata.sqlite.store import MIGRATIONS
 from storage.sqlite.sqlite_open import FILE as STORE_FILE
 from storage.sqlite.sqlite_open import STEPS, sync_folder
 

@@ -3,7 +3,7 @@ incarnation, and how far it had come. Another one, or one that has gone back, is
 start, never adopted: its queues are not those whose messages are in the storage.
 
 See `gateway.mark_file`. While a gateway runs it knows better, by the stamps of single changes
-(`metadata.remote_database`).
+(`metadata.service.remote_database`).
 """
 
 import logging

@@ -1,6 +1,7 @@
 """A manager's duty in one storage cluster: who of its servers could be elected.
 
-Looks at all of them, has `metadata.electable` decide, does what that says, and tells what it saw.
+Looks at all of them, has `services.manager.rules.electable` decide, does what that says, and tells
+what it saw.
 """
 
 import asyncio
@@ -11,12 +12,12 @@ from typing import Final
 import msgspec
 
 from gateway.leader import Leader
-from metadata.cluster_electable import ClusterElectable
-from metadata.electable import Electable
-from metadata.leading import Patience
-from metadata.shard_rule import AWAY_S, ShardRule
 from push.copies import Act, View
 from push.errors import TocsinError
+from services.manager.rules.cluster_electable import ClusterElectable
+from services.manager.rules.electable import Electable
+from services.manager.rules.leading import Patience
+from services.manager.rules.shard_rule import AWAY_S, ShardRule
 from storage.redis.ops.redis_cluster_observing import ClusterCopying, ClusterObserver
 from storage.redis.ops.redis_copying import Copying
 from storage.redis.ops.redis_observing import Observer, Outdone, Watched

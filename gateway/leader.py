@@ -1,4 +1,5 @@
-"""This manager among the others: whether it is the one that acts (rule: `metadata.leading`)."""
+"""This manager among the others: whether it is the one that acts (rule:
+`services.manager.rules.leading`)."""
 
 import asyncio
 import contextlib
@@ -7,15 +8,15 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
-from metadata.leading import BEAT_S, Lead, Leading
 from push.errors import TocsinError
+from services.manager.rules.leading import BEAT_S, Lead, Leading
 
 _LOG: Final = logging.getLogger("tocsin.manager")
 _LAST_WORDS_S: Final = 1.0
 
 
 class Row(Protocol):
-    """Where the managers' row is: `metadata.redis_leading.RedisLead`."""
+    """Where the managers' row is: `services.manager.redis_leading.RedisLead`."""
 
     async def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
         """See there."""

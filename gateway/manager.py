@@ -26,9 +26,9 @@ from gateway.metrics.samples import Samples
 from gateway.metrics.serving import MetricsServer
 from gateway.placing_duty import Placing, PlacingDuty
 from gateway.process import end_at_once
-from metadata.redis_leading import RedisLead
-from metadata.shard_rule import AWAY_S
 from push.errors import Refused, TocsinError
+from services.manager.redis_leading import RedisLead
+from services.manager.rules.shard_rule import AWAY_S
 from storage.redis.ops.redis_observing import Watched
 from storage.redis.redis_cluster import ClusterShard
 from storage.redis.redis_guard import NotOurs

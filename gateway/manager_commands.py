@@ -20,10 +20,10 @@ from gateway.placing_duty import Placing
 from gateway.scale_hook import ScaleHook, check_hook
 from gateway.setting_values import SQLITE
 from gateway.store_commands import storage_option
-from metadata.asking_nodes import AskingNodes
 from metadata.clusters import HOT_SHARE
-from metadata.redis_leading import RedisLead
+from metadata.service.asking_nodes import AskingNodes
 from push.errors import TocsinError
+from services.manager.redis_leading import RedisLead
 from storage.redis import redis_target
 from storage.redis.redis_target import Target
 

@@ -14,8 +14,8 @@ from gateway.config import Config, is_loopback
 from gateway.listening import StartError
 from gateway.metadata_opening import asking_nodes
 from gateway.metadata_server import NodeServer, NodeSettings, data_dir_of_node, run
-from metadata.asking_nodes import LOOK_TRY_S, Nobody
-from metadata.service_forms import LAYOUTS, NodeInfo
+from metadata.service.asking_nodes import LOOK_TRY_S, Nobody
+from metadata.service.service_forms import LAYOUTS, NodeInfo
 from push.errors import TocsinError
 
 PORT: Final = 8090

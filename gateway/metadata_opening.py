@@ -10,15 +10,15 @@ from typing import Final
 
 from gateway.catalog_mark import catalog_keeper, check_mark
 from gateway.config import Config
-from metadata.asking_nodes import AskingNodes
-from metadata.http_client import HttpAsker
 from metadata.inprocess import InProcessMetadata
-from metadata.node_choice import NodeChoice
-from metadata.redis_database import RedisDatabase
-from metadata.remote_database import RemoteDatabase
+from metadata.redis.redis_database import RedisDatabase
+from metadata.redis.shards import Shard
 from metadata.row_store import RowStore
-from metadata.service_forms import BODY_BYTES_MAX
-from metadata.shards import Shard
+from metadata.service.asking_nodes import AskingNodes
+from metadata.service.http_client import HttpAsker
+from metadata.service.node_choice import NodeChoice
+from metadata.service.remote_database import RemoteDatabase
+from metadata.service.service_forms import BODY_BYTES_MAX
 from push.errors import Refused
 
 _CHANCE: Final = Random()

@@ -18,9 +18,9 @@ from gateway.metrics.serving import PATH as METRICS
 from gateway.metrics.serving import scrape, shows
 from gateway.node_metrics import NodeMetrics
 from gateway.problems import Problems
-from metadata.node import Node
-from metadata.service import Shards
-from metadata.service_forms import (
+from metadata.service.node import Node
+from metadata.service.service import Shards
+from metadata.service.service_forms import (
     WAIT_S_MAX,
     BeatRequest,
     Changed,
@@ -29,7 +29,7 @@ from metadata.service_forms import (
     ReadRequest,
     Taken,
 )
-from metadata.shard_ring import SHARDS
+from metadata.service.shard_ring import SHARDS
 from push.errors import Fenced, Refused
 
 PUBLIC: Final = frozenset({"/healthz", "/readyz"})

@@ -30,11 +30,11 @@ from gateway.storage_clusters import check, examine_all, explained, open_shard, 
 from gateway.store_marks import ClusterMark, MarkKeeper, read_mark
 from gateway.tls import Tls
 from metadata.databases import NodeDatabase
-from metadata.node import Node
-from metadata.redis_database import RedisDatabase
-from metadata.service import Shards
-from metadata.service_forms import Layout
-from metadata.sqlite_database import FILE, SqliteDatabase
+from metadata.redis.redis_database import RedisDatabase
+from metadata.service.node import Node
+from metadata.service.service import Shards
+from metadata.service.service_forms import Layout
+from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
 from push.errors import TocsinError
 from storage.redis import redis_target
 from storage.sqlite.sqlite_open import lock_store

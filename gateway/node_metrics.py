@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.metrics.process import LoopLag, of_process
 from gateway.metrics.samples import Samples
-from metadata.node import Node
+from metadata.service.node import Node
 
 
 class NodeMetrics:

@@ -21,14 +21,14 @@ from gateway.storage_clusters import (
 )
 from gateway.store_marks import ClusterMark
 from metadata import clusters
-from metadata.asking_nodes import AskingNodes
 from metadata.client import STORAGE_INCARNATION
 from metadata.clusters import Look
 from metadata.inprocess import InProcessMetadata
-from metadata.redis_database import RedisDatabase
-from metadata.remote_database import RemoteDatabase
+from metadata.redis.redis_database import RedisDatabase
+from metadata.redis.shards import Shard
 from metadata.row_store import RowStore
-from metadata.shards import Shard
+from metadata.service.asking_nodes import AskingNodes
+from metadata.service.remote_database import RemoteDatabase
 from metadata.stores import Contents
 from push.errors import Refused
 from storage.placed import PlacedStorage

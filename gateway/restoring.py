@@ -26,9 +26,9 @@ from gateway.backup_folder import (
 from gateway.upkeep_values import BackupProgress
 from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey
-from metadata.store import FILE as CATALOG_FILE
-from metadata.store import CatalogStore
-from metadata.verify import CatalogReport, verify_catalog
+from metadata.sqlite.store import FILE as CATALOG_FILE
+from metadata.sqlite.store import CatalogStore
+from metadata.sqlite.verify import CatalogReport, verify_catalog
 from push.errors import Refused
 from push.sealing import Sealer
 from storage.sqlite.sqlite_open import FILE as STORE_FILE

@@ -14,7 +14,7 @@ from gateway.admin_options import json_option, settings_of, to_json
 from gateway.setting_values import SQLITE
 from gateway.storage_clusters import examine_all, open_shard
 from gateway.store_marks import ClusterMark
-from metadata.redis_database import found_catalog
+from metadata.redis.redis_database import found_catalog
 from push.errors import Refused, TocsinError
 from storage.redis import redis_target
 from storage.redis.ops import redis_provision

@@ -36,8 +36,8 @@ from gateway.store_marks import ClusterMark, MarkKeeper, read_mark
 from metadata.catalog import Principal
 from metadata.data_keys import DataKeys
 from metadata.inprocess import InProcessMetadata
-from metadata.store import FILE as CATALOG_FILE
-from metadata.threaded_store import ThreadedStore
+from metadata.sqlite.store import FILE as CATALOG_FILE
+from metadata.sqlite.threaded_store import ThreadedStore
 from push.errors import Refused
 from push.ports import Storage
 from push.rates.pooling import Pool

@@ -6,8 +6,9 @@ compare-and-set on the version of the whole catalog; a version bears a stamp tha
 change has drawn, so that two histories with one number are told apart (R30), and who was not
 answered can find out whether the change is his.
 
-`metadata.redis_database` is Redis and Valkey, `metadata.sqlite_database` a file of one process, and
-`metadata.remote_database` the metadata service, which stands in front of one of the two.
+`metadata.redis.redis_database` is Redis and Valkey, `metadata.sqlite.sqlite_database` a file of one
+process, and `metadata.service.remote_database` the metadata service, which stands in front of one
+of the two.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """What the rules of the catalog (`metadata.inprocess`) ask of whoever keeps its rows.
 
-Two keep them: one SQLite file for one gateway (`metadata.threaded_store`), and for several a
+Two keep them: one SQLite file for one gateway (`metadata.sqlite.threaded_store`), and for several a
 database that they share (`metadata.row_store`). With the second one others change rows too: a
 write that was decided upon older rows is `Stale`; the rules read the news and decide again, so that
 no change is lost.

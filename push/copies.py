@@ -1,8 +1,8 @@
 """How the servers of one shard stand, as a manager sees them, and what it may do about it (R28).
 
-Values only: `storage.redis.ops.redis_observing` makes them, `metadata.electable` decides by them,
-and `storage.redis.ops.redis_copying` does what it says. A server is named by where it listens,
-`host:port`.
+Values only: `storage.redis.ops.redis_observing` makes them, `services.manager.rules.electable`
+decides by them, and `storage.redis.ops.redis_copying` does what it says. A server is named by where
+it listens, `host:port`.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from metadata.inprocess import InProcessMetadata
-from metadata.store import FILE
-from metadata.threaded_store import ThreadedStore
+from metadata.sqlite.store import FILE
+from metadata.sqlite.threaded_store import ThreadedStore
 
 
 async def open_catalog(

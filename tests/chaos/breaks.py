@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway import group, presence
-from metadata import electable
+from services.manager.rules import electable
 from storage.redis import (
     redis_cursors,
     redis_held,

@@ -19,7 +19,7 @@ from typing import Final
 from gateway.cluster_keeper import LOOK_S
 from loadtests.clients.recorder import Door
 from loadtests.server import Server
-from metadata.service_forms import Layout as MetadataLayout
+from metadata.service.service_forms import Layout as MetadataLayout
 from tests.chaos.breaks import BREAKS, Break
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary

@@ -22,7 +22,7 @@ from gateway.master_key import LocalMasterKey
 from gateway.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys, Still
-from metadata.threaded_store import ThreadedStore
+from metadata.sqlite.threaded_store import ThreadedStore
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Partition

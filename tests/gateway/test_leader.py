@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gateway.leader import Leader
-from metadata.leading import NOBODY, Lead
+from services.manager.rules.leading import NOBODY, Lead
 
 
 class HeldRow:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gateway.cluster_keeper import is_held_up
 from gateway.manager import Manager
-from metadata import shard_rule
-from metadata.electable import Electable
+from services.manager.rules import shard_rule
+from services.manager.rules.electable import Electable
 from storage.redis import redis_target
 from storage.redis.ops.redis_provision import provision
 from storage.redis.redis_link import Reach

@@ -13,8 +13,8 @@ from gateway.metadata_routes import application as node_application
 from gateway.metrics.registry import METRICS
 from gateway.metrics.samples import Samples
 from gateway.metrics.serving import application
-from metadata.node import Node
-from metadata.service import Shards
+from metadata.service.node import Node
+from metadata.service.service import Shards
 from tests.layout.tree import files, text
 
 TOLD = ClusterTold(

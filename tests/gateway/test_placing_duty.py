@@ -17,14 +17,14 @@ from gateway.manager import Manager
 from gateway.placing_duty import Placing, PlacingDuty
 from gateway.scale_hook import ScaleHook
 from metadata import clusters, scaling
-from metadata.asking_nodes import AskingNodes
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import STORAGE_INCARNATION
 from metadata.clusters import ClusterFacts
 from metadata.inprocess import InProcessMetadata
-from metadata.node_choice import NodeChoice
-from metadata.redis_leading import RedisLead
+from metadata.service.asking_nodes import AskingNodes
+from metadata.service.node_choice import NodeChoice
 from push.errors import Refused
+from services.manager.redis_leading import RedisLead
 from storage.redis.redis_target import parse, parse_all
 from tests.histories.house import never
 from tests.histories.redis_gateways import Gateway, a_server, emptied

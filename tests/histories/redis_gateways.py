@@ -7,7 +7,7 @@ from pathlib import Path
 from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import ANYBODY, Group, Queue
-from metadata.redis_database import found_catalog
+from metadata.redis.redis_database import found_catalog
 from push.errors import Refused
 from storage.redis.ops.redis_provision import provision
 from storage.redis.redis_shard import Marks, RedisShard

@@ -7,7 +7,7 @@ import pytest
 
 from metadata.catalog import ANYBODY
 from metadata.inprocess import InProcessMetadata
-from metadata.threaded_store import ThreadedStore
+from metadata.sqlite.threaded_store import ThreadedStore
 from push.errors import TocsinError, Unknown
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import numbered

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metadata.catalog import Group, Queue
-from metadata.redis_database import found_catalog
+from metadata.redis.redis_database import found_catalog
 from push.errors import TocsinError
 from push.places import Partition
 from storage.redis.ops.redis_provision import provision

@@ -17,7 +17,7 @@ from gateway.config import Config
 from gateway.metadata_server import NodeServer, NodeSettings
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.heartbeats import GONE_S
-from metadata.service_forms import LAYOUTS, Layout
+from metadata.service.service_forms import LAYOUTS, Layout
 from push.errors import Refused, TocsinError
 from tests.histories.house import delivery, message, never
 from tests.histories.redis_gateways import emptied

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from metadata.asking_nodes import Nobody
 from metadata.inprocess import InProcessMetadata
-from metadata.redis_database import RedisDatabase, found_catalog
+from metadata.redis.redis_database import RedisDatabase, found_catalog
 from metadata.row_store import RowStore
-from metadata.sqlite_database import FILE, SqliteDatabase
+from metadata.service.asking_nodes import Nobody
+from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
 from storage.redis.ops.redis_provision import provision
 from storage.redis.redis_link import Address, Reach
 from storage.redis.redis_primary import fixed

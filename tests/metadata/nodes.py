@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp
 
 from gateway.metadata_routes import application
-from metadata.asking_nodes import AskingNodes
 from metadata.databases import NodeDatabase
-from metadata.http_client import Answer, NoAnswer, NotSent
 from metadata.inprocess import InProcessMetadata
-from metadata.node import Node
-from metadata.node_choice import NodeChoice
-from metadata.remote_database import RemoteDatabase
 from metadata.row_store import RowStore
-from metadata.service import Shards
-from metadata.service_forms import BODY_BYTES_MAX, Layout
-from metadata.sqlite_database import FILE, SqliteDatabase
+from metadata.service.asking_nodes import AskingNodes
+from metadata.service.http_client import Answer, NoAnswer, NotSent
+from metadata.service.node import Node
+from metadata.service.node_choice import NodeChoice
+from metadata.service.remote_database import RemoteDatabase
+from metadata.service.service import Shards
+from metadata.service.service_forms import BODY_BYTES_MAX, Layout
+from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
 
 BALANCER = "http://balancer"
 

@@ -15,9 +15,9 @@ import pytest
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.data_keys import DataKey
 from metadata.rows import random_id
-from metadata.sqlite_database import RowFile
-from metadata.store import APPLICATION_ID, CatalogStore
-from metadata.verify import verify_catalog
+from metadata.sqlite.sqlite_database import RowFile
+from metadata.sqlite.store import APPLICATION_ID, CatalogStore
+from metadata.sqlite.verify import verify_catalog
 from push.errors import Refused, Unknown
 
 ROOT = Path(__file__).parents[2]
@@ -127,8 +127,9 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing(path: Path) -> None:
 
 
 def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
-    script = "import sys; from pathlib import Path; from metadata.store import CatalogStore\n" + (
-        "CatalogStore(Path(sys.argv[1]))"
+    script = (
+        "import sys; from pathlib import Path; from metadata.sqlite.store import CatalogStore\n"
+        + ("CatalogStore(Path(sys.argv[1]))")
     )
     with closing(CatalogStore(path)) as store:
         ran = subprocess.run(
@@ -166,7 +167,7 @@ def test_a_catalog_of_the_first_schema_is_migrated(
     """R4: with all that is in it."""
     its_group = group("bbbbbbbbbb", "aaaaaaaaaa", "g")
     with monkeypatch.context() as before:
-        before.setattr("metadata.store.MIGRATIONS", ("catalog.sql",))
+        before.setattr("metadata.sqlite.store.MIGRATIONS", ("catalog.sql",))
         with closing(CatalogStore(path)) as store:
             store.create([queue("aaaaaaaaaa", "one"), its_group])
     assert verify_catalog(path).findings == []

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
-from metadata.cluster_electable import ClusterElectable
-from metadata.shard_rule import AWAY_S
 from push.copies import Act, Count, Follower, Forget, Meet, Server, View
+from services.manager.rules.cluster_electable import ClusterElectable
+from services.manager.rules.shard_rule import AWAY_S
 
 P, FIRST, SECOND, Q = "p:1", "r:1", "s:1", "q:1"
 """The primary, its replicas, and the primary of another shard."""

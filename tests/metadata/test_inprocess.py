@@ -24,8 +24,8 @@ from metadata.catalog import (
 from metadata.client import Metadata
 from metadata.inprocess import InProcessMetadata
 from metadata.settings import Difference
-from metadata.store import FILE, CatalogStore
-from metadata.threaded_store import ThreadedStore
+from metadata.sqlite.store import FILE, CatalogStore
+from metadata.sqlite.threaded_store import ThreadedStore
 from push.errors import Fenced, Refused, Unknown
 from tests.catalogs import open_catalog
 from tests.metadata.keepers import Keeper

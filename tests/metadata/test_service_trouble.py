@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from metadata.asking_nodes import Nobody
 from metadata.catalog import Principal
 from metadata.databases import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
-from metadata.node import CUT_OFF_S
-from metadata.sqlite_database import FILE, SqliteDatabase
+from metadata.service.asking_nodes import Nobody
+from metadata.service.node import CUT_OFF_S
+from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 from tests.mad import Mad
@@ -68,7 +68,7 @@ async def test_what_is_changed_through_one_node_is_read_through_another(
     nodes: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also through one that has not heard of it: who knows more than a node is not told less."""
-    monkeypatch.setattr("metadata.node.READ_S", 0.3)
+    monkeypatch.setattr("metadata.service.node.READ_S", 0.3)
     here = await nodes.gateway("n1", "n2", seed=1)
     behind = nodes.nodes["http://n1"]
     for number in range(20):
@@ -248,7 +248,7 @@ async def test_a_token_that_nobody_can_vouch_for_admits_nobody(
     then what its tokens have let in ends. When it is answered again they count again."""
     for module in ("row_store", "token_book"):
         monkeypatch.setattr(f"metadata.{module}.METADATA_STALE_S", 1.0)
-    monkeypatch.setattr("metadata.remote_database.RemoteDatabase.poll_s", 0.1)
+    monkeypatch.setattr("metadata.service.remote_database.RemoteDatabase.poll_s", 0.1)
     here = await nodes.gateway()
     await here.tokens.create(TOKEN)
     ended: list[TokenRecord] = []

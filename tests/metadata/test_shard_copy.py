@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.databases import NOWHERE, Place, Raw, Reading
-from metadata.shard_copy import NotInMemory, Rows, ShardCopy, rows_of
-from metadata.shard_ring import SHARDS, shard_of
+from metadata.service.shard_copy import NotInMemory, Rows, ShardCopy, rows_of
+from metadata.service.shard_ring import SHARDS, shard_of
 
 ALL = frozenset(range(SHARDS))
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import metadata.redis_database
-import metadata.redis_reading
+import metadata.redis.redis_database
+import metadata.redis.redis_reading
 from gateway.guarded_metadata import GuardedMetadata
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.data_keys import DataKey
 from metadata.inprocess import InProcessMetadata
-from metadata.redis_database import RedisDatabase, found_catalog
-from metadata.redis_rows import CHANGED, KEYS, STATE, key_of
+from metadata.redis.redis_database import RedisDatabase, found_catalog
+from metadata.redis.redis_rows import CHANGED, KEYS, STATE, key_of
 from metadata.row_store import RowStore
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from metadata import token_book, tokens
 from metadata.inprocess import InProcessMetadata
-from metadata.store import FILE, CatalogStore
+from metadata.sqlite.store import FILE, CatalogStore
+from metadata.sqlite.verify import verify_catalog
 from metadata.tokens import TokenIndex, TokenRecord, check_record, id_of, judge, write_token
-from metadata.verify import verify_catalog
 from push import limits
 from push.errors import Refused
 from tests.catalogs import open_catalog

@@ -37,7 +37,7 @@ act('break', function(keys, args) redis.call('RPUSH', keys[1], 'x') error('broke
 
 def library_of_tests() -> Library:
     """The shard's own functions, and ACTS."""
-    folder = files("storage").joinpath("redis")
+    folder = files("storage.redis").joinpath("lua")
     begin, shard = (folder.joinpath(name).read_text() for name in ("begin.lua", "shard.lua"))
     return joined(begin, shard, ACTS)
 

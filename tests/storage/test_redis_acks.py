@@ -213,7 +213,7 @@ async def test_no_receipt_has_fewer_copies_than_its_level(
 
 def without_touches() -> Library:
     """As the functions are, but for the writes that they make only in order to be counted."""
-    folder = files("storage").joinpath("redis")
+    folder = files("storage.redis").joinpath("lua")
     texts = {each.name: each.read_text() for each in folder.iterdir() if each.name.endswith("lua")}
     for name, write, read in [
         (BEGIN, "redis.call('HINCRBY', prefix .. 'queue', 'acts', 1)", "local _ = 1"),

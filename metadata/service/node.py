@@ -22,8 +22,8 @@ from typing import Final
 
 from metadata.databases import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
 from metadata.heartbeats import BEAT_S
-from metadata.node_names import NodeNames, name_of
-from metadata.service_forms import (
+from metadata.service.node_names import NodeNames, name_of
+from metadata.service.service_forms import (
     ChangeRequest,
     Layout,
     NodeInfo,
@@ -31,8 +31,8 @@ from metadata.service_forms import (
     ShardAnswer,
     WatchAnswer,
 )
-from metadata.shard_copy import NotInMemory, ShardCopy, rows_of
-from metadata.shard_ring import SHARDS, held
+from metadata.service.shard_copy import NotInMemory, ShardCopy, rows_of
+from metadata.service.shard_ring import SHARDS, held
 from push.errors import Refused, TocsinError
 
 LOOK_S: Final = 0.4

@@ -15,8 +15,8 @@ from metadata.catalog import Group, Queue
 from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey, read_rows
 from metadata.rows import columns_of
-from metadata.store import APPLICATION_ID, MIGRATIONS, is_intact, read_membership
-from metadata.token_rows import read_token
+from metadata.sqlite.store import APPLICATION_ID, MIGRATIONS, is_intact, read_membership
+from metadata.sqlite.token_rows import read_token
 
 FINDINGS_MAX: Final = 20
 

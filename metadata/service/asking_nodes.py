@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from metadata.http_client import Asker, NoAnswer, NotSent
-from metadata.node_choice import NodeChoice
+from metadata.service.http_client import Asker, NoAnswer, NotSent
+from metadata.service.node_choice import NodeChoice
 from push.errors import CODES, Refused, TocsinError, Unknown
 
 LOOK_TRY_S: Final = 0.5

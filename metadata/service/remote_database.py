@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-from metadata.asking_nodes import (
+from metadata.catalog import Membership
+from metadata.databases import NO_ROW, Lost, Place, Raw, Reading, RowHeld, Write
+from metadata.service.asking_nodes import (
     CHANGE_TRY_S,
     LOOK_TRY_S,
     NEWS_TRY_S,
@@ -28,9 +30,7 @@ from metadata.asking_nodes import (
     Nobody,
     unknown,
 )
-from metadata.catalog import Membership
-from metadata.databases import NO_ROW, Lost, Place, Raw, Reading, RowHeld, Write
-from metadata.service_forms import (
+from metadata.service.service_forms import (
     BeatRequest,
     Changed,
     ChangeRequest,
@@ -41,7 +41,7 @@ from metadata.service_forms import (
     Taken,
     WatchAnswer,
 )
-from metadata.shard_ring import SHARDS
+from metadata.service.shard_ring import SHARDS
 from metadata.stores import MembershipRows, other_generation
 from push.errors import Refused, TocsinError
 

@@ -8,8 +8,8 @@ all away   the one whose time is over soonest is asked: so one request finds out
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from metadata.service_forms import NodeInfo
-from metadata.shard_ring import holders
+from metadata.service.service_forms import NodeInfo
+from metadata.service.shard_ring import holders
 
 AWAY_S: Final = 0.25
 """After the first failure; doubles up to AWAY_S_MAX, each with up to as much again by chance."""

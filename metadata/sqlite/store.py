@@ -1,4 +1,4 @@
-"""The catalog of one gateway: a file of tables, as `metadata.held_file` says."""
+"""The catalog of one gateway: a file of tables, as `metadata.sqlite.held_file` says."""
 
 import secrets
 import sqlite3
@@ -12,10 +12,10 @@ import msgspec
 
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
-from metadata.held_file import HeldFile, unusable
 from metadata.rows import columns_of, random_id
+from metadata.sqlite.held_file import HeldFile, unusable
+from metadata.sqlite.token_rows import drop_token, put_token, sound_tokens
 from metadata.stores import Contents
-from metadata.token_rows import drop_token, put_token, sound_tokens
 from metadata.tokens import TokenRecord
 
 FILE: Final = "catalog.sqlite"

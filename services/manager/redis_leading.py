@@ -1,15 +1,15 @@
 """The managers' row, and what the one that leads says of each cluster, in the catalog's Redis.
 
 Of the level `local`: a dead replica must not keep a manager from dealing with it. A failover may
-take the last writes back, and `metadata.leading` says what becomes of that.
+take the last writes back, and `services.manager.rules.leading` says what becomes of that.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
-from metadata.leading import Lead
-from metadata.redis_rows import TAG
-from metadata.shards import Arg, Shard
+from metadata.redis.redis_rows import TAG
+from metadata.redis.shards import Arg, Shard
+from services.manager.rules.leading import Lead
 
 LEADER: Final = f"{TAG}:leader"
 """The hash: holder, term, beat."""

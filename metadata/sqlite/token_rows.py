@@ -15,7 +15,7 @@ from metadata.tokens import TokenRecord, rights_of
 Run = Callable[..., sqlite3.Cursor]
 Columns = tuple[object, object, object]
 """token_id, value, checksum."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("metadata.token_rows")
 
 
 def put_token(run: Run, record: TokenRecord) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from metadata.catalog import Membership
 from metadata.databases import NO_ROW, Place, Raw, RowHeld, Write
-from metadata.shard_copy import Rows
+from metadata.service.shard_copy import Rows
 
 Layout = Literal["whole", "ring", "forward"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("whole", "ring", "forward")

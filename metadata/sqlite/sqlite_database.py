@@ -27,16 +27,16 @@ from metadata.databases import (
     RowHeld,
     Write,
 )
-from metadata.held_file import HeldFile, unusable
 from metadata.kept_beats import KeptBeats
 from metadata.rows import FOLLOWED, Damaged, pack, pack_struct, read_struct, unpack
+from metadata.sqlite.held_file import HeldFile, unusable
 from metadata.stores import MembershipRows, other_generation
 from push.errors import Refused, Unknown
 
 FILE: Final = "metadata.sqlite"
 APPLICATION_ID: Final = 0x5443534D
 _MEMBERS: Final = "memberships"
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("metadata.sqlite_database")
 ResultT = TypeVar("ResultT")
 
 
@@ -49,7 +49,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class RowFile(HeldFile):
-    """The file. Every method raises as `metadata.held_file` says."""
+    """The file. Every method raises as `metadata.sqlite.held_file` says."""
 
     application_id = APPLICATION_ID
     scripts = ("metadata.sql",)

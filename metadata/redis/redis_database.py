@@ -2,8 +2,8 @@
 
 Each change is one atomic compare-and-set on the version of the whole catalog, on every copy that
 could be elected when it returns (the level `all`). Changes are rare; what changes often, the
-members of groups, has rows of its own (`metadata.redis_memberships`). Who changes something says so
-on a channel, which may lose it: so all ask every `poll_s`, too.
+members of groups, has rows of its own (`metadata.redis.redis_memberships`). Who changes something
+says so on a channel, which may lose it: so all ask every `poll_s`, too.
 """
 
 import secrets
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from metadata.databases import CHANGES_KEPT, NO_ROW, Place, Reading, RowHeld, Write
-from metadata.redis_memberships import RedisMemberships, beat
-from metadata.redis_reading import read_since
-from metadata.redis_rows import CHANGED, KEYS, NODE_BEATS, NODES_SAID, NUMBERS, key_of
+from metadata.redis.redis_memberships import RedisMemberships, beat
+from metadata.redis.redis_reading import read_since
+from metadata.redis.redis_rows import CHANGED, KEYS, NODE_BEATS, NODES_SAID, NUMBERS, key_of
+from metadata.redis.shards import Arg, Shard
 from metadata.rows import pack
-from metadata.shards import Arg, Shard
 from metadata.stores import MembershipRows, other_generation
 from push.errors import Refused
 

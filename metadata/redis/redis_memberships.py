@@ -8,13 +8,13 @@ from typing import Final
 import msgspec
 
 from metadata.catalog import Membership
-from metadata.redis_rows import BEATS, MEMBERS_CHANGED, SAID, STATE, key_of
+from metadata.redis.redis_rows import BEATS, MEMBERS_CHANGED, SAID, STATE, key_of
+from metadata.redis.shards import Arg, Shard
 from metadata.rows import Damaged, pack_struct, read_struct
-from metadata.shards import Arg, Shard
 from push.errors import Refused
 from push.places import Durability
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("metadata.redis_memberships")
 _KIND: Final = "memberships"
 _KEYS: Final = (key_of(_KIND), key_of("groups"), STATE)
 

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from metadata.absences import Absences
-from metadata.shard_views import attached_to, named, told
 from push.copies import Act, Server, View
+from services.manager.rules.absences import Absences
+from services.manager.rules.shard_views import attached_to, named, told
 
 AWAY_S: Final = 10.0
 """So long a replica has not confirmed anything before it is taken out."""

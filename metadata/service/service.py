@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from metadata.asking_nodes import READ_TRY_S, AskingNodes, Nobody
-from metadata.node import Node
-from metadata.service_forms import ShardAnswer
-from metadata.shard_ring import holders
+from metadata.service.asking_nodes import READ_TRY_S, AskingNodes, Nobody
+from metadata.service.node import Node
+from metadata.service.service_forms import ShardAnswer
+from metadata.service.shard_ring import holders
 from push.errors import Refused
 
 HERE: Final = "here"

@@ -7,7 +7,7 @@ under a name that tells where it is and what layout it has; each process has a n
 from collections.abc import Iterable, Mapping
 
 from metadata.heartbeats import FORGOTTEN_S, Heartbeats
-from metadata.service_forms import LAYOUTS, Layout, NodeInfo
+from metadata.service.service_forms import LAYOUTS, Layout, NodeInfo
 
 
 def name_of(boot: str, layout: Layout, url: str) -> str:

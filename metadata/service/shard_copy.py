@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from metadata.databases import CHANGES_KEPT, Place, Raw, Reading
 from metadata.rows import FOLLOWED
-from metadata.shard_ring import shard_of
+from metadata.service.shard_ring import shard_of
 
 Rows = dict[str, dict[str, bytes]]
 """Kind → id → value."""

@@ -27,8 +27,6 @@ is `out` and is attached to the primary all the same puts every group of acts in
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from metadata.shard_rule import AWAY_S, ShardRule, Step
-from metadata.shard_views import attached_to, listed, with_more
 from push.copies import (
     Act,
     Count,
@@ -40,6 +38,8 @@ from push.copies import (
     Reset,
     Server,
 )
+from services.manager.rules.shard_rule import AWAY_S, ShardRule, Step
+from services.manager.rules.shard_views import attached_to, listed, with_more
 
 
 class Electable(ShardRule):

@@ -1,9 +1,9 @@
 """Who of a Cluster's shard could be elected, and how that changes (R28). Pure.
 
 In a Cluster nobody is elected whom the other nodes do not know: they do not hear it when it asks
-for votes. So what Sentinels forget elsewhere (`metadata.electable`), the nodes forget here, all of
-them at once, because one that still knows it tells the others after a minute; and a replica that is
-away is taken out in this order:
+for votes. So what Sentinels forget elsewhere (`services.manager.rules.electable`), the nodes forget
+here, all of them at once, because one that still knows it tells the others after a minute; and a
+replica that is away is taken out in this order:
 
     1. every node of the Cluster that is left forgets it
     2. R is lowered, and the shard says that it is `out`, in one act on every copy
@@ -21,9 +21,9 @@ was frozen, machine and all, does not know how long that was, and would be elect
 
 from collections.abc import Sequence
 
-from metadata.shard_rule import ShardRule, Step
-from metadata.shard_views import attached_to, with_more
 from push.copies import Act, Count, Forget, Meet, Server
+from services.manager.rules.shard_rule import ShardRule, Step
+from services.manager.rules.shard_views import attached_to, with_more
 
 
 class ClusterElectable(ShardRule):

@@ -11,7 +11,7 @@ from typing import Final, ParamSpec, TypeVar
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey
 from metadata.memberships import KeptMemberships
-from metadata.store import CatalogStore
+from metadata.sqlite.store import CatalogStore
 from metadata.stores import Alone, Contents, MembershipRows, News
 from metadata.tokens import TokenRecord
 from push.errors import Unknown

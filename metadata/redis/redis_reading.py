@@ -7,9 +7,9 @@ nothing is believed before a write behind it has been counted on all copies (`ca
 from typing import Final
 
 from metadata.databases import NOWHERE, Lost, Place, Raw, Reading
-from metadata.redis_rows import KEYS, key_of, raw_rows
+from metadata.redis.redis_rows import KEYS, key_of, raw_rows
+from metadata.redis.shards import Arg, Shard
 from metadata.rows import FOLLOWED
-from metadata.shards import Arg, Shard
 from push.errors import Refused, Unknown
 
 PAGE_ROWS: Final = 1000

@@ -1,0 +1,1 @@
+"""The catalog on Redis or Valkey."""

@@ -1,0 +1,1 @@
+"""The cluster manager: it elects primaries and places partitions."""
