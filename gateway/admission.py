@@ -3,7 +3,7 @@
 from math import inf
 from typing import Final, NamedTuple
 
-from gateway.limit_values import NONE, Limits
+from gateway.limits.limit_values import NONE, Limits
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, Rights
 from push.errors import Refused

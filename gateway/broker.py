@@ -7,59 +7,57 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from gateway.agreement import Agreement
-from gateway.alerting import Alerting
-from gateway.asking import Asking
-from gateway.audit import BROKER, Audit, Who
-from gateway.availability import Availability
-from gateway.backup import Backups
-from gateway.caretaker import Caretaker
-from gateway.catching_up import find_queue
-from gateway.changes import Changes
+from gateway.accounting.audit import BROKER, Audit, Who
+from gateway.catalog.agreement import Agreement
+from gateway.catalog.catching_up import find_queue
+from gateway.catalog.changes import Changes
+from gateway.catalog.guarded_metadata import GuardedMetadata
 from gateway.config import Config
 from gateway.counting import Counting
-from gateway.dead_letters import DeadLetters
-from gateway.deadlines import Deadlines
+from gateway.delivery.asking import Asking
+from gateway.delivery.availability import Availability
+from gateway.delivery.caretaker import Caretaker
+from gateway.delivery.dead_letters import DeadLetters
+from gateway.delivery.expiry import Expiry
+from gateway.delivery.flusher import Flusher
+from gateway.delivery.groups import Groups
+from gateway.delivery.inboxes import Inboxes
+from gateway.delivery.janitor import Janitor
+from gateway.delivery.orphaned_letters import OrphanedLetters
+from gateway.delivery.overflow import Overflow
+from gateway.delivery.pulls import Pulls
+from gateway.delivery.readers import Readers
+from gateway.delivery.receipts import Receipts
+from gateway.delivery.slot_context import Context
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.writer import Writer
-from gateway.describing import Describing
-from gateway.expiry import Expiry
-from gateway.explaining import Explaining
+from gateway.encryption.keyring import Keyring
+from gateway.encryption.nack_reasons import NackReasons
 from gateway.facts_values import ClusterDescription, ClusterList
-from gateway.flusher import Flusher
-from gateway.graves import Graves
-from gateway.groups import Groups
-from gateway.guarded_metadata import GuardedMetadata
-from gateway.guarded_storage import guarded
 from gateway.hit_rate import Shown, described
-from gateway.holding import Holding
-from gateway.inboxes import Inboxes
-from gateway.janitor import Janitor
-from gateway.keyring import Keyring
-from gateway.limit_values import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
-from gateway.limiter import Limiter
-from gateway.metrics.measuring import Measuring
-from gateway.metrics.queues import Sources
-from gateway.nack_reasons import NackReasons
-from gateway.orphaned_letters import OrphanedLetters
-from gateway.overflow import Overflow
-from gateway.parking import Parking
-from gateway.publisher import Publisher
-from gateway.pulls import Pulls
-from gateway.readers import Readers
-from gateway.receipts import Receipts
-from gateway.removing import Begin, Removed, Removing, check_agreed
-from gateway.routing import any_storable, nowhere
-from gateway.settings_change import SettingsChanges
-from gateway.shared_limits import SharedLimits
-from gateway.slot_context import Context
-from gateway.soon import Soon
-from gateway.stock import Stock
-from gateway.storage_mark import recognise
-from gateway.stores import open_stores
-from gateway.tail import Tail
-from gateway.upkeep import Upkeep
+from gateway.limits.limit_values import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
+from gateway.limits.limiter import Limiter
+from gateway.limits.shared_limits import SharedLimits
+from gateway.operator.alerting import Alerting
+from gateway.operator.describing import Describing
+from gateway.operator.explaining import Explaining
+from gateway.operator.holding import Holding
+from gateway.operator.measuring import Measuring
+from gateway.operator.parking import Parking
+from gateway.operator.queues import Sources
+from gateway.operator.removing import Begin, Removed, Removing, check_agreed
+from gateway.operator.settings_change import SettingsChanges
+from gateway.operator.stock import Stock
+from gateway.operator.upkeep import Upkeep
+from gateway.publish.graves import Graves
+from gateway.publish.publisher import Publisher
+from gateway.publish.routing import any_storable, nowhere
+from gateway.publish.tail import Tail
+from gateway.stores.backup import Backups
+from gateway.stores.guarded_storage import guarded
+from gateway.stores.storage_mark import recognise
+from gateway.stores.stores import open_stores
 from gateway.upkeep_values import BackupProgress, SeekTo
 from metadata.catalog import (
     Group,
@@ -80,6 +78,8 @@ from push.places import Partition
 from push.ports import Storage
 from push.rates.pooling import Pool
 from push.sealing import PLAIN, Sealer
+from runtime.loop.deadlines import Deadlines
+from runtime.loop.soon import Soon
 
 
 def _letters(
@@ -463,13 +463,13 @@ class Broker:
     # --- Looking -------------------------------------------------------------------------------
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
-        """See gateway.describing."""
+        """See gateway.operator.describing."""
         return await self._describing.queue(principal, name)
 
     async def describe_group(
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
-        """See gateway.describing."""
+        """See gateway.operator.describing."""
         return await self._describing.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:

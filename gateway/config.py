@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway import limit_values
-from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
-from gateway.master_key import MasterKeySettings
+from gateway.accounting.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
+from gateway.encryption.master_key import MasterKeySettings
+from gateway.limits import limit_values
 from gateway.setting import PREFIX, Setting
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import SETTINGS
@@ -91,7 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     master_key: tuple[bytes, ...] = ()
     """The first is in use, the others are former ones."""
     master_key_file: Path | None = None
-    """None, and neither of the others: gateway.key_file.default_master_key_file."""
+    """None, and neither of the others: gateway.encryption.key_file.default_master_key_file."""
     master_key_provider: str | None = None
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
@@ -113,7 +113,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     metrics_queues_max: int = limits.METRICS_QUEUES_MAX
     metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""
-    """As gateway.limit_values writes limits."""
+    """As gateway.limits.limit_values writes limits."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
     limit_queue: str = ""
     limit_session: str = limit_values.SESSION_DEFAULT

@@ -21,37 +21,37 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from gateway import supervisor
-from gateway.addresses import Addresses, parse_networks
-from gateway.admin import AdminSocket
-from gateway.admin_tokens import token_routes
-from gateway.audit import BROKER
-from gateway.books import Books
-from gateway.collector import Collector
+from gateway.accounting.audit import BROKER
+from gateway.accounting.books import Books
+from gateway.admin.admin import AdminSocket
+from gateway.admin.admin_tokens import token_routes
+from gateway.auth.credentials import Credentials, JwtIssuer
+from gateway.auth.jwt_keys import KeysError
+from gateway.auth.jwts import Terms
 from gateway.config import Config, describe
-from gateway.credentials import Credentials, JwtIssuer
-from gateway.http11 import http_class
-from gateway.jwt_keys import KeysError
-from gateway.jwts import Terms
-from gateway.listening import Listener, StartError, bind
-from gateway.longpoll import Polls
-from gateway.metrics.samples import Samples
-from gateway.metrics.serving import MetricsServer
-from gateway.pages import NO_PAGES, Pages
-from gateway.ports import WholeBroker
-from gateway.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
-from gateway.registry import Registry, drain_sessions
-from gateway.rest import Application
-from gateway.session import Timing
-from gateway.surroundings import Surroundings
-from gateway.tls import Tls
-from gateway.websocket import websocket_class
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry, drain_sessions
+from gateway.net.websocket import websocket_class
+from gateway.rest.pages import NO_PAGES, Pages
+from gateway.rest.ports import WholeBroker
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire.session import Timing
 from metadata.client import Metadata
 from push import limits
 from push.errors import TocsinError
+from runtime import supervisor
+from runtime.addresses import Addresses, parse_networks
+from runtime.collector import Collector
+from runtime.http11 import http_class
+from runtime.listening import Listener, StartError, bind
+from runtime.metrics.samples import Samples
+from runtime.metrics.serving import MetricsServer
+from runtime.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
+from runtime.tls import Tls
 
 if TYPE_CHECKING:
-    from gateway.otel import OtelTracer
+    from runtime.otel import OtelTracer
 
 logger = logging.getLogger("tocsin.server")
 
@@ -244,7 +244,7 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
     """None: nobody makes spans, and OpenTelemetry is not even imported. Raises StartError."""
     if not config.otel:
         return None
-    from gateway.otel import OtelMissing, OtelTracer
+    from runtime.otel import OtelMissing, OtelTracer
 
     try:
         return OtelTracer()

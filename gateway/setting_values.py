@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway import limit_values
-from gateway.addresses import parse_networks
-from gateway.jwt_keys import ALGORITHMS
-from gateway.origins import configured_origin
+from gateway.auth.jwt_keys import ALGORITHMS
+from gateway.auth.origins import configured_origin
+from gateway.limits import limit_values
 from metadata.rights import PLACEHOLDER, parse_right
+from runtime.addresses import parse_networks
 from storage.redis import redis_target
 
 SQLITE: Final = "sqlite:"

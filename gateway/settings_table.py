@@ -3,8 +3,9 @@ flags and the help are read from it."""
 
 from typing import Final
 
-from gateway import key_file, limit_values
 from gateway import setting_values as values
+from gateway.encryption import key_file
+from gateway.limits import limit_values
 from gateway.setting import Setting
 from gateway.watching_settings import WATCHING
 

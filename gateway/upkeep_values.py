@@ -6,10 +6,10 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.dead_letter_headers import headers_without_groups
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue
 from push import limits
+from push.dead_letter_headers import headers_without_groups
 from push.delivery.standing import State
 from push.errors import Refused
 from push.places import Verb

@@ -26,9 +26,9 @@ from gateway.deliverylog.deliveries import Place
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog, Sink
 from gateway.deliverylog.publishes import Origin, Placed
+from gateway.deliverylog.spans import Stages
 from gateway.deliverylog.writer import Writer
 from gateway.facts_values import Transport
-from gateway.spans import Stages
 from metadata.catalog import Queue, QueueSettings
 from push.ports import Appended
 from push.record import Header

@@ -4,9 +4,9 @@
 
 PLAN is a text file, one step a line (`#` begins a comment); all steps are carried out at once:
 
-    move  gateway.slices      gateway.rooms.slices   the file goes there, under that name
-    merge gateway.flow        gateway.http11         the first becomes a part of the second
-    name  gateway.flow:LIMIT  FLOW_LIMIT             a name at the top of a module, everywhere
+    move  runtime.loop.slices      gateway.rooms.slices   the file goes there, under that name
+    merge runtime.flow        runtime.http11         the first becomes a part of the second
+    name  runtime.flow:LIMIT  FLOW_LIMIT             a name at the top of a module, everywhere
     data  storage/redis/a.lua storage/redis/lua/a.lua   a file that is no module
 
 Names on the left are those of before; a merge's right side may be a module of before or after.

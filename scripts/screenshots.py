@@ -18,7 +18,7 @@ from loadtests.server import Server
 
 ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = ROOT / "clients" / "browser" / "screenshots"
-DEMO: Final = ("-c", "from gateway.demo import demo; demo()")
+DEMO: Final = ("-c", "from gateway.demo.demo import demo; demo()")
 WIDTH: Final = 1280
 HEIGHTS: Final = {"demo": 1560, "console": 700}
 WARM_UP_S: Final = 62.0

@@ -15,16 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway import frames  # noqa: E402
-from gateway.metrics.registry import METRICS, Metric  # noqa: E402
-from gateway.needs import NEEDS  # noqa: E402
-from gateway.rest import OPERATIONS  # noqa: E402
-from gateway.views import TABLE  # noqa: E402
+from gateway.rest.needs import NEEDS  # noqa: E402
+from gateway.rest.rest import OPERATIONS  # noqa: E402
+from gateway.rest.views import TABLE  # noqa: E402
+from gateway.wire import frames  # noqa: E402
 from metadata.rights import VERBS  # noqa: E402
 from push import limits  # noqa: E402
 from push.errors import CODES  # noqa: E402
+from runtime.metrics.registry import METRICS, Metric  # noqa: E402
 
-CODE = ("push", "storage", "metadata", "gateway", "clients/python/src")
+CODE = ("push", "storage", "metadata", "runtime", "services", "gateway", "clients/python/src")
 TESTS = ("tests", "loadtests")
 ASKS_AND_BOUNDS = {"push/ports.py", "push/limits.py"}
 """These name many rules and enforce few: they come behind the others."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from gateway.deliverylog.clock import Clock
 from gateway.deliverylog.lines import Carrier
-from gateway.spans import Stages
+from gateway.deliverylog.spans import Stages
 from metadata.catalog import Queue
 from push.ports import Appended, NotStored
 from push.record import Header

@@ -9,7 +9,7 @@ from typing import Protocol
 from gateway.counting import Published
 from gateway.deliverylog.deliveries import Session
 from gateway.deliverylog.log import DeliveryLog
-from gateway.spans import Stages
+from gateway.deliverylog.spans import Stages
 from metadata.catalog import Queue
 from push.delivery.giving import append_offset
 from push.ranges import Range

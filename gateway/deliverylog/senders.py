@@ -6,9 +6,9 @@ from typing import Protocol
 
 from gateway.deliverylog.deliveries import CARRIERS, Session
 from gateway.deliverylog.publishes import Origin, OriginLog
-from gateway.tracing import PARENT, Trace, trace_from
 from metadata.catalog import Principal, Queue
 from push.message import Message
+from runtime.tracing import PARENT, Trace, trace_from
 
 
 class Host(Session, Protocol):

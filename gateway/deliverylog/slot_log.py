@@ -10,7 +10,7 @@ from typing import Final
 from gateway.deliverylog.deliveries import Place, Run
 from gateway.deliverylog.lines import Cause, Ended, Event, Named
 from gateway.deliverylog.log import DeliveryLog
-from gateway.spans import Stages
+from gateway.deliverylog.spans import Stages
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery.delivery import Delivery

@@ -48,7 +48,7 @@ finds it here."""
 THROUGH_S: Final = 5.0
 """Far less than CHANGES_KEPT changes: what was changed meanwhile is read afterwards."""
 NOTICES_KEPT: Final = 1000
-"""Of changed members. Who has missed more looks by itself (`gateway.group_part`)."""
+"""Of changed members. Who has missed more looks by itself (`gateway.delivery.group_part`)."""
 OVERLAP_S: Final = 3.0
 """So far back they are told to who comes from another node: he was without one for less."""
 _LOG: Final = logging.getLogger("tocsin.metadata")

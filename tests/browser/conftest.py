@@ -8,7 +8,7 @@ import pytest_asyncio
 import tocsin
 from playwright.async_api import Browser, Page
 
-from gateway.demo import SETTINGS_OF_QUEUE
+from gateway.demo.demo import SETTINGS_OF_QUEUE
 from loadtests.chromium import browsing
 from loadtests.faults.proxy import Proxy
 from loadtests.server import Server
@@ -23,7 +23,7 @@ TOKEN = "the-token-of-these-tests"
 GUARDED = (
     "-c",
     f"import os; os.environ['TOCSIN_TOKEN'] = {TOKEN!r}; "
-    "from gateway.commands import serve; serve()",
+    "from gateway.cli.commands import serve; serve()",
 )
 
 

@@ -247,7 +247,7 @@ async def height(visit: Visit, name: str) -> float:
 async def demo(folder: Path) -> AsyncIterator[str]:
     """`tocsin demo`, as `make run` starts it; the address that it prints."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from gateway.demo import demo; demo(prog_name='tocsin demo')",
+        sys.executable, "-c", "from gateway.demo.demo import demo; demo(prog_name='tocsin demo')",
         "--port", str(free_port()), "--data-dir", str(folder),
         stdout=asyncio.subprocess.PIPE,
         env={name: text for name, text in os.environ.items() if not name.startswith("TOCSIN_")},

@@ -17,7 +17,7 @@ from tests.chaos.rounds import Report
 from tests.layout.tree import ROOT
 from tests.servers.layouts import Layout
 
-JUDGED: Final = ("push", "storage", "metadata", "gateway")
+JUDGED: Final = ("push", "storage", "metadata", "runtime", "services", "gateway")
 SUFFIXES: Final = frozenset({".py", ".lua", ".sql"})
 ROUNDS: Final = Path(__file__).with_name("rounds.jsonl")
 STORES: Final[dict[Layout, str]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway import group, presence
+from gateway.delivery import group, presence
 from services.manager.rules import electable
 from storage.redis import (
     redis_cursors,

@@ -36,7 +36,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from gateway import frames
+from gateway.wire import frames
 from push.errors import CODES
 from push.message import Message, encode_message
 

@@ -13,8 +13,8 @@ from tocsin.io import longpoll as polling
 from tocsin.io.longpoll import Polling
 from tocsin.proto.connect_policy import ReconnectDelay
 
-from gateway import frames
 from gateway.server import Server
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 from tests.clients.test_going_on import Losses, publish, server
 

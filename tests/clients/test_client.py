@@ -7,7 +7,7 @@ import pytest
 import tocsin
 import uvloop
 
-from gateway import frames
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 
 

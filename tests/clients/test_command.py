@@ -22,7 +22,7 @@ from tocsin.cli.durations import format_duration, parse_duration
 from tocsin.cli.lines import LINE_BYTES_MAX, LineSplitter
 from tocsin.cli.progress import Progress
 
-from gateway import frames
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 
 SOURCE = Path(tocsin.__file__).parents[1]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import tocsin
 
-from gateway import frames
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 from tests.waiting import becomes
 

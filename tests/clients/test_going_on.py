@@ -9,13 +9,13 @@ from typing import Any, Literal
 import pytest
 import tocsin
 
-from gateway import frames
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.conversation import Conversation
-from gateway.ports import WholeBroker
+from gateway.net.websocket import WebSocketConnection
+from gateway.rest.ports import WholeBroker
 from gateway.server import OnFatal, Server
-from gateway.websocket import WebSocketConnection
+from gateway.session.conversation import Conversation
+from gateway.wire import frames
 from tests.gateway.conftest import never
 
 TRANSPORTS: list[Literal["websocket", "long-poll"]] = ["websocket", "long-poll"]

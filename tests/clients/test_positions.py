@@ -15,7 +15,7 @@ from tocsin.api.positions import name_of
 from tocsin.proto import wire
 from tocsin.proto.reader_opening import Opening
 
-from gateway import frames
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 
 POSITION = tocsin.Position(queue_id="id", partitions={"0": (1, 7), "1": (2, 0)})

@@ -17,7 +17,7 @@ from tocsin.proto.new_message import NewMessage, encode_message
 from tocsin.proto.publish_lane import Bounds
 from tocsin.proto.wire import MESSAGE_BYTES_AIM, join_frames, without_tokens
 
-from gateway import frames
+from gateway.wire import frames
 from push.errors import CODES, Refused
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 import tocsin
 from tocsin.proto import wire
 
-from gateway import frames
+from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import frames
-from gateway.auth import Auth
-from gateway.limit_values import Limits
-from gateway.limiter import UNLIMITED, Limiter
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.session import Timing
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.limits.limit_values import Limits
+from gateway.limits.limiter import UNLIMITED, Limiter
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from gateway.wire.session import Timing
 from metadata.catalog import ANYBODY
 from push.message import Message
 from push.rates.bucket import Rate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway import frames
+from gateway.wire import frames
 from tests.conformance.gateway_side import _WORLD, GatewayReplay
 from tests.conformance.replay import Replay, role_of
 from tests.conformance.sdk_side import _USER, SdkReplay

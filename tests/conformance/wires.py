@@ -6,15 +6,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway import frames
-from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
-from gateway.conversation import Conversation
 from gateway.facts_values import Transport
-from gateway.frames import Close
-from gateway.longpoll import Poll, Polls
-from gateway.surroundings import Surroundings
+from gateway.net.longpoll import Poll, Polls
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from gateway.wire.frames import Close
 from metadata.catalog import Principal
+from runtime.addresses import UNKNOWN
 from tests.conformance.replay import Kind
 
 Tell = Callable[[Kind, Any], None]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.encryption import RecordSealer
+from gateway.encryption.encryption import RecordSealer
 from push.places import GroupPartition, Parked, Partition
 from push.ports import Append, Appended, CursorWrite, Dead, Retry, Side, Storage, Stored
 from push.ranges import Range

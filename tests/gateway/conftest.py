@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gateway.auth import Auth
+from gateway.auth.auth import Auth
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.ports import BrokerPort
-from gateway.rest import Application
+from gateway.rest.ports import BrokerPort
+from gateway.rest.rest import Application
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House

@@ -1,4 +1,5 @@
-"""The inside of a gateway in a page: `gateway.link.Broker` in memory, one partition a queue.
+"""The inside of a gateway in a page: `gateway.session.link.Broker` in memory, one partition a
+queue.
 
 It publishes, gives out in order and settles for real, without leases, attempts or storage, so that
 sessions and sockets are tested alone.
@@ -9,21 +10,21 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway import frames
-from gateway.delivery_ports import DeliveryList, Link, StartFrom
+from gateway.accounting.usage import Counter
+from gateway.delivery.delivery_ports import DeliveryList, Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import CreditDescription, SubscriptionDescription
-from gateway.frames import Position
-from gateway.link import Answer, Settled
-from gateway.routing import Outcome
-from gateway.soon import Soon
-from gateway.usage import Counter
+from gateway.publish.routing import Outcome
+from gateway.session.link import Answer, Settled
+from gateway.wire import frames
+from gateway.wire.frames import Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
+from runtime.loop.soon import Soon
 from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
 
 EPOCH = 1
@@ -31,7 +32,7 @@ EPOCH = 1
 
 @dataclass
 class EchoAnswer:
-    """gateway.link.Answer."""
+    """gateway.session.link.Answer."""
 
     outcomes: list[Outcome]
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
@@ -43,7 +44,7 @@ class EchoAnswer:
 
 @dataclass
 class EchoSettled:
-    """gateway.link.Settled."""
+    """gateway.session.link.Settled."""
 
     settled: int = 0
     stale: DeliveryList = field(default_factory=list)
@@ -63,7 +64,8 @@ class Submitted:
 
 
 class EchoPlace:
-    """gateway.link.Consumer and gateway.link.Reader in one: push number = offset + 1."""
+    """gateway.session.link.Consumer and gateway.session.link.Reader in one: push number = offset +
+    1."""
 
     def __init__(self, log: list[bytes], link: Link, subscription: int, start: int) -> None:
         self.log = log
@@ -205,7 +207,7 @@ class EchoPlace:
 
 
 class EchoBroker:
-    """gateway.link.Broker, Publisher, Groups and Readers in one."""
+    """gateway.session.link.Broker, Publisher, Groups and Readers in one."""
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()

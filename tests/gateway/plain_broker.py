@@ -1,4 +1,4 @@
-"""A broker in a page: `gateway.ports.BrokerPort` in memory, without clock, disk or sessions.
+"""A broker in a page: `gateway.rest.ports.BrokerPort` in memory, without clock, disk or sessions.
 
 It is not a mock: it stores, gives out, settles and takes back for real, so that the tests of the
 outside assert behaviour. Leases never expire here and partitions have no owners.
@@ -13,23 +13,21 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.audit import Audit
-from gateway.delivery_ports import Link, StartFrom
+from gateway.accounting.audit import Audit
+from gateway.accounting.usage import Counter
+from gateway.delivery.delivery_ports import Link, StartFrom
+from gateway.delivery.receipts import Receipt, Receipts
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
-from gateway.frames import Position
 from gateway.hit_rate import Shown
-from gateway.limiter import Limiter
-from gateway.link import Consumer, Reader
-from gateway.metrics.samples import Samples
-from gateway.ports import Answered
+from gateway.limits.limiter import Limiter
+from gateway.operator.removing import Begin, Removed
+from gateway.operator.settings_change import ChangedSettings
+from gateway.publish.routing import Outcome
 from gateway.pull_values import PulledMessage, PullSettled
-from gateway.receipts import Receipt, Receipts
-from gateway.removing import Begin, Removed
-from gateway.routing import Outcome
-from gateway.settings_change import ChangedSettings
-from gateway.soon import Soon
+from gateway.rest.ports import Answered
+from gateway.session.link import Consumer, Reader
 from gateway.upkeep_values import (
     BackupProgress,
     Decided,
@@ -44,7 +42,7 @@ from gateway.upkeep_values import (
     SeekTo,
     WhichKey,
 )
-from gateway.usage import Counter
+from gateway.wire.frames import Position
 from metadata.catalog import (
     ANYBODY,
     Group,
@@ -70,6 +68,8 @@ from metadata.settings import (
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.places import Verb
+from runtime.loop.soon import Soon
+from runtime.metrics.samples import Samples
 from tests.gateway.plain_tokens import PlainTokens
 
 NOW_UNIX_MS = 1_700_000_000_000
@@ -252,7 +252,7 @@ class PlainMetadata:
 
 @dataclass
 class PlainAnswer:
-    """gateway.ports.Answered."""
+    """gateway.rest.ports.Answered."""
 
     messages: Sequence[Message]
     outcomes: list[Outcome]
@@ -396,7 +396,7 @@ class PlainSettings:
 
 
 class PlainMetrics:
-    """gateway.ports.ProcessMetrics: how much stands in each queue."""
+    """gateway.rest.ports.ProcessMetrics: how much stands in each queue."""
 
     def __init__(self, broker: "PlainBroker") -> None:
         self._broker = broker
@@ -423,7 +423,8 @@ class PlainMetrics:
 
 
 class PlainBroker:
-    """gateway.ports.BrokerPort, gateway.ports.Publishing and gateway.ports.Pulling in one."""
+    """gateway.rest.ports.BrokerPort, gateway.rest.ports.Publishing and gateway.rest.ports.Pulling
+    in one."""
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()

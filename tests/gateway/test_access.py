@@ -9,20 +9,20 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway import frames
-from gateway.access import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
-from gateway.addresses import ClientAddress
 from gateway.admission import Admission
-from gateway.auth import LET_IN, OPERATOR, OPERATORS, Auth
-from gateway.handshake import shake_hands
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.session import Session, Timing
-from gateway.surroundings import Surroundings
+from gateway.auth.access import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
+from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Auth
+from gateway.net.handshake import shake_hands
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from gateway.wire.session import Session, Timing
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
+from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.addresses import (
+from runtime.addresses import (
     CLIENT,
     PROXIES_MAX,
     UNKNOWN,

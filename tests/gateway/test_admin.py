@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import admin
-from gateway.admin import AdminError, AdminSocket, socket_path
-from gateway.commands import admin as admin_command
-from gateway.ports import BrokerPort
+from gateway.admin import admin
+from gateway.admin.admin import AdminError, AdminSocket, socket_path
+from gateway.cli.commands import admin as admin_command
+from gateway.rest.ports import BrokerPort
 from gateway.upkeep_values import BackupProgress
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.plain_broker import PlainBroker

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway import audit_trail
-from gateway.account import Account
+from gateway.accounting import audit_trail
+from gateway.accounting.account import Account
+from gateway.accounting.audit import AccessCounts, Who
+from gateway.accounting.audit_trail import Entry, Trail, verify
+from gateway.accounting.books import Books
+from gateway.accounting.journal import Journal, files_of
 from gateway.admission import Admission
-from gateway.audit import AccessCounts, Who
-from gateway.audit_trail import Entry, Trail, verify
-from gateway.auth import Auth
-from gateway.books import Books
-from gateway.commands import admin
-from gateway.frames import Subscribe
-from gateway.journal import Journal, files_of
-from gateway.rest import OPERATIONS, Application
-from gateway.subscriptions import Subscriptions
+from gateway.auth.auth import Auth
+from gateway.cli.commands import admin
+from gateway.rest.rest import OPERATIONS, Application
+from gateway.session.subscriptions import Subscriptions
+from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Principal
 from push import limits
 from push.errors import Refused

@@ -4,7 +4,7 @@ import pytest
 from websockets.datastructures import Headers
 
 from gateway.admission import Admission
-from gateway.auth import LET_IN, OPERATOR, Auth, bearer_token
+from gateway.auth.auth import LET_IN, OPERATOR, Auth, bearer_token
 from push.errors import Refused
 
 OPEN = Auth(None, ["https://app.example/"])

@@ -11,9 +11,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import admin, restoring
-from gateway.admin import AdminError, AdminSocket
-from gateway.backup_folder import (
+from gateway.admin import admin
+from gateway.admin.admin import AdminError, AdminSocket
+from gateway.broker import Broker
+from gateway.cli.commands import admin as admin_command
+from gateway.config import Config
+from gateway.stores import restoring
+from gateway.stores.backup_folder import (
     FILES,
     FORMAT,
     MANIFEST_FILE,
@@ -23,9 +27,6 @@ from gateway.backup_folder import (
     read_manifest,
     write_manifest,
 )
-from gateway.broker import Broker
-from gateway.commands import admin as admin_command
-from gateway.config import Config
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.inprocess import InProcessMetadata
 from metadata.tokens import TokenRecord

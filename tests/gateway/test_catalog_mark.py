@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog_mark import FILE, catalog_keeper, check_mark
+from gateway.stores.catalog_mark import FILE, catalog_keeper, check_mark
 from metadata.databases import Place
 from push.errors import Refused
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin import AdminSocket
+from gateway.admin.admin import AdminSocket
 from gateway.broker import Broker
-from gateway.commands import admin as admin_command
+from gateway.cli.commands import admin as admin_command
 from gateway.facts_values import ClusterDescription
 from metadata.catalog import Principal
 from tests.histories.clusters_house import ClustersHouse

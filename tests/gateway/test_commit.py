@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.commit import Commit
+from gateway.publish.commit import Commit
 from push.ports import Append, Appended, Lane
 from storage.memory import MemoryStorage
 

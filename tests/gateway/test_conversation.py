@@ -8,24 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import frames
-from gateway.addresses import UNKNOWN
-from gateway.auth import LET_IN, Auth
-from gateway.conversation import Conversation
+from gateway.auth.auth import LET_IN, Auth
 from gateway.facts_values import Transport
-from gateway.frames import Close
-from gateway.limiter import Limiter
-from gateway.publishing import producer_id
-from gateway.surroundings import Surroundings
-from gateway.turns import Turns
+from gateway.limits.limiter import Limiter
+from gateway.session.conversation import Conversation
+from gateway.session.publishing import producer_id
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from gateway.wire.frames import Close
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
+from runtime.addresses import UNKNOWN
+from runtime.loop.turns import Turns
 from tests.gateway.echo_broker import EchoBroker, EchoPlace
 
 
 class Socket:
-    """An outlet (gateway.link.Outlet) that keeps what it is given, and its conversation."""
+    """An outlet (gateway.session.link.Outlet) that keeps what it is given, and its conversation."""
 
     transport: Transport | None = "websocket"
     unsent_bytes = 0

@@ -1,6 +1,6 @@
 """What dead letters say of themselves, through however many deaths."""
 
-from gateway.dead_letter_headers import (
+from push.dead_letter_headers import (
     EARLIER_MAX,
     earlier_deaths,
     headers_without_groups,

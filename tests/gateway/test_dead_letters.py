@@ -75,7 +75,7 @@ async def test_a_full_dead_letter_queue_holds_the_letter_back(
     house: House, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1: it is neither lost nor settled, and moves when there is room."""
-    monkeypatch.setattr("gateway.dead_letters.MOVE_AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.delivery.dead_letters.MOVE_AGAIN_S", 0.02)
     dead, _ = await house.broker.create_queue(
         ANYBODY, "orders.dead-letters", QueueSettings(partitions=1, messages_max=1)
     )

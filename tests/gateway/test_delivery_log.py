@@ -23,9 +23,9 @@ from gateway.deliverylog.lines import (
 from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
 from gateway.deliverylog.publishes import LINE_MESSAGES_MAX, RUN_US, Origin, Placed
 from gateway.deliverylog.senders import Sender, origin_of_request
+from gateway.deliverylog.spans import Stages
 from gateway.facts_values import Transport
-from gateway.frames import Publish
-from gateway.spans import Stages
+from gateway.wire.frames import Publish
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push import limits
 from push.message import Message

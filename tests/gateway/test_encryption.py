@@ -7,9 +7,9 @@ from threading import Barrier
 
 import pytest
 
-from gateway import encryption
-from gateway.encryption import NONCES_AT_ONCE, RecordSealer
-from gateway.nack_reasons import NackReasons
+from gateway.encryption import encryption
+from gateway.encryption.encryption import NONCES_AT_ONCE, RecordSealer
+from gateway.encryption.nack_reasons import NackReasons
 from push import limits
 from push.errors import Refused
 from push.places import Partition

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from gateway import frames
-from gateway.auth import Auth
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_tokens import PlainTokens, record, text
 from tests.gateway.test_longpoll import Client

@@ -4,13 +4,13 @@ import json
 
 import tocsin
 
-from gateway.auth import Auth
-from gateway.listening import Listener, bind
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
 from metadata.catalog import Queue
+from runtime.listening import Listener, bind
 from tests.gateway.test_upkeep_command import Run, http, queue, run, url
 from tests.histories.house import House, Socket, delivery, eventually
 

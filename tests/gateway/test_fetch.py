@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from gateway.fetch import KEPT_BYTES_MAX, KEPT_MAX, Fetch
-from gateway.tail import Tail
+from gateway.delivery.fetch import KEPT_BYTES_MAX, KEPT_MAX, Fetch
+from gateway.publish.tail import Tail
 from push import limits
 from push.places import Partition
 from tests.histories.house import House, message

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import frames
+from gateway.wire import frames
 from push import limits
 from push.errors import CODES, Refused, Unknown
 

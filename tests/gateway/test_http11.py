@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from websockets.frames import Frame, Opcode
 
-from gateway.auth import Auth
-from gateway.http11 import PART_BYTES_MIN, Http11Protocol, raw_problem
-from gateway.listening import Listener, bind
-from gateway.problems import SECURITY_HEADERS
-from gateway.registry import Registry
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.registry import Registry
+from gateway.session.surroundings import Surroundings
 from push.errors import Refused
+from runtime.http11 import PART_BYTES_MIN, Http11Protocol, raw_problem
+from runtime.listening import Listener, bind
+from runtime.problems import SECURITY_HEADERS
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import (
     HANDSHAKE,

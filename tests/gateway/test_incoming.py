@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway import frames
-from gateway.auth import Auth
-from gateway.incoming import LARGE_BYTES, Incoming
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from runtime.loop.incoming import LARGE_BYTES, Incoming
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.wire import Wire, serve, session

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway import janitor
-from gateway.expiry import Expiry
+from gateway.delivery import janitor
+from gateway.delivery.expiry import Expiry
 from metadata.catalog import ANYBODY, GroupSettings
 from push.errors import Refused
 from push.places import Partition

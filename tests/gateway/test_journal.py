@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.journal import Journal, files_of, lines_of
+from gateway.accounting.journal import Journal, files_of, lines_of
 
 NOON = 1_763_726_400.0
 LINE = b'{"n":1234567}\n'

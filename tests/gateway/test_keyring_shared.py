@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import keyring
 from gateway.config import Config
-from gateway.key_file import default_master_key_file, read_keys, replace_keys
-from gateway.keyring import Keyring
-from gateway.master_key import LocalMasterKey, Source
-from gateway.shared_keys import lacking, words
-from gateway.stores import open_keyring
+from gateway.encryption import keyring
+from gateway.encryption.key_file import default_master_key_file, read_keys, replace_keys
+from gateway.encryption.keyring import Keyring
+from gateway.encryption.master_key import LocalMasterKey, Source
+from gateway.encryption.shared_keys import lacking, words
+from gateway.stores.stores import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
 from push.places import Partition

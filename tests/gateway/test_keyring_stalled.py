@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import keyring as keyrings
 from gateway.broker import Broker
+from gateway.catalog.guarded_metadata import GuardedMetadata
 from gateway.config import Config
-from gateway.guarded_metadata import GuardedMetadata
-from gateway.keyring import Keyring
-from gateway.stores import open_keyring
+from gateway.encryption import keyring as keyrings
+from gateway.encryption.keyring import Keyring
+from gateway.stores.stores import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import Metadata
 from metadata.data_keys import DataKey, Outdated

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from gateway.leader import Leader
+from services.manager.leader import Leader
 from services.manager.rules.leading import NOBODY, Lead
 
 

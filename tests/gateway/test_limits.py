@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import frames
-from gateway.addresses import ClientAddress
-from gateway.auth import Auth
-from gateway.limit_values import OF_ADDRESS, parse_limits
-from gateway.limiter import Limiter
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.limits.limit_values import OF_ADDRESS, parse_limits
+from gateway.limits.limiter import Limiter
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
 from metadata.catalog import QueueSettings
+from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker

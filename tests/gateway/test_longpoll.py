@@ -8,15 +8,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway import longpoll
 from gateway.admission import Admission
-from gateway.auth import Auth
+from gateway.auth.auth import Auth
 from gateway.deliverylog.lines import Dispatched
-from gateway.longpoll import Polls
-from gateway.registry import Registry, drain_sessions
-from gateway.rest import Application
-from gateway.session import Timing
-from gateway.surroundings import Surroundings
+from gateway.net import longpoll
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry, drain_sessions
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
+from gateway.wire.session import Timing
 from metadata.catalog import ANYBODY, Principal
 from push import limits
 from tests.gateway.asgi import client_of

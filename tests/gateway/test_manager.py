@@ -13,8 +13,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.cluster_keeper import is_held_up
-from gateway.manager import Manager
+from services.manager.cluster_keeper import is_held_up
+from services.manager.manager import Manager
 from services.manager.rules import shard_rule
 from services.manager.rules.electable import Electable
 from storage.redis import redis_target
@@ -187,8 +187,8 @@ ENTER = f"""
 import click
 from metadata import shard_rule
 shard_rule.AWAY_S = {AWAY_S}
-from gateway.commands import admin
-from gateway.manager_commands import manager_group
+from gateway.cli.commands import admin
+from gateway.cli.manager_commands import manager_group
 root = click.Group(commands=dict(admin=admin, manager=manager_group))
 root()
 """

@@ -12,8 +12,8 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from gateway.cluster_keeper import ClusterKeeper
-from gateway.manager import Manager
+from services.manager.cluster_keeper import ClusterKeeper
+from services.manager.manager import Manager
 from storage.redis import redis_target
 from storage.redis.ops.redis_provision import provision
 from storage.redis.redis_cluster import ClusterShard

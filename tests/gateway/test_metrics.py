@@ -8,22 +8,22 @@ from typing import Final
 import httpx2
 import pytest
 
-from gateway.auth import Auth
+from gateway.auth.auth import Auth
 from gateway.config import Config
 from gateway.deliverylog.chunks import Shortfall
 from gateway.deliverylog.lines import Certified, Dispatched, Settled, messages_of
-from gateway.metrics.exposition import OPEN, TEXT, exposed
-from gateway.metrics.measuring import Measuring
-from gateway.metrics.places import REST, Places
-from gateway.metrics.registry import METRICS, series
-from gateway.metrics.samples import Samples
-from gateway.metrics.serving import application
-from gateway.needs import Need, check_need
-from gateway.rest import Application
+from gateway.operator.measuring import Measuring
+from gateway.operator.places import REST, Places
+from gateway.rest.needs import Need, check_need
+from gateway.rest.rest import Application
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from metadata.rights import parse_rights
 from push.errors import Refused
 from push.histogram import Histogram
+from runtime.metrics.exposition import OPEN, TEXT, exposed
+from runtime.metrics.registry import METRICS, series
+from runtime.metrics.samples import Samples
+from runtime.metrics.serving import application
 from tests.gateway.asgi import client_of
 from tests.histories.house import House, delivery, numbered
 from tests.histories.logged import Logged

@@ -7,14 +7,14 @@ import httpx2
 import pytest
 from starlette.types import ASGIApp
 
-from gateway.cluster_keeper import ClusterTold, ServerTold
-from gateway.manager import ManagerMetrics
-from gateway.metadata_routes import application as node_application
-from gateway.metrics.registry import METRICS
-from gateway.metrics.samples import Samples
-from gateway.metrics.serving import application
 from metadata.service.node import Node
 from metadata.service.service import Shards
+from runtime.metrics.registry import METRICS
+from runtime.metrics.samples import Samples
+from runtime.metrics.serving import application
+from services.manager.cluster_keeper import ClusterTold, ServerTold
+from services.manager.manager import ManagerMetrics
+from services.metadata_node.metadata_routes import application as node_application
 from tests.layout.tree import files, text
 
 TOLD = ClusterTold(

@@ -9,15 +9,15 @@ import pytest
 from tocsin import Unauthorized
 from tocsin.cli.main import explain
 
-from gateway import audit_trail
-from gateway.addresses import ClientAddress
+from gateway.accounting import audit_trail
+from gateway.accounting.books import Books
 from gateway.admission import DETAIL, NotLetIn
-from gateway.books import Books
-from gateway.handshake import shake_hands
-from gateway.rest import Application
-from gateway.standing import Standing
-from gateway.surroundings import Surroundings
+from gateway.net.handshake import shake_hands
+from gateway.rest.rest import Application
+from gateway.session.standing import Standing
+from gateway.session.surroundings import Surroundings
 from push.errors import Refused
+from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker

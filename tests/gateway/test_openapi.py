@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth import Auth
-from gateway.openapi import document, encode
-from gateway.ports import BrokerPort
-from gateway.rest import OPERATIONS, Application
+from gateway.auth.auth import Auth
+from gateway.rest.openapi import document, encode
+from gateway.rest.ports import BrokerPort
+from gateway.rest.rest import OPERATIONS, Application
 from metadata.catalog import GroupSettings, QueueSettings
 from push.errors import CODES
 from push.message import Message

@@ -3,11 +3,11 @@
 import httpx2
 import pytest
 
-from gateway.auth import LET_IN, Auth
+from gateway.auth.auth import LET_IN, Auth
+from gateway.auth.origins import configured_origin
 from gateway.config import load
-from gateway.origins import configured_origin
-from gateway.ports import BrokerPort
-from gateway.rest import Application
+from gateway.rest.ports import BrokerPort
+from gateway.rest.rest import Application
 from push.errors import Refused
 from tests.gateway.asgi import client_of
 

@@ -11,11 +11,11 @@ import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.auth import Auth
-from gateway.otel import OtelTracer
-from gateway.rest import Application
-from gateway.tracing import Trace, trace_from
+from gateway.auth.auth import Auth
+from gateway.rest.rest import Application
 from loadtests.server import Server
+from runtime.otel import OtelTracer
+from runtime.tracing import Trace, trace_from
 from tests.gateway.asgi import client_of
 from tests.histories.house import House
 

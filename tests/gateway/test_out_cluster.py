@@ -15,15 +15,15 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.out_cluster import HOOK_AGAIN_S, LEFT_S, OutCluster
-from gateway.scale_hook import HOOK_S, HookFailed, ScaleHook, check_hook
-from gateway.storage_clusters import place_on
+from gateway.stores.storage_clusters import place_on
 from metadata import clusters, scaling
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.clusters import Look
 from metadata.inprocess import InProcessMetadata
 from metadata.scaling import HOLD_S
 from push.errors import Refused
+from runtime.scale_hook import HOOK_S, HookFailed, ScaleHook, check_hook
+from services.manager.out_cluster import HOOK_AGAIN_S, LEFT_S, OutCluster
 from storage.memory import MemoryStorage
 from storage.redis.redis_target import Target
 from tests.catalogs import open_catalog

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.outbox import ALONE_BYTES, JOINED_BYTES_MAX, Outbox
+from gateway.wire.outbox import ALONE_BYTES, JOINED_BYTES_MAX, Outbox
 
 
 def frame(number: int, size: int = 0) -> bytes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.pace import FREE_MAX, FREE_PER_MESSAGE, SMALL_CHANGE, Pace
+from gateway.limits.pace import FREE_MAX, FREE_PER_MESSAGE, SMALL_CHANGE, Pace
 from push.rates.bucket import Rate
 
 RATE = Rate(100, 1, 1000)

@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from gateway import out_cluster, placing_duty
-from gateway.manager import Manager
-from gateway.placing_duty import Placing, PlacingDuty
-from gateway.scale_hook import ScaleHook
 from metadata import clusters, scaling
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import STORAGE_INCARNATION
@@ -24,6 +20,10 @@ from metadata.inprocess import InProcessMetadata
 from metadata.service.asking_nodes import AskingNodes
 from metadata.service.node_choice import NodeChoice
 from push.errors import Refused
+from runtime.scale_hook import ScaleHook
+from services.manager import out_cluster, placing_duty
+from services.manager.manager import Manager
+from services.manager.placing_duty import Placing, PlacingDuty
 from services.manager.redis_leading import RedisLead
 from storage.redis.redis_target import parse, parse_all
 from tests.histories.house import never

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.guarded_metadata import GuardedMetadata
-from gateway.presence import Presence
-from gateway.slot_context import Context
+from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.delivery.presence import Presence
+from gateway.delivery.slot_context import Context
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.client import Metadata
 from metadata.heartbeats import BEAT_S, GONE_S

@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.problems import MEDIA_TYPE, Problems
 from push.errors import CODES, Refused, TocsinError, Unknown
+from runtime.problems import MEDIA_TYPE, Problems
 
 
 def failing(error: BaseException, *, after_start: bool = False) -> ASGIApp:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routing import SPREAD_RUN, Answer
+from gateway.publish.routing import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import queue_readers
-from gateway.queue_readers import FAN_OUTS_MAX, SLICE, SLICE_BYTES, QueueReaders, slice_of
-from gateway.reader import Reader
-from gateway.spans import Stages
-from gateway.tail import Tail
+from gateway.delivery import queue_readers
+from gateway.delivery.queue_readers import FAN_OUTS_MAX, SLICE, SLICE_BYTES, QueueReaders, slice_of
+from gateway.delivery.reader import Reader
+from gateway.deliverylog.spans import Stages
+from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
 from push.places import Partition

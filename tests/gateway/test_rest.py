@@ -10,13 +10,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth import Auth
-from gateway.ports import BrokerPort
-from gateway.problems import SECURITY_HEADERS
-from gateway.rest import OPERATIONS, Application
+from gateway.auth.auth import Auth
+from gateway.rest.ports import BrokerPort
+from gateway.rest.rest import OPERATIONS, Application
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import CODES
+from runtime.problems import SECURITY_HEADERS
 from tests.gateway.asgi import client_of
 
 Http = httpx2.AsyncClient

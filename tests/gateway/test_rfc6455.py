@@ -10,8 +10,8 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, SERVER, Protocol
 
-from gateway.frames import CLOSES, TOO_LARGE
-from gateway.rfc6455 import (
+from gateway.wire.frames import CLOSES, TOO_LARGE
+from gateway.wire.rfc6455 import (
     CLOSE,
     CONTINUATION,
     PIECE_BYTES,

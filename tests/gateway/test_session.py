@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway import frames
-from gateway.frames import Close
-from gateway.session import (
+from gateway.wire import frames
+from gateway.wire.frames import Close
+from gateway.wire.session import (
     INVALID_UTF8,
     SEQUENCE_MAX,
     Effect,

@@ -9,12 +9,12 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.auth import Auth
+from gateway.auth.auth import Auth
 from gateway.facts_values import SessionList
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.surroundings import Surroundings
 from metadata.catalog import Principal
 from push import limits
 from tests.gateway.asgi import client_of

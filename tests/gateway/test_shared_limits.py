@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.broker import Broker
+from gateway.cli.store_commands import provision
 from gateway.config import Config
-from gateway.limit_values import OF_ADDRESS, parse_limits
-from gateway.limiter import Allowance, Limiter
-from gateway.shared_limits import SharedLimits
-from gateway.store_commands import provision
+from gateway.limits.limit_values import OF_ADDRESS, parse_limits
+from gateway.limits.limiter import Allowance, Limiter
+from gateway.limits.shared_limits import SharedLimits
 from metadata.catalog import Principal, Queue, QueueSettings
 from push.errors import Refused
 from push.message import Message

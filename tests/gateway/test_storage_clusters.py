@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.storage_clusters import Described, place_on
+from gateway.stores.storage_clusters import Described, place_on
 from metadata.catalog import ANYBODY, QueueSettings
 from push.errors import Refused
 from storage.redis.redis_target import parse_all

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import supervisor
+from runtime import supervisor
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.spans import Stages
-from gateway.tail import Tail
+from gateway.deliverylog.spans import Stages
+from gateway.publish.tail import Tail
 from push.places import Partition
 from push.record import Record, RecordBuilder
 from storage.memory import MemoryStorage

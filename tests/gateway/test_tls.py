@@ -22,24 +22,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
 from websockets.frames import Opcode
 
-from gateway import tls as tls_module
-from gateway.addresses import (
-    NO_PROXIES,
-    Addresses,
-    ClientAddress,
-    client_address,
-    parse_networks,
-)
-from gateway.auth import Auth
+from gateway.auth.auth import Auth
 from gateway.config import Config
-from gateway.http11 import http_class
-from gateway.listening import Listener, StartError, bind
-from gateway.registry import Registry
+from gateway.net.registry import Registry
+from gateway.net.websocket import websocket_class
 from gateway.server import Server, _reload_on_hangup
-from gateway.surroundings import Surroundings
-from gateway.tls import Files, Tls
-from gateway.websocket import websocket_class
+from gateway.session.surroundings import Surroundings
 from push import limits
+from runtime import tls as tls_module
+from runtime.addresses import NO_PROXIES, Addresses, ClientAddress, client_address, parse_networks
+from runtime.http11 import http_class
+from runtime.listening import Listener, StartError, bind
+from runtime.tls import Files, Tls
 from tests.authority import Authority, Pair, write_key
 from tests.gateway.conftest import never
 from tests.gateway.echo_broker import EchoBroker

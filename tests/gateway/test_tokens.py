@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import admin
-from gateway.admin import AdminSocket
-from gateway.admin_tokens import token_routes
+from gateway.accounting.books import Books
+from gateway.admin import admin
+from gateway.admin.admin import AdminSocket
+from gateway.admin.admin_tokens import token_routes
 from gateway.admission import DETAIL, Admission
-from gateway.auth import LET_IN, Auth
-from gateway.books import Books
-from gateway.commands import admin as admin_command
-from gateway.limit_values import NONE, parse_limits
+from gateway.auth.auth import LET_IN, Auth
+from gateway.cli.commands import admin as admin_command
+from gateway.limits.limit_values import NONE, parse_limits
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, parse_rights
 from metadata.tokens import write_token

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.intake import TURNS_AT_ONCE, Intake
-from gateway.turns import CROWD, FREE_TURN_S, PAUSE_S, Turns
+from runtime.loop.intake import TURNS_AT_ONCE, Intake
+from runtime.loop.turns import CROWD, FREE_TURN_S, PAUSE_S, Turns
 from tests.conformance.virtual import run
 
 

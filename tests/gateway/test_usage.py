@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.account import Account
+from gateway.accounting.account import Account
+from gateway.accounting.books import Books
+from gateway.accounting.usage import Usage, UsageLine
 from gateway.admission import Admission
-from gateway.books import Books
-from gateway.frames import Ack, Close, Ping, Publish
-from gateway.session import Reply
-from gateway.usage import Usage, UsageLine
+from gateway.wire.frames import Ack, Close, Ping, Publish
+from gateway.wire.session import Reply
 from metadata.catalog import Principal
 from push import limits
 

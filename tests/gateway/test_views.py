@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from gateway.admission import Admission
-from gateway.auth import Auth
-from gateway.ports import BrokerPort
-from gateway.rest import Application
-from gateway.views import group_view
+from gateway.auth.auth import Auth
+from gateway.rest.ports import BrokerPort
+from gateway.rest.rest import Application
+from gateway.rest.views import group_view
 from metadata.catalog import ANYBODY
 from metadata.rights import parse_rights
 from push.errors import Refused

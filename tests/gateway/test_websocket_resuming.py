@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from websockets.frames import Frame, Opcode
 
-from gateway.auth import Auth
-from gateway.conversation import Conversation
-from gateway.frames import OVERLOADED
-from gateway.registry import Registry
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.registry import Registry
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
+from gateway.wire.frames import OVERLOADED
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import Gateway, Wire, connect, connection_of, serve
 from tests.histories.house import eventually

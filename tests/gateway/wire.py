@@ -12,9 +12,9 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from gateway.http11 import Http11Protocol
-from gateway.registry import Registry
-from gateway.websocket import WebSocketConnection, websocket_class
+from gateway.net.registry import Registry
+from gateway.net.websocket import WebSocketConnection, websocket_class
+from runtime.http11 import Http11Protocol
 
 HANDSHAKE = {
     "Upgrade": "websocket",

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.group import GroupRuntime
+from gateway.delivery.group import GroupRuntime
 from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
 from metadata.client import Metadata
 from metadata.inprocess import InProcessMetadata

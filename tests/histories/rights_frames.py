@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway import frames
+from gateway.wire import frames
 from tests.histories.house import Frame
 from tests.histories.rights_acts import Choice, Undone
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, Actor

@@ -9,12 +9,12 @@ import httpx2
 import msgspec
 
 from gateway.admission import Admission
-from gateway.auth import Auth
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.sessions import fresh_session_id
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.sessions import fresh_session_id
+from gateway.session.surroundings import Surroundings
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push.errors import Refused

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway import frames
 from gateway.admission import Admission
-from gateway.auth import Auth
-from gateway.group import GroupRuntime
-from gateway.sessions import fresh_session_id, is_session_id
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.delivery.group import GroupRuntime
+from gateway.session.sessions import fresh_session_id, is_session_id
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
 from metadata.catalog import Group, Principal, Queue
 from push import limits
 from tests.histories.house import House, Session, delivery, eventually, message, numbered

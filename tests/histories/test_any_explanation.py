@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.consumer import Consumer
+from gateway.delivery.consumer import Consumer
 from gateway.facts_values import KeyInGroup
 from gateway.pull_values import PulledMessage
 from gateway.upkeep_values import WhichKey

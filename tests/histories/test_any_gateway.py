@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import judging, parking, redriving, stock
-from gateway.inboxes import Inboxes
+from gateway.delivery import judging
+from gateway.delivery.inboxes import Inboxes
+from gateway.operator import parking, redriving, stock
 from gateway.upkeep_values import Decided, Look, ParkedKeys, WhichKey
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
@@ -387,7 +388,7 @@ async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
         is_durable.set()
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
-    monkeypatch.setattr("gateway.inboxes.unpark", unpark)
+    monkeypatch.setattr("gateway.delivery.inboxes.unpark", unpark)
     deciding = asyncio.ensure_future(pair.decide("release"))
     await is_durable.wait()
     await pair.kill(pair.a)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.consumer import Consumer
+from gateway.delivery.consumer import Consumer
 from gateway.pull_values import PulledMessage
 from metadata.catalog import Group, Queue
 from push.errors import Unknown

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gateway.delivery.pulls import PullConsumer
 from gateway.deliverylog.chunks import CERTIFIED, DISPATCHED, SETTLED
 from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, messages_of
-from gateway.pulls import PullConsumer
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Unknown

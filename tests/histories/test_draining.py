@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway import frames
+from gateway.wire import frames
 from tests.histories.house import Frame, House, Socket, numbered
 
 

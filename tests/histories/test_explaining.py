@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway import explaining
+from gateway.delivery.slot import Slot
 from gateway.facts_values import Explained, KeyInGroup
-from gateway.looking import peek
-from gateway.slot import Slot
+from gateway.operator import explaining
+from gateway.operator.looking import peek
 from gateway.upkeep_values import Look
 from metadata.catalog import ANYBODY, Queue
 from push import limits

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import slices
-from gateway.consumer import Consumer
 from gateway.counting import Published
-from gateway.rest_groups import GroupDescription
-from gateway.rest_queues import QueueDescription
+from gateway.delivery.consumer import Consumer
+from gateway.rest.routes.rest_groups import GroupDescription
+from gateway.rest.routes.rest_queues import QueueDescription
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
+from runtime.loop import slices
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway import agreement
+from gateway.catalog import agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from metadata.client import Metadata
 from metadata.heartbeats import GONE_S

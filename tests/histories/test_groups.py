@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.auth import Auth
-from gateway.frames import Position
-from gateway.group import GroupRuntime
-from gateway.pulls import PullConsumer
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.delivery.group import GroupRuntime
+from gateway.delivery.pulls import PullConsumer
+from gateway.session.surroundings import Surroundings
 from gateway.upkeep_values import SeekTo
+from gateway.wire.frames import Position
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused
 from tests.histories.house import (

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from gateway.counting import Counting
-from gateway.flusher import Flusher
-from gateway.publisher import Publisher
-from gateway.routing import Answer
-from gateway.tail import Tail
+from gateway.delivery.flusher import Flusher
+from gateway.publish.publisher import Publisher
+from gateway.publish.routing import Answer
+from gateway.publish.tail import Tail
 from metadata.catalog import Queue, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.consumer import Consumer
-from gateway.slot import Slot
+from gateway.delivery.consumer import Consumer
+from gateway.delivery.slot import Slot
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.letters import PERHAPS, STALE, Letter

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.asking import Asking
-from gateway.inboxes import Inboxes
+from gateway.delivery.asking import Asking
+from gateway.delivery.inboxes import Inboxes
 from gateway.pull_values import PulledMessage, PullSettled
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from gateway.commits import CROWD_COMMITS_MAX
-from gateway.consumer import Consumer
-from gateway.guarded_storage import READS
-from gateway.routing import Answer
+from gateway.delivery.consumer import Consumer
+from gateway.publish.commits import CROWD_COMMITS_MAX
+from gateway.publish.routing import Answer
+from gateway.stores.guarded_storage import READS
 from gateway.upkeep_values import WhichKey
 from metadata.catalog import Group, Queue
 from push import limits

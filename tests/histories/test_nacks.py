@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.frames import Nack
 from gateway.upkeep_values import WhichKey
+from gateway.wire.frames import Nack
 from metadata.catalog import ANYBODY, Group, Queue
 from push.places import GroupPartition, Partition
 from push.ports import Retry

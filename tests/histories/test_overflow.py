@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.overflow import shares
+from gateway.delivery.overflow import shares
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
 from push.message import Message, encode_message

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.backup import Backups
-from gateway.consumer import Consumer
-from gateway.restoring import restore, verify
+from gateway.delivery.consumer import Consumer
+from gateway.stores.backup import Backups
+from gateway.stores.restoring import restore, verify
 from gateway.upkeep_values import ParkedKey, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from metadata.inprocess import InProcessMetadata

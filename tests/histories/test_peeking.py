@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway import looking
-from gateway.slot import Slot
+from gateway.delivery.slot import Slot
+from gateway.operator import looking
 from gateway.upkeep_values import Look, Peeked, Place
 from metadata.catalog import ANYBODY, Queue
 from push import limits

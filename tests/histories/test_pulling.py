@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import pulls
+from gateway.delivery import pulls
+from gateway.delivery.pulls import PullConsumer
 from gateway.pull_values import PulledMessage
-from gateway.pulls import PullConsumer
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.frames import Position
+from gateway.wire.frames import Position
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
 from tests.histories.house import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.redriving import GROUP
+from gateway.operator.redriving import GROUP
 from gateway.upkeep_values import FoundDeadLetter, Look, Place
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push.errors import Refused, Unknown

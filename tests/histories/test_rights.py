@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import frames
 from gateway.admission import Admission
-from gateway.auth import Auth
-from gateway.rest import Application
-from gateway.sessions import fresh_session_id
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.rest.rest import Application
+from gateway.session.sessions import fresh_session_id
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
 from metadata.catalog import ANYBODY, Principal
 from metadata.rights import parse_rights
 from tests.gateway.asgi import client_of

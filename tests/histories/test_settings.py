@@ -9,9 +9,9 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.frames import Subscribe
-from gateway.removing import Removed
-from gateway.subscriptions import Subscriptions
+from gateway.operator.removing import Removed
+from gateway.session.subscriptions import Subscriptions
+from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
 from push.places import GroupPartition, Partition

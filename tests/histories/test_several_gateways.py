@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import frames
-from gateway.auth import Auth
-from gateway.sessions import fresh_session_id
-from gateway.stock import BELIEVED_S
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.operator.stock import BELIEVED_S
+from gateway.session.sessions import fresh_session_id
+from gateway.session.surroundings import Surroundings
 from gateway.upkeep_values import WhichKey
+from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from gateway.consumer import Consumer
+from gateway.delivery.consumer import Consumer
 from push import limits
 from push.places import GroupPartition
 from storage.memory import MemoryStorage

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway import storage_clusters
-from gateway.store_marks import read_mark
+from gateway.stores import storage_clusters
+from gateway.stores.store_marks import read_mark
 from metadata import clusters
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from metadata.clusters import ClusterFacts

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from gateway.auth import Auth
-from gateway.registry import Registry
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.net.registry import Registry
+from gateway.session.surroundings import Surroundings
 from push.places import Partition
 from tests.gateway.wire import serve, session
 from tests.histories.house import House, message

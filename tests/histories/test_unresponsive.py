@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.auth import Auth
-from gateway.surroundings import Surroundings
+from gateway.auth.auth import Auth
+from gateway.session.surroundings import Surroundings
 from metadata.catalog import Group, Queue
 from push import limits
 from tests.histories.gateways import Town, town

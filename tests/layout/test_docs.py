@@ -11,17 +11,17 @@ import msgspec
 import pytest
 from tocsin.proto import wire
 
-from gateway import frames
 from gateway.deliverylog.lines import Carrier, Cause, Ended, Event, Line
 from gateway.deliverylog.lines import encode as encode_line
-from gateway.metrics.registry import METRICS
-from gateway.needs import NEEDS
-from gateway.rest import OPERATIONS
-from gateway.views import TABLE
+from gateway.rest.needs import NEEDS
+from gateway.rest.rest import OPERATIONS
+from gateway.rest.views import TABLE
+from gateway.wire import frames
 from metadata.catalog import QueueSettings
 from metadata.rights import VERBS
 from push import limits
 from push.errors import CODES, TocsinError
+from runtime.metrics.registry import METRICS
 from tests.layout.tree import ROOT, section, table_rows, text
 
 
@@ -127,7 +127,7 @@ def check_fields(shown: Any, kind: msgspec.inspect.Type) -> None:
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """The frame that gateway.frames makes of these fields."""
+    """The frame that gateway.wire.frames makes of these fields."""
     match fields.pop("type"):
         case "welcome":
             given = ("session", "broker", "heartbeat_s", "linger_s", "resumed", "right_lasts_s")
@@ -157,7 +157,7 @@ def encode(fields: dict[str, Any]) -> bytes:
             return frames.pong(**fields)
         case "announce":
             return frames.announce(fields["bytes"])
-    raise AssertionError("a frame that gateway.frames does not write")
+    raise AssertionError("a frame that gateway.wire.frames does not write")
 
 
 LINES = re.findall(r"^```ndjson\n(.*?)^```$", text(Path("PROTOCOL.md")), re.M | re.S)
@@ -259,7 +259,7 @@ def test_every_queue_setting_is_in_the_table_with_its_default() -> None:
 
 
 def test_every_http_operation_is_in_the_table_and_the_other_way_round() -> None:
-    from gateway.rest import OPERATIONS  # the application of all routes: imported where needed
+    from gateway.rest.rest import OPERATIONS  # the application of all routes: imported where needed
 
     shown = re.findall(r"^\| `([A-Z]+ /\S*)` \|", section("PROTOCOL.md", "HTTP"), re.M)
     assert sorted(shown) == sorted(f"{one.method} {one.path}" for one in OPERATIONS)

@@ -19,12 +19,9 @@ PURE = [
     if (path.parts[0] == "push" or says_pure(path)) and name_of(path) not in reasons("pure")
 ]
 """All rules, and every other module that says so; what ratchets.toml excepts has its reason."""
-CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
+CLIENTS_IN_THE_SERVER = {Path("gateway/demo/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""
-COMMANDS_IN_THE_SERVER = {
-    *(path for path in files(".py", "gateway") if path.name.endswith("commands.py")),
-    Path("gateway/admin_options.py"),
-}
+COMMANDS_IN_THE_SERVER = set(files(".py", "gateway/cli"))
 """Verbs that the client's `tocsin` command loads. They may use what its own verbs share, so that
 all of them confirm, read times and end in the same way; of the SDK they may use nothing else."""
 

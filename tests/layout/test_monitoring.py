@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.metrics.registry import METRICS, series
+from runtime.metrics.registry import METRICS, series
 from scripts.monitoring.__main__ import files
 from scripts.monitoring.alerts import ALERTS, SECTIONS
 from scripts.monitoring.dashboards import DASHBOARDS, Dashboard, document

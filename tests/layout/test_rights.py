@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from gateway.needs import NEEDS, Need
-from gateway.operation import Operation
-from gateway.rest import OPERATIONS
+from gateway.rest.needs import NEEDS, Need
+from gateway.rest.operation import Operation
+from gateway.rest.rest import OPERATIONS
 
 PUBLIC = {"/v1/access", "/healthz", "/readyz"}
 """Answered to anybody, and nothing else is."""

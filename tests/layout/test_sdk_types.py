@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from tocsin import answers, settings
 
-from gateway import facts_values, rest_groups, rest_queues, upkeep_values
+from gateway import facts_values, upkeep_values
+from gateway.rest.routes import rest_groups, rest_queues
 from metadata import catalog
 from metadata.settings import AlertChange, Difference, GroupChange, QueueChange, SettingChange
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
-from gateway.metadata_routes import application
 from metadata.databases import NodeDatabase
 from metadata.inprocess import InProcessMetadata
 from metadata.row_store import RowStore
@@ -23,6 +22,7 @@ from metadata.service.remote_database import RemoteDatabase
 from metadata.service.service import Shards
 from metadata.service.service_forms import BODY_BYTES_MAX, Layout
 from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
+from services.metadata_node.metadata_routes import application
 
 BALANCER = "http://balancer"
 

@@ -5,7 +5,6 @@ import json
 import msgspec
 import pytest
 
-from gateway.http_forms import decode
 from metadata.catalog import (
     DeadLetterCircle,
     GroupSettings,
@@ -22,6 +21,7 @@ from metadata.index import CatalogIndex
 from metadata.settings import GroupChange, QueueNaming, named_in
 from push import limits
 from push.errors import Refused
+from runtime.http_forms import decode
 
 LONGEST = "n" * limits.NAME_BYTES_MAX
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import metadata.redis.redis_database
-import metadata.redis.redis_reading
-from gateway.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded_metadata import GuardedMetadata
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.data_keys import DataKey
 from metadata.inprocess import InProcessMetadata
@@ -296,8 +294,8 @@ async def test_who_has_missed_more_than_is_kept_reads_everything_again(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what is gone by then, and several pages of it."""
-    monkeypatch.setattr(metadata.redis_database, "CHANGES_KEPT", 3)
-    monkeypatch.setattr(metadata.redis_reading, "PAGE_ROWS", 10)
+    monkeypatch.setattr("metadata.redis.redis_database.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.redis.redis_reading.PAGE_ROWS", 10)
     here = await server.open()
     gone, _ = await here.put_queue(ALICE, "gone", SETTINGS)
     kept, _ = await here.put_queue(ALICE, "kept", SETTINGS)

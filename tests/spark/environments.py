@@ -27,7 +27,17 @@ def with_wheels(folder: Path, build: Path) -> Path:
     """An environment that has Tocsin's wheels, and what they need."""
     made = _environment(folder, lambda name: not name.startswith(("tocsin", "__editable__")))
     source = build / "source"
-    for name in ("push", "storage", "metadata", "gateway", "loadtests", "spark", "clients"):
+    for name in (
+        "push",
+        "storage",
+        "metadata",
+        "runtime",
+        "services",
+        "gateway",
+        "loadtests",
+        "spark",
+        "clients",
+    ):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("node_modules"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import uvloop
 
-from gateway.handshake import PATH, SUBPROTOCOL
+from gateway.net.handshake import PATH, SUBPROTOCOL
 from tests.system.echo_sockets import echoing
 
 CASES: Final = ("1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "10.*")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gateway.commands import serve
+from gateway.cli.commands import serve
 from push.errors import TocsinError
 from storage.sqlite.sqlite import SqliteStorage
 from storage.sqlite.sqlite_writer import Act, Answer, Writer

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from gateway.admission import Admission
-from gateway.auth import Auth
-from gateway.conversation import Conversation
-from gateway.registry import Registry
-from gateway.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
-from gateway.session import INVALID_UTF8
-from gateway.surroundings import Surroundings
-from gateway.websocket import WebSocketConnection
+from gateway.auth.auth import Auth
+from gateway.net.registry import Registry
+from gateway.net.websocket import WebSocketConnection
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
+from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
+from gateway.wire.session import INVALID_UTF8
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.echo_broker import EchoBroker
@@ -50,7 +50,7 @@ class _Echo(Conversation):
     def receive(self, *messages: bytes, now: float) -> int:
         for data in messages:
             try:
-                data.decode()  # the session's machine does it for us: gateway.frames.decode
+                data.decode()  # the session's machine does it for us: gateway.wire.frames.decode
             except UnicodeDecodeError:
                 self._connection.close(INVALID_UTF8)
                 break

@@ -13,8 +13,8 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gateway import broker
-from gateway.commands import serve
-from gateway.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.cli.commands import serve
 from metadata.client import Metadata
 from tests.mad import MadMetadata
 

@@ -65,7 +65,7 @@ FILES: Final = FILES_KEPT + SESSIONS
 FEW_FILES: Final = (
     "-c",
     f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n"
-    "from gateway.commands import serve; serve()",
+    "from gateway.cli.commands import serve; serve()",
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from loadtests.server import Server, free_port, tocsin
 
-DEMO = (sys.executable, "-c", "from gateway.demo import demo; demo(prog_name='tocsin demo')")
+DEMO = (sys.executable, "-c", "from gateway.demo.demo import demo; demo(prog_name='tocsin demo')")
 ROOT = Path(__file__).resolve().parents[2]
 
 

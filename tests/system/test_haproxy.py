@@ -15,12 +15,12 @@ from tocsin.proto.connect_policy import Transport
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from gateway.addresses import ClientAddress
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.ports import WholeBroker
+from gateway.rest.ports import WholeBroker
 from gateway.server import OnFatal, Server
 from loadtests.server import free_port
+from runtime.addresses import ClientAddress
 from tests.authority import Authority
 from tests.gateway.conftest import never
 from tests.layout.tree import ROOT

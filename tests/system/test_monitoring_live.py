@@ -14,9 +14,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics.exposition import OPEN, TEXT
-from gateway.metrics.registry import METRICS
 from loadtests.server import Server
+from runtime.metrics.exposition import OPEN, TEXT
+from runtime.metrics.registry import METRICS
 from scripts.monitoring.asking import Series, all_chosen, whole
 from scripts.monitoring.dashboards import DASHBOARDS, Dashboard
 from scripts.monitoring.draw import drawn

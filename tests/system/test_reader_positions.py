@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tocsin
 
-from gateway import admin
+from gateway.admin import admin
 from loadtests.server import Server
 from tests.system.talk import running
 

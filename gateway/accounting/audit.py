@@ -1,0 +1,345 @@
+"""Who did what to this broker: administrative acts, who was let in, and who was not.
+
+    audit.note("token.create", who, subject=token_id)           it is done; a line, soon
+    async with audit.act("queue.purge", who, queue=name) as act:
+        await act.begin()                                       only where something is destroyed
+        ...                                                     a refusal raised here is its outcome
+
+Behind the `async with` the line is in the file, so it stands there before the answer is given. What
+destroys something has a line `begun` before, and both are fsynced: whatever a crash takes, an act
+that had an effect has left one of the two. Any other act shows in what it made.
+
+A trail that cannot be written (a full disk) stops nobody: what waits is written later, and what had
+to be dropped is said in the trail and in the log. Nothing here holds a body, a token, a header or a
+message's key: of a key its hash, as `tocsin admin park list` shows it.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+
+from gateway.accounting.audit_trail import Entry, Trail
+from gateway.admission import Admission, NotLetIn
+from metadata.catalog import Principal
+from push import limits
+from push.errors import TocsinError
+from runtime.client_names import name_of
+
+logger = logging.getLogger("tocsin.audit")
+access_logger = logging.getLogger("tocsin.auth")
+OK: Final = "ok"
+ACCESS: Final = "access"
+BEGUN: Final = "begun"
+NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
+"""Codes of who was not let in."""
+WAIT_S: Final = 5.0
+"""So long an act waits for its line; then it goes on without, and the log says so."""
+
+
+class Who(msgspec.Struct, frozen=True):
+    """Who acts, as far as it is known."""
+
+    principal: Principal | None = None
+    credential: str | None = None
+    """Its name, never a secret."""
+    address: str | None = None
+
+    @classmethod
+    def of(cls, admission: Admission | None, address: str | None = None) -> "Who":
+        """Who was let in by this; None: somebody who was not."""
+        if admission is None:
+            return cls(address=address)
+        return cls(admission.principal, admission.credential, address)
+
+    def fields(self) -> dict[str, Any]:
+        """As an entry has them."""
+        name = self.principal.name if self.principal is not None else None
+        tenant = self.principal.tenant if self.principal is not None else None
+        return {
+            "tenant": tenant, "principal": name, "credential": self.credential,
+            "address": self.address,
+        }  # fmt: skip
+
+
+BROKER: Final = Who(Principal("broker"), "broker")
+"""The broker itself."""
+LOCAL: Final = Who(Principal("administrator"), "admin socket")
+"""Whoever may write the data folder."""
+
+
+def why_of(error: Exception) -> tuple[str | None, str | None]:
+    """Of a credential that was refused, the word that says why, and its name where that is
+    certain."""
+    if isinstance(error, NotLetIn):
+        return error.why, error.credential
+    return None, None
+
+
+class AccessCounts:
+    """How often who was let in, or was not, or made a ticket for a browser, since the last `take`.
+    Pure.
+
+    [A line for each ticket: whoever has a token asks for hundreds a second, and pushes out of the
+    trail what others did.]
+    """
+
+    def __init__(self, keys_max: int = limits.ACCESS_KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._granted: dict[tuple[Who, str], int] = {}
+        self._refused: dict[tuple[Who, str, str | None], int] = {}
+        """By whose, the code and the word that says why."""
+        self._more: dict[str, int] = {}
+        """By outcome, what belongs to who is counted with nobody else."""
+
+    def granted(self, who: Who, action: str = ACCESS) -> None:
+        """A credential was presented, and is good; or, of another action, what it was good for."""
+        key = (who, action)
+        if key in self._granted or len(self._granted) < self._keys_max:
+            self._granted[key] = self._granted.get(key, 0) + 1
+        else:
+            self._more[OK] = self._more.get(OK, 0) + 1
+
+    def refused(
+        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+    ) -> bool:
+        """Count a credential that was not good, or none; return whether it is the first of its kind
+        since the last `take`. A whole site of addresses is one stranger."""
+        if who.principal is None:
+            address = who.address and (name_of(who.address) or who.address)
+            who = Who(credential=credential, address=address)
+        key = (who, code, why)
+        if key in self._refused or len(self._refused) < self._keys_max:
+            self._refused[key] = self._refused.get(key, 0) + 1
+            return self._refused[key] == 1
+        self._more[code] = self._more.get(code, 0) + 1
+        return False
+
+    def take(self, unix_ms: int) -> list[Entry]:
+        """An entry for each, at this time; then counting begins anew."""
+        counted: list[tuple[Who, str, str, int, str | None]] = [
+            (who, act, OK, count, None) for (who, act), count in self._granted.items()
+        ]
+        counted += [
+            (who, ACCESS, code, count, why) for (who, code, why), count in self._refused.items()
+        ]
+        more = [
+            Entry(
+                unix_ms=unix_ms, action=ACCESS, outcome=code, count=count,
+                details={"overflow": True},
+            )
+            for code, count in self._more.items()
+        ]  # fmt: skip
+        self._granted, self._refused, self._more = {}, {}, {}
+        return [
+            *(
+                Entry(
+                    unix_ms=unix_ms,
+                    action=action,
+                    outcome=outcome,
+                    count=count,
+                    details=None if why is None else {"why": why},
+                    **who.fields(),
+                )
+                for who, action, outcome, count, why in counted
+            ),
+            *more,
+        ]
+
+
+class Act:
+    """An act under way. `about` adds to what its line says."""
+
+    def __init__(self, audit: "Audit", entry: Entry) -> None:
+        self._audit = audit
+        self.entry = entry
+        self.is_begun = False
+
+    def about(self, **details: Any) -> None:
+        """Details: names and settings, nothing that a client may hold secret."""
+        self.entry.details = {**(self.entry.details or {}), **details}
+
+    async def begin(self) -> None:
+        """It will destroy something now: that it was begun is on the disk when this returns."""
+        self.is_begun = True
+        begun = msgspec.structs.replace(self.entry, outcome=BEGUN)
+        await self._audit.written(begun, is_synced=True)
+
+
+class Audit:
+    """See the module. `executor` has one thread, which writes; `trail` None: nothing is kept."""
+
+    def __init__(
+        self, trail: Trail | None, executor: Executor | None, *, wall: Callable[[], float]
+    ) -> None:
+        self._trail = trail
+        self._executor = executor
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._waiting: deque[Entry] = deque()
+        self._dropped = 0
+        self._wants_sync = False
+        self._is_failing = False
+        self._refused: dict[str, int] = {}
+        """By action, this minute's refused acts."""
+        self.access = AccessCounts()
+
+    # --- Noting ---------------------------------------------------------------------------------
+
+    def note(
+        self,
+        action: str,
+        who: Who,
+        outcome: str = OK,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        subject: str | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """A line, soon."""
+        self._put(
+            Entry(
+                unix_ms=self._unix_ms(), action=action, outcome=outcome, queue=queue, group=group,
+                subject=subject, details=details, **who.fields(),
+            )
+        )  # fmt: skip
+
+    def not_let_in(
+        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+    ) -> None:
+        """Somebody has presented no good credential: counted for the trail, and said in the log
+        once in a minute for each address and cause."""
+        if self.access.refused(who, code, why, credential):
+            access_logger.info(
+                "not let in: %s (%s), from %s%s",
+                why or "origin", code, who.address or "an unknown address",
+                f", with {credential}" if credential else "",
+            )  # fmt: skip
+
+    @asynccontextmanager
+    async def act(
+        self,
+        action: str,
+        who: Who,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        subject: str | None = None,
+    ) -> AsyncIterator[Act]:
+        """An act, whose line is written when it has ended, however it does."""
+        entry = Entry(
+            unix_ms=self._unix_ms(), action=action, outcome=OK, queue=queue, group=group,
+            subject=subject, **who.fields(),
+        )  # fmt: skip
+        act = Act(self, entry)
+        outcome = "unknown"
+        try:
+            yield act
+            outcome = OK
+        except TocsinError as error:
+            outcome = error.code.name
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            done = msgspec.structs.replace(act.entry, unix_ms=self._unix_ms(), outcome=outcome)
+            if outcome in (OK, "unknown") or act.is_begun:
+                await self.written(done, is_synced=act.is_begun)
+            else:
+                self._refused_act(done)
+
+    def _refused_act(self, entry: Entry) -> None:
+        count = self._refused[entry.action] = self._refused.get(entry.action, 0) + 1
+        if count <= limits.AUDIT_REFUSED_PER_MINUTE_MAX:
+            self._put(entry)
+
+    def turn(self) -> None:
+        """A minute is over: what was counted in it gets its lines."""
+        now = self._unix_ms()
+        refused, self._refused = self._refused, {}
+        for action, count in refused.items():
+            left = count - limits.AUDIT_REFUSED_PER_MINUTE_MAX
+            if left > 0:
+                self._put(
+                    Entry(
+                        unix_ms=now, action=action, outcome="refused", count=left,
+                        details={"overflow": True},
+                    )
+                )  # fmt: skip
+        for entry in self.access.take(now):
+            self._put(entry)
+
+    def _unix_ms(self) -> int:
+        return int(self._wall() * 1000)
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def _put(self, entry: Entry, *, is_synced: bool = False) -> "asyncio.Future[None] | None":
+        if self._trail is None or self._executor is None:
+            return None
+        with self._lock:
+            self._waiting.append(entry)
+            self._wants_sync = self._wants_sync or is_synced
+        return asyncio.wrap_future(self._executor.submit(self._write, self._trail))
+
+    async def written(self, entry: Entry, *, is_synced: bool = False) -> None:
+        """It is in the file when this returns, and on the disk where it `is_synced`; or the log
+        says that it is not."""
+        writing = self._put(entry, is_synced=is_synced)
+        if writing is not None:
+            done, _ = await asyncio.wait((writing,), timeout=WAIT_S)
+            if not done:
+                logger.error("the audit trail is not written within %g s: %s", WAIT_S, entry)
+
+    def _write(self, trail: Trail) -> None:
+        """In the writer's thread: everything that waits, in order."""
+        with self._lock:
+            entries, self._waiting = self._waiting, deque()
+            wants_sync, self._wants_sync = self._wants_sync, False
+        if not entries:
+            return
+        try:
+            if self._dropped:
+                lost = Entry(
+                    unix_ms=entries[0].unix_ms, action="audit.lost", outcome=OK,
+                    count=self._dropped, principal=BROKER.fields()["principal"],
+                )  # fmt: skip
+                trail.append([lost], wall=self._wall())
+                self._dropped = 0
+            trail.append(entries, wall=self._wall())
+            if wants_sync:
+                trail.sync()
+        except OSError as error:
+            self._keep(entries, error)
+        else:
+            if self._is_failing:
+                self._is_failing = False
+                logger.warning("the audit trail is written again")
+
+    def _keep(self, entries: deque[Entry], error: OSError) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            logger.error("the audit trail cannot be written: %s; it is tried again", error)
+        with self._lock:
+            entries.extend(self._waiting)
+            while len(entries) > limits.AUDIT_ENTRIES_KEPT_MAX:
+                entries.popleft()
+                self._dropped += 1
+            self._waiting = entries
+
+    def close(self) -> None:
+        """In the writer's thread: write what waits, let go of the file."""
+        if self._trail is not None:
+            self._write(self._trail)
+            self._trail.sync()
+            self._trail.close()
+            if self._waiting:
+                logger.error("%d lines of the audit trail are lost", len(self._waiting))

@@ -1,0 +1,1 @@
+"""The admin socket: its server, and the client that commands use."""

@@ -1,0 +1,1 @@
+"""Who a client is: tokens, tickets, cookies, certificates, JWTs."""

@@ -1,0 +1,1 @@
+"""The metadata as one gateway sees it: guarded, cached, agreed with the storage."""

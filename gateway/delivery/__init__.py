@@ -1,0 +1,1 @@
+"""Messages out: groups, owned partitions, consumers, readers, pulls, cursor writes."""

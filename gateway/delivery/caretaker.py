@@ -1,0 +1,123 @@
+"""The owner of what nobody owns: for a moment, so that overflow and operators can move things.
+
+What a consumer of this gateway owns is moved through its slot. Where there is none, the caretaker
+owns the partition, under an epoch as everybody does, and gives out nothing. A consumer that comes
+meanwhile fences it.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.delivery.group import delivery_settings
+from gateway.delivery.groups import Groups
+from gateway.delivery.slot import Slot
+from gateway.delivery.slot_context import Context
+from metadata.catalog import Group, Queue
+from metadata.client import Metadata
+from push.delivery.delivery import Delivery
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.shares import Share
+from push.places import GroupPartition, Partition
+from push.record import Record
+
+
+class Nobody:
+    """The owner of a slot of the caretaker: it is given nothing."""
+
+    blocked_by = "no_consumer"
+
+    def available(self) -> int:
+        """Nothing."""
+        return 0
+
+    def share(self) -> Share:
+        """Nothing."""
+        return Share(0, 1, 0)
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Never called: nothing is available."""
+
+    def reserve(self, count: int) -> object:
+        """Never called: nothing is available."""
+
+    def release(self, count: int, reserved: object) -> None:
+        """Never called: nothing is reserved."""
+
+    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+        """Never called: nothing is in flight."""
+
+    def arrived(self, slot: Slot, push: Push) -> float | None:
+        """Never called: nothing is in flight."""
+        return push.given_at
+
+    def lapsed(self, given_at: float) -> None:
+        """Never called: nothing is in flight."""
+
+    def holds(self, more: int) -> None:
+        """Never called: nothing is in flight."""
+
+    def pump(self) -> None:
+        """Nothing to give to."""
+
+
+class Caretaker:
+    """See the module."""
+
+    def __init__(self, context: Context, groups: Groups, metadata: Metadata) -> None:
+        self._context = context
+        self._groups = groups
+        self._metadata = metadata
+        self._owning: set[GroupPartition] = set()
+
+    def is_served(self, group: Group) -> bool:
+        """Whether the group has consumers here."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        return runtime is not None and bool(runtime.members)
+
+    @asynccontextmanager
+    async def own(
+        self, queue: Queue, group: Group, partition: Partition
+    ) -> AsyncIterator[Slot | None]:
+        """A slot of its own; afterwards what dies in it is moved, all is written and the slot
+        ended. After an error it ends as it is. None: the group has consumers, here or at another
+        gateway, or the caretaker owns the place already.
+
+        Raises:
+            TocsinError: owning failed; nothing happened.
+        """
+        place = GroupPartition(group.group_id, partition)
+        row = await self._metadata.membership(group.group_id)
+        # Looked at in the turn in which we own: who comes later, owns later, and fences us.
+        if self.is_served(group) or self._groups.others(row) or place in self._owning:
+            yield None
+            return
+        self._owning.add(place)
+        gone = asyncio.Event()
+        try:
+            token = os.urandom(16)
+            owned = await self._context.storage.own(place, token=token, assignment=row.generation)
+        except BaseException:
+            self._owning.discard(place)
+            raise
+        settings = delivery_settings(queue, group, pulls=False)
+        now = asyncio.get_running_loop().time()
+
+        def ended(_: Slot) -> None:
+            self._owning.discard(place)
+            gone.set()
+
+        tally = self._context.counting.group(group.group_id)
+        delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
+        slot = Slot(
+            self._context, queue, group, partition,
+            delivery=delivery, cursor=owned.cursor, owner=Nobody(), gone=ended,
+        )  # fmt: skip
+        try:
+            yield slot
+            slot.end_when_moved()
+            await gone.wait()
+        finally:
+            slot.abandon()

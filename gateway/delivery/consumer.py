@@ -1,0 +1,516 @@
+"""A session's place in a group: credit, the slots it owns, and what it says about deliveries."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.delivery.adopting import Said, adopt_in, named, offsets_in, sort
+from gateway.delivery.delivery_ports import DeliveryList, Link
+from gateway.delivery.settled import Settled, when_durable, when_written
+from gateway.delivery.slot import Slot
+from gateway.facts_values import (
+    CreditDescription,
+    OwnerDescription,
+    SubscriptionDescription,
+)
+from gateway.wire import frames
+from gateway.wire.delivery_lists import check_deliveries
+from push import limits
+from push.credit import Credit
+from push.delivery.giving import GiveOut, Taken
+from push.delivery.leases import Push
+from push.delivery.resuming import hold, number_of
+from push.delivery.shares import Share, kept, share
+from push.errors import Refused
+from push.ports import OWNER_BYTES
+from push.ranges import Range
+from push.record import Record
+from push.signs import Signs
+
+if TYPE_CHECKING:
+    from gateway.delivery.group import GroupRuntime
+
+
+class Consumer:
+    """See the module. It may leave from when it is made."""
+
+    pulls = False
+
+    def __init__(
+        self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int, *,
+        held: bool = False,
+    ) -> None:  # fmt: skip
+        self._runtime = runtime
+        self._link = link
+        self.subscription = subscription
+        self._place = f"{link.session_id}.{subscription}"
+        self.principal = link.principal
+        self.place = runtime.log.place(runtime.queue, runtime.group.name, link)
+        self.name = self._place
+        if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
+            self.name += f"~{self.owner.hex()[:8]}"
+        self._credit = Credit()
+        self._credit.grant(credit)
+        self._reserved = 0
+        """Messages that are being settled before they are pushed (R23)."""
+        self._in_flight = 0
+        """What it was given and has not settled, in all its slots."""
+        self.slots: dict[int, Slot] = {}
+        self._turn = 0
+        self._scheduled = False
+        self.opened = False
+        self.left = False
+        self._ended: Refused | None = None
+        """Why its group is gone."""
+        self._is_of_before = held
+        """It may name what a gateway before this one gave it."""
+        self.stays = self._suspended = held
+        """Its session has no transport, or has not said yet what it holds."""
+        self._adopting: Said | None = None
+        """What it said last that it holds, as long as that is being found out about."""
+        self._signs = Signs()
+        self._held_late: asyncio.TimerHandle | None = None
+        """Runs while it has to say what it holds, and could."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long it is waited for; see Link."""
+        return self._link.linger_s
+
+    @property
+    def owner(self) -> bytes:
+        """Its name in owner tokens (R22): the same when its session comes back, and another one
+        for every tenant and principal."""
+        who, group_id = self.principal, self._runtime.group.group_id
+        parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
+        return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
+
+    def described(self) -> OwnerDescription:
+        """As Member.described."""
+        link = self._link
+        return OwnerDescription(
+            consumer=self.name, session=link.session_id, subscription=self.subscription,
+            client=link.client, transport=link.transport, unresponsive=self.is_unresponsive,
+        )  # fmt: skip
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """As Consumer.subscription_facts of gateway.session.link."""
+        credit, runtime = self._credit, self._runtime
+        return SubscriptionDescription(
+            subscription=self.subscription, queue=runtime.queue.name, group=runtime.group.name,
+            credit=CreditDescription(
+                granted=credit.granted, used=credit.sent, open=credit.available - self._reserved
+            ),
+            in_flight=self._in_flight, partitions=sorted(self.slots),
+            unresponsive=self.is_unresponsive or None,
+        )  # fmt: skip
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Take its place in the group. It is given nothing before this turn of the loop has ended,
+        so that the caller's answer goes first. Raises TocsinError: it has not joined."""
+        await self._runtime.join(self)
+        asyncio.get_running_loop().call_soon(self.open)
+
+    def open(self) -> None:
+        """The session knows of the subscription: pushes may come."""
+        self.opened = True
+        self.pump()
+        if self.stays:
+            self.await_held()
+
+    def available(self) -> int:
+        """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
+        if not self.opened or self.left or self._suspended or not self._link.writable():
+            return 0
+        if self._runtime.queue.paused:
+            return 0
+        room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
+        return min(self._credit.available - self._reserved, room)
+
+    def share(self) -> Share:
+        """What a key may have of what is available: of the credit, and of the room for leases."""
+        credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        of_credit = credit.available - self._reserved - kept(credit.window)
+        of_room = most - self._in_flight - kept(most)
+        return share(self.available(), min(of_credit, of_room), self._in_flight)
+
+    @property
+    def blocked_by(self) -> str:
+        """Why `available` is 0; see Owner.blocked_by."""
+        if self._runtime.queue.paused:
+            return "paused"
+        if self._suspended or not self._link.writable():
+            return "socket"
+        full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        return "in_flight" if full else "credit"
+
+    def holds(self, more: int) -> None:
+        """More or fewer of its deliveries are in flight; see Owner.holds."""
+        was_full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        self._in_flight += more
+        if was_full:
+            self.pump()
+        if not self._in_flight:
+            self._link.emptied()
+
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total of gateway.session.link."""
+        return self._credit.sent
+
+    def grant(self, granted_total: int) -> None:
+        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        self._credit.grant(granted_total)
+        if self._signs.is_unresponsive and not self._suspended:
+            self._is_back()
+        self.pump()
+
+    def pump(self) -> None:
+        """Let its slots give, soon."""
+        if not self._scheduled and not self.left:
+            self._scheduled = True
+            self._runtime.tail.soon.call(self._pump)
+
+    def _pump(self) -> None:
+        """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""
+        self._scheduled = False
+        slots = list(self.slots.values())
+        if not slots or self.left:
+            return
+        now = asyncio.get_running_loop().time()
+        share = max(limits.PUSH_MESSAGES_MAX // len(slots), self.available() // len(slots), 16)
+        self._turn = (self._turn + 1) % len(slots)
+        slots = slots[self._turn :] + slots[: self._turn]
+        again = [slot for slot in slots if not slot.delivery.scan.rests(now) and slot.pump(share)]
+        if again and self.available() > 0:
+            self.pump()
+
+    def reserve(self, count: int) -> object:
+        """Part of the credit, for what is being settled."""
+        self._reserved += count
+        return self
+
+    def release(self, count: int, reserved: object) -> None:
+        """It is free again."""
+        self._reserved -= count
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Push a run of messages."""
+        count = out.count
+        if reserved is not None:
+            self._reserved -= count
+        if self.left:  # at most once: they are settled, and nobody is there any more
+            return
+        self._credit.spend(count)
+        head = frames.push_head(
+            subscription=self.subscription,
+            partition=slot.partition.number,
+            epoch=slot.delivery.epoch,
+            push=out.push,
+            offset=out.first,
+            skips=out.skips,
+            attempt=out.attempt,
+            id_prefix=slot.id_prefix,
+            published_unix_ms=record.header.published_unix_ms,
+        )
+        frame = frames.push_frame(head, *record.pick(out.first, out.last, out.skips))
+        counter = self._link.account.of(self._runtime.queue.name)
+        counter.given(count, len(frame) - len(head) - count - 1)  # without commas and the end
+        if out.attempt > 1:
+            counter.redeliveries += count
+        self._link.send(frame)
+        slot.log.given(out, record.header.published_unix_ms)
+
+    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+        """Tell the session at once what is no longer its own (R17)."""
+        by_push: dict[int, list[Range]] = {}
+        for push, offset in sorted(taken):
+            by_push.setdefault(push, []).append((offset, offset))
+        deliveries = named(slot, by_push)
+        self._link.send(frames.revoked(self.subscription, deliveries, reason))
+
+    # --- What the session says -----------------------------------------------------------------
+
+    def ack(
+        self,
+        deliveries: DeliveryList,
+        started: DeliveryList,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> Settled:
+        """Settle (R21); `confirmed` is called with the answer once it is durable. Without
+        deliveries: once all is that was settled before in partitions still its own."""
+        check_deliveries(deliveries)
+        check_deliveries(started)
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        if deliveries or started:
+            self._sign(now, deliveries, started)
+        self.start(started)
+        for delivery in deliveries:
+            slot, number = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                count = slot.ack_ordinary(number, delivery, now)
+                if count:
+                    settled.settled += count
+                    continue
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    first, last = delivery[index], delivery[index + 1]
+                    settled.add(place, slot.ack(number, first, last, now))
+        if confirmed is not None and not deliveries:
+            when_written([*self.slots.values()], confirmed)
+        else:
+            when_durable(touched, now, settled, confirmed)
+        return settled
+
+    def nack(
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
+        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:  # fmt: skip
+        """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
+        them; `confirmed` as in `ack`."""
+        check_deliveries(deliveries)
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        self._sign(now, deliveries)
+        for delivery in deliveries:
+            slot, number = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    first, last = delivery[index], delivery[index + 1]
+                    judged = slot.nack(
+                        number, first, last, now, delay_s=delay_s, reason=reason, reject=reject
+                    )
+                    settled.add(place, judged)
+        when_durable(touched, now, settled, confirmed)
+        return settled
+
+    def extend(
+        self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
+    ) -> Settled:
+        """Prolong leases to `lease_s` from now (None: the group's)."""
+        check_deliveries(deliveries)
+        check_deliveries(started)
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        self._sign(now, deliveries, started)
+        self.start(started)
+        for delivery in deliveries:
+            slot, number = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    judged = slot.delivery.extend(
+                        number, delivery[index], delivery[index + 1],
+                        lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
+                    )  # fmt: skip
+                    settled.add(place, judged)
+        when_durable(touched, now, settled, None)
+        return settled
+
+    def _note_arrival(self, *named: DeliveryList) -> None:
+        """Whatever the client names has arrived."""
+        given_at = [
+            push.given_at
+            for partition, epoch, number, *_ in chain(*named)
+            if (slot := self.slots.get(partition)) is not None
+            and slot.delivery.epoch == epoch
+            and (push := slot.delivery.leases.pushes.get(number)) is not None
+        ]
+        if given_at:
+            self._link.named(max(given_at))
+
+    def start(self, started: DeliveryList) -> None:
+        """Handlers have begun (R19)."""
+        now = asyncio.get_running_loop().time() if started else 0.0
+        for delivery in started:
+            slot, number = self._slot(delivery, Settled())
+            if slot is not None:
+                for index in range(3, len(delivery) - 1, 2):
+                    slot.delivery.start(number, delivery[index], delivery[index + 1], now=now)
+
+    def _slot(self, delivery: list[int], settled: Settled) -> tuple[Slot | None, int]:
+        """The slot that a delivery names, and the push's number there; what belongs to no slot or
+        epoch of this session is judged here: an older epoch is stale, anything else was never
+        given to it."""
+        slot = self.slots.get(delivery[0])
+        if slot is not None:
+            number = number_of(slot.delivery, delivery[1], delivery[2])
+            if number is not None:
+                return slot, number
+        newer = slot is not None and delivery[1] > slot.delivery.epoch
+        is_stale = not newer and self._was_given(delivery[0], delivery[1])
+        (settled.stale if is_stale else settled.not_delivered).append(delivery)
+        if is_stale:
+            self._runtime.count_stale()
+        return None, 0
+
+    def _was_given(self, partition: int, epoch: int) -> bool:
+        """Whether there may have been such a delivery, under an epoch that is over. Of a partition
+        that nobody has had since this gateway began, who was here before may name any."""
+        newest = self._runtime.epochs.get(partition)
+        if newest is None:
+            return self._is_of_before and partition in self._runtime.queue.members
+        return epoch <= newest
+
+    # --- Whether it works ----------------------------------------------------------------------
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """As Member.is_unresponsive."""
+        return self._signs.is_unresponsive
+
+    def _sign(self, now: float, *named: DeliveryList) -> None:
+        """The client names these: it works, and has them."""
+        if self._signs.sign(now=now):
+            self._rebalance()
+        if self._link.is_in_transit:
+            self._note_arrival(*named)
+
+    def _is_back(self) -> None:
+        if self._signs.back(now=asyncio.get_running_loop().time()):
+            self._rebalance()
+
+    def arrived(self, slot: Slot, push: Push) -> float | None:
+        """As Owner.arrived."""
+        return self._link.arrived(push.given_at)
+
+    def lapsed(self, given_at: float) -> None:
+        """As Owner.lapsed. Without a transport it can give no sign: its session lingers."""
+        if not self._suspended and self._signs.lapsed(given_at):
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        if not self.left:
+            self._runtime.rebalance()
+
+    def await_held(self) -> None:
+        """It can say what it holds, and has HELD_TIMEOUT_S from now to do so, or to go on with it;
+        else its partitions go to those who work."""
+        self._stop_waiting()
+        if self._suspended and not self.left:
+            loop = asyncio.get_running_loop()
+            self._held_late = loop.call_later(limits.HELD_TIMEOUT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.stays = False
+        self._signs.give_up()
+        self._rebalance()
+
+    def _stop_waiting(self) -> None:
+        if self._held_late is not None:
+            self._held_late.cancel()
+            self._held_late = None
+
+    def deleted(self, why: Refused) -> None:
+        """Its group is gone: the session hears of it; who is away, when it says what it holds."""
+        self._stop_waiting()
+        self.left, self._ended = True, why
+        self._link.send(frames.error(why, subscription=self.subscription))
+
+    def moved_away(self) -> None:
+        """As Member.moved_away: its session is over here, with all its subscriptions."""
+        self.left, self._adopting = True, None
+        self._stop_waiting()
+        self._link.moved_away()
+
+    def end(self, why: Refused) -> None:
+        """As Consumer.end of gateway.session.link. Over already: nothing happens."""
+        if not self.left:
+            self.leave()
+            self.deleted(why)
+
+    def unsettled(self) -> int:
+        """Deliveries that it holds."""
+        return self._in_flight
+
+    # --- Between two transports -----------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """The session's transport is gone. It keeps its place and what it holds."""
+        self._stop_waiting()
+        self._suspended = True
+        self._adopting = None
+
+    def hold(
+        self, received: int, deliveries: DeliveryList
+    ) -> DeliveryList | Awaitable[DeliveryList]:
+        """Its client came back: it holds these, of `received` messages in all (R22, R25). What
+        was pushed beyond that, nobody has seen: it goes back uncounted. What was held under an
+        epoch before is adopted, where it may be. Returns what of `deliveries` is not its own any
+        more, at once or when that is known; until then nothing is given.
+
+        Raises:
+            Refused: invalid_request: more received than was sent, more held than may be, or the
+                client never was away: what is on its way to it now would be taken back.
+        """
+        if not self._suspended:
+            raise Refused("invalid_request", "held comes once, after a session was resumed")
+        said = sort(deliveries, self.slots, lambda number: self._runtime.is_coming(number, self))
+        if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
+            raise Refused("invalid_request", "more deliveries than a subscription ever has")
+        self._credit.received(received)
+        self._stop_waiting()
+        self._runtime.part.claim(self.name)
+        if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
+            self._link.send(frames.error(self._ended, subscription=self.subscription))
+        now = asyncio.get_running_loop().time()
+        for partition, slot in list(self.slots.items()):
+            taken, gone = hold(slot.delivery, said.held.get(partition, {}), now=now)
+            slot.returned(taken, now)
+            said.lost += named(slot, gone)
+        if said.before:
+            self._adopting = said  # before it begins: it may be over by then
+            return self._adopt(said)
+        self._go_on()
+        return said.lost
+
+    async def _adopt(self, said: Said) -> DeliveryList:
+        runtime, lost = self._runtime, said.lost
+
+        def room() -> int:
+            left = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
+            return max(0, left) if self._adopting is said else -1
+
+        for partition, epochs in said.before.items():
+            slot = await runtime.slot_of(partition, self)
+            lost += await adopt_in(runtime.tail, slot, partition, epochs, room)
+        if self._adopting is said:
+            self._go_on()
+        return lost
+
+    def _go_on(self) -> None:
+        self._suspended, self._adopting = False, None
+        self.pump()
+        self._is_back()
+        if self.stays:
+            self.stays = False
+            self._rebalance()
+
+    def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
+        """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
+        the client keeps what it holds and goes on at the next one. For `done` see
+        gateway.session.link."""
+        slots = dict(self.slots)
+        if not self.left:
+            self.left = True
+            self._adopting = None
+            self._stop_waiting()
+            self._runtime.leave(self, moves=moves)
+        if done is not None:
+            now = asyncio.get_running_loop().time()
+            touched = {number: slot for number, slot in slots.items() if not slot.ended}
+            when_durable(touched, now, Settled(), lambda _: done())

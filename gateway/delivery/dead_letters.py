@@ -1,0 +1,242 @@
+"""Dead letters: messages that can go no further move to the queue their queue names for them.
+
+    a message's end has come ──one cursor write──▶ dead ──append──▶ in the dead letters ──▶ settled
+
+That a message goes there is decided by its partition's owner, durably and under its epoch, before
+anything is appended (push.delivery.waiting). So whoever owns the partition next moves it, and gives
+it to nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where it
+comes from and why it is here. They are moved in the order of the log, many with one append, each
+under an id made of its place and group: a crash behind the append repeats it, which deduplication
+answers (R8). Where an append's own answer is `unknown`, the letters are looked for before they are
+sent again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.delivery.letter_search import LetterSearch
+from gateway.delivery.slot import Slot
+from gateway.publish.publisher import Publisher
+from gateway.publish.routing import Answer, Outcome
+from metadata.catalog import Queue
+from push import limits
+from push.dead_letter_headers import letter_headers
+from push.delivery.waiting import DeadLetter
+from push.errors import Refused, TocsinError, Unknown
+from push.message import Message
+from push.places import Partition
+from push.ports import PartitionState, Storage
+from push.record import Record
+
+_MESSAGES: Final = msgspec.json.Decoder(list[Message])
+MOVE_AGAIN_S: Final = 1.0
+"""Between two tries to move messages that the dead-letter queue does not take."""
+LOOKED_S: Final = 10.0
+"""How long what was seen of a dead-letter queue stands for how it is before letters are sent: so
+much of it more is looked through where some are in doubt."""
+NEW_OUTCOME: Final = 2
+"""Numbers of the outcome of a message that was not there before."""
+RUN_MIN: Final = 4
+"""So many neighbours are read as a stretch of the log; fewer are looked up one by one."""
+logger = logging.getLogger("tocsin.dead_letters")
+
+
+class DeadLetters:
+    """Moves them. `queue_of` finds or makes the dead-letter queue of a queue."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        publisher: Publisher,
+        queue_of: Callable[[Queue], Awaitable[Queue]],
+    ) -> None:
+        self._storage = storage
+        self._publisher = publisher
+        self._queue_of = queue_of
+        self._looks: dict[str, tuple[float, list[PartitionState]]] = {}
+        """Of dead-letter queues, by id: when each was looked at, and how it was."""
+        self.moved_total = 0
+
+    async def move(self, slot: Slot) -> None:
+        """Move what is dead in this slot's partition, until nothing is or the slot ends. What the
+        dead-letter queue does not take is tried again, and the slot knows why meanwhile. A message
+        that is gone (its record was deleted or damaged) is settled, and that is all."""
+        left: list[DeadLetter] = []
+        search: LetterSearch | None = None
+        while not slot.ended:
+            room = limits.DEAD_PER_MOVE_MAX - len(left)
+            fresh = slot.delivery.take_dead_letters(room) if slot.moves_dead_letters else []
+            batch = sorted([*left, *fresh])
+            if not batch:
+                return
+            try:
+                if search is not None:
+                    left = batch
+                    found = await search.found()
+                    self._count(slot, len(found))
+                    slot.dead_lettered([one for one in batch if slot.letter_id(one) in found])
+                    batch = [one for one in batch if slot.letter_id(one) not in found]
+                    search = None
+                left, search = await self._send(slot, batch)
+            except TocsinError as error:
+                left = batch
+                self._held_up(slot, error)
+            if left:
+                await asyncio.sleep(MOVE_AGAIN_S)
+            else:
+                slot.dead_letters_wait = None
+
+    def _held_up(self, slot: Slot, error: TocsinError) -> None:
+        if slot.dead_letters_wait is None:
+            logger.warning("%r waits for its dead-letter queue: %s", slot.delivery, error)
+        slot.dead_letters_wait = error
+
+    async def _send(
+        self, slot: Slot, batch: Sequence[DeadLetter]
+    ) -> tuple[list[DeadLetter], LetterSearch | None]:
+        """Move these. Returns those that did not arrive, and how to look for them where nobody
+        knows."""
+        messages = await self._read(slot.partition, [one.offset for one in batch])
+        gone = [one for one in batch if one.offset not in messages]
+        if gone:
+            slot.dead_lettered(gone, are_gone=True)
+        batch = [one for one in batch if one.offset in messages]
+        if not batch:
+            return [], None
+        target = await self._queue_of(slot.queue)
+        before = await self._look(target)
+        await slot.find_reasons(batch)
+        letters = [_letter(slot, one, messages[one.offset]) for one in batch]
+        answer = await self._publish(slot, target, batch, letters)
+        left: list[DeadLetter] = []
+        unknown: list[DeadLetter] = []
+        for one, outcome in zip(batch, answer.outcomes, strict=True):
+            if isinstance(outcome, TocsinError):
+                left.append(one)
+                self._held_up(slot, outcome)
+            if isinstance(outcome, Unknown):
+                unknown.append(one)
+        if not unknown:
+            return left, None
+        ids = {slot.letter_id(one) for one in unknown}
+        gave_up_on = self._publisher.commits.gave_up_on
+        return left, LetterSearch(self._storage, target, ids, before, gave_up_on)
+
+    async def _publish(
+        self, slot: Slot, target: Queue, batch: Sequence[DeadLetter], letters: Sequence[Message]
+    ) -> Answer:
+        """Append them, and settle what was stored. That is counted though the slot has ended by
+        then: once, and not where it was there already."""
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            stored = zip(batch, answer.outcomes, strict=True)
+            arrived = [one for one, outcome in stored if not isinstance(outcome, TocsinError)]
+            if arrived and not slot.ended:
+                slot.dead_lettered(arrived)
+            self._count(slot, sum(_is_new(outcome) for outcome in answer.outcomes))
+            if not done.done():
+                done.set_result(answer)
+
+        self._publisher.submit(target, letters, answered, checked=True)
+        return await done
+
+    def _count(self, slot: Slot, count: int) -> None:
+        self.moved_total += count
+        slot.delivery.tally.dead_lettered += count
+
+    # --- Reading -------------------------------------------------------------------------------
+
+    async def _read(self, partition: Partition, offsets: Sequence[int]) -> dict[int, Message]:
+        """The messages at these offsets, ascending; what is gone is not there.
+
+        Raises:
+            Refused: the storage does not answer, or does not have them certified at the moment.
+        """
+        messages: dict[int, Message] = {}
+        place = 0
+        while place < len(offsets):
+            end = place + 1
+            while end < len(offsets) and offsets[end] == offsets[end - 1] + 1:
+                end += 1
+            if end - place >= RUN_MIN:
+                await self._read_run(partition, offsets[place], offsets[end - 1], messages)
+                place = end
+                continue
+            while end < len(offsets) and not _begins_run(offsets, end):
+                end += 1
+            while place < end:
+                some = offsets[place:end]
+                records = await self._storage.read_each(partition, some, limits.READ_BYTES_MAX)
+                for offset, record in zip(some, records, strict=False):
+                    if record is not None:
+                        messages[offset] = _decoded(record, offset, offset)[0]
+                place += max(1, len(records))
+        return messages
+
+    async def _read_run(
+        self, partition: Partition, first: int, last: int, messages: dict[int, Message]
+    ) -> None:
+        while first <= last:
+            read = await self._storage.read(partition, first, limits.READ_BYTES_MAX, until=last)
+            for record in read.records:
+                low, high = max(first, record.first), min(last, record.last)
+                if low <= high:
+                    decoded = _decoded(record, low, high)
+                    messages.update(zip(range(low, high + 1), decoded, strict=True))
+            if not read.records:
+                if last >= read.certified and await self._is_there(partition, last):
+                    raise Refused("storage_unavailable", "a record is not certified at the moment")
+                return
+            first = read.records[-1].last + 1
+
+    async def _look(self, target: Queue) -> list[PartitionState]:
+        """How it is, or was not long ago."""
+        now = asyncio.get_running_loop().time()
+        looked_at, states = self._looks.get(target.queue_id, (-LOOKED_S, []))
+        if now - looked_at >= LOOKED_S:
+            states = list(await self._storage.partitions(target.queue_id))
+            self._looks = {
+                one: look for one, look in self._looks.items() if now - look[0] < LOOKED_S
+            }
+            self._looks[target.queue_id] = (now, states)
+        return states
+
+    async def _is_there(self, partition: Partition, offset: int) -> bool:
+        """Whether the log has come so far. It was given out, so it was certified: a failover may
+        know nothing of that for a moment (R10), and the message is not gone."""
+        states = await self._storage.partitions(partition.queue_id)
+        return any(state.partition == partition and offset < state.end for state in states)
+
+
+def _letter(slot: Slot, dead: DeadLetter, message: Message) -> Message:
+    """The message as it stands in the dead-letter queue."""
+    headers = letter_headers(
+        message.headers,
+        reason=dead.reason,
+        queue=slot.queue.name,
+        group=slot.group.name,
+        partition=str(slot.partition.number),
+        offset=str(dead.offset),
+        attempts=str(dead.attempts),
+        id=message.id if message.id is not None else f"{slot.id_prefix}{dead.offset}",
+        nack=slot.reasons.get(dead.offset),
+    )
+    return msgspec.structs.replace(message, headers=headers, id=slot.letter_id(dead), ttl_s=None)
+
+
+def _is_new(outcome: Outcome) -> bool:
+    return not isinstance(outcome, TocsinError) and len(outcome) == NEW_OUTCOME
+
+
+def _begins_run(offsets: Sequence[int], place: int) -> bool:
+    run = offsets[place : place + RUN_MIN]
+    return len(run) == RUN_MIN and run[-1] - run[0] == RUN_MIN - 1
+
+
+def _decoded(record: Record, first: int, last: int) -> list[Message]:
+    return _MESSAGES.decode(b"[" + record.slice(first, last) + b"]")

@@ -1,0 +1,417 @@
+"""One group on this gateway: its consumers, who owns which partition, and how partitions move.
+
+    join / leave ──▶ membership row (compare-and-set, R14) ──▶ assignment (pure)
+                                                                  │
+    a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
+
+Partitions that do not move never pause. Where several gateways serve the group, each writes its
+part of the row and carries out what the row says of it (`gateway.delivery.group_part`): a partition
+begins here when no other gateway drains it any more.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from gateway.catalog.starts import starts_of
+from gateway.delivery.group_part import RETRY_AFTER_S, GroupPart
+from gateway.delivery.presence import Presence
+from gateway.delivery.slot import Slot
+from gateway.delivery.slot_context import Context, Owner
+from gateway.facts_values import OwnerDescription
+from metadata.catalog import Group, Membership, Queue
+from metadata.client import Metadata
+from push import limits
+from push.delivery.delivery import Delivery
+from push.delivery.giving import DeliverySettings
+from push.errors import Fenced, Refused, TocsinError
+from push.places import GroupPartition, Partition
+from push.ports import is_same_owner
+
+NEW_S: Final = 0.1
+"""Whoever joins others is given partitions after so long. Many that join together are one change,
+and whoever is gone again by then has never been in anybody's way."""
+
+
+class Member(Owner, Protocol):
+    """A consumer: of a session, or the virtual one of the pulls."""
+
+    name: str
+    pulls: bool
+    slots: dict[int, Slot]
+
+    left: bool
+    """It is none any more."""
+    stays: bool
+    """It has still to say what it holds of its partitions: none moves away before."""
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Its handlers are not heard of: others have its partitions, if any work."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long its place waits for it when the gateway is gone; 0: not at all."""
+
+    @property
+    def owner(self) -> bytes:
+        """OWNER_BYTES that name it in the storage (R22)."""
+
+    def described(self) -> OwnerDescription:
+        """For looking at."""
+
+    def deleted(self, why: Refused) -> None:
+        """Its group is gone."""
+
+    def moved_away(self) -> None:
+        """It goes on at another gateway, and is none here any more."""
+
+
+def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
+    """The group's settings, and where it has none, its queue's."""
+    own, base = group.settings, queue.settings
+
+    def pick(name: str) -> float:
+        value = getattr(own, name)
+        return float(getattr(base, name) if value is None else value)
+
+    return DeliverySettings(
+        lease_s=pick("lease_s"),
+        lease_total_s=pick("lease_total_s"),
+        attempts_max=int(pick("attempts_max")),
+        backoff_s=pick("backoff_s"),
+        backoff_max_s=pick("backoff_max_s"),
+        park=(own.on_exhausted or base.on_exhausted) == "park",
+        pulls=pulls,
+    )
+
+
+class GroupRuntime:
+    """See the module. Lives while it has members or slots."""
+
+    def __init__(
+        self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group
+    ) -> None:
+        self._context = context
+        self.tail, self.log = context.tail, context.log
+        self._metadata = metadata
+        self.queue = queue
+        self.group = group
+        self.members: dict[str, Member] = {}
+        self._new: dict[str, asyncio.TimerHandle] = {}
+        """Those of them whom the assignment does not count yet."""
+        self.slots: dict[int, Slot] = {}
+        self.epochs: dict[int, int] = {}
+        """The newest epoch seen per partition: what is at most that and not current is stale."""
+        self.ended: dict[int, int] = {}
+        """The newest epoch per partition that was owned here and has ended."""
+        self.closed = False
+        self.left_at = asyncio.get_running_loop().time()
+        """When it had its last member, where it has none (R11)."""
+        self.part = GroupPart(metadata, presence, group.group_id, self)
+        """Of the group's row."""
+        self._owning: dict[int, asyncio.Task[None]] = {}
+        self._acquiring: set[int] = set()
+        """Of these: the storage has been asked."""
+        self._asked: dict[int, bytes] = {}
+        """The tokens of starts that nothing has come of yet, perhaps because their answer was lost:
+        asked again with it, the start is the same one."""
+
+    @property
+    def row(self) -> Membership:
+        """The group's row, as it was seen last."""
+        return self.part.row
+
+    @property
+    def assignment(self) -> dict[int, str]:
+        """Partition → the consumer that shall have it, here or elsewhere."""
+        return self.part.row.assignment
+
+    # --- Members -------------------------------------------------------------------------------
+
+    async def join(self, member: Member) -> None:
+        """Take part in the assignment: at once, or, where others are there, after NEW_S. Returns
+        when nothing stands against it.
+
+        Raises:
+            TocsinError: it does not, or not any more: the group is gone, or the member has left
+                meanwhile.
+        """
+        if self._is_new(member):
+            loop = asyncio.get_running_loop()
+            self._new[member.name] = loop.call_later(NEW_S, self._count, member.name)
+        self.members[member.name] = member
+        try:
+            await self.part.write()
+            if self.closed:
+                await self._metadata.membership(self.group.group_id)  # deleted: says so
+                raise Refused("draining")
+            if member.left:
+                raise Refused("not_subscribed", "it has left before it had joined")
+        except BaseException:
+            self._remove(member)  # else partitions wait for nobody
+            if self.part.is_shared:
+                self.part.write_soon()  # the row may have been told
+            raise
+
+    def _is_new(self, member: Member) -> bool:
+        """Whether others are there for whom it may wait: a session, and none that comes back."""
+        others = len(self.members) > len(self._new) or bool(self.part.others())
+        returns = member.stays or member.name in self.row.members
+        return others and not returns and not member.pulls
+
+    def _remove(self, member: Member) -> bool:
+        """False: it was none, or another one of its name has joined since."""
+        if self.members.get(member.name) is not member:
+            return False
+        del self.members[member.name]
+        self.left_at = asyncio.get_running_loop().time()
+        new = self._new.pop(member.name, None)
+        if new is not None:
+            new.cancel()
+        if len(self.members) == len(self._new) and not self.part.others():
+            self._count(*self._new)  # nobody else is left to work meanwhile
+        return True
+
+    def _count(self, *names: str) -> None:
+        """The assignment counts these from now on."""
+        for name in names:
+            self._new.pop(name).cancel()
+        if names:
+            self.part.write_soon()
+
+    def leave(self, member: Member, *, moves: bool = False) -> None:
+        """The member is gone: its slots end, its deliveries return, others take over. One that
+        `moves` keeps its place, for another gateway: this one goes down."""
+        if not self._remove(member):
+            return
+        for slot in list(member.slots.values()):
+            slot.abandon(moves=moves)
+        if moves:
+            self.part.wait_for(member)
+        if not moves or self.part.is_shared:
+            self.part.write_soon()
+
+    def _count_nobody(self) -> None:
+        for new in self._new.values():
+            new.cancel()
+        self._new.clear()
+
+    async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
+        """The member leaves in an orderly way: its slots drain first."""
+        if self._remove(member):
+            deadline = asyncio.get_running_loop().time() + drain_s
+            for slot in list(member.slots.values()):
+                slot.drain(deadline)
+            try:
+                await self.part.write()
+            except TocsinError:
+                self.part.write_soon()  # it has left all the same
+
+    async def catch_up(self) -> None:
+        """Others may have taken over: returns when nothing is served here that they have."""
+        while not self.closed and (self.members or self.slots):
+            try:
+                await self.part.catch_up()
+                return
+            except TocsinError:
+                await asyncio.sleep(RETRY_AFTER_S)
+
+    def _stays(self, name: str) -> bool:
+        member = self.members.get(name)
+        return member.stays if member is not None else self.part.is_silent(name)
+
+    @property
+    def absent(self) -> dict[str, float]:
+        """Members that are nowhere and are waited for, and until when, by the loop's clock."""
+        return self.part.absent
+
+    def is_undecided(self, number: int) -> bool:
+        """Whether somebody has still to say what of a partition is held (R22)."""
+        return number in self.assignment and self._stays(self.assignment[number])
+
+    def rebalance(self) -> None:
+        """A member does not stay any more, is unresponsive, or is back: partitions may move."""
+        self.part.write_soon()
+
+    # --- As its part of the row sees it: group_part.Host -----------------------------------------
+
+    def seats(self) -> Sequence[Member]:
+        """As Host.seats."""
+        return [one for name, one in self.members.items() if name not in self._new]
+
+    def partitions(self) -> Sequence[int]:
+        """As Host.partitions."""
+        return self.queue.members
+
+    def has(self) -> set[int]:
+        """As Host.has."""
+        return {*self.slots, *self._acquiring}
+
+    def moved_away(self, name: str) -> None:
+        """As Host.moved_away."""
+        member = self.members[name]
+        self._remove(member)
+        for slot in list(member.slots.values()):
+            slot.abandon(moves=True)
+        member.moved_away()
+
+    def carry_out(self) -> None:
+        """Drain what moves away, start what nobody here holds."""
+        deadline = asyncio.get_running_loop().time() + limits.DRAIN_S
+        for number, name in self.assignment.items():
+            slot = self.slots.get(number)
+            if slot is None:
+                self._start(number)
+            elif slot.owner is not self.members.get(name):
+                slot.drain(deadline)
+
+    # --- Slots ---------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        # Named by an assignment of before a leave: the next one comes, and starts it then.
+        if self._is_wanted(number) and number not in self._owning:
+            task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
+            self._owning[number] = task
+            task.add_done_callback(lambda task: self._owned(number, task))
+
+    def _is_wanted(self, number: int) -> bool:
+        return self.assignment.get(number) in self.members and not self.closed
+
+    def _owned(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._owning[number]
+        if task.cancelled():
+            return
+        task.result()
+        if number not in self.slots:
+            self._start(number)  # its owner left while it was being owned
+
+    async def _own(self, number: int) -> None:
+        partition = Partition(self.queue.queue_id, number)
+        place = GroupPartition(self.group.group_id, partition)
+        await self.part.freed(lambda: self._is_wanted(number), number)
+        member = self.members.get(self.assignment.get(number, ""))
+        if member is None or self.closed:
+            return
+        token = self._asked.get(number, b"")
+        if not is_same_owner(token, member.owner):
+            token = self._asked[number] = member.owner + os.urandom(16)
+        self._acquiring.add(number)
+        try:
+            owned = await self._context.storage.own(
+                place, token=token, assignment=self.row.generation,
+                epoch_seen=self.epochs.get(number, 0),
+            )  # fmt: skip
+        except TocsinError as error:
+            self._acquiring.discard(number)
+            if isinstance(error, Fenced):  # by who goes by a newer row
+                self.part.write_soon()
+            self.part.let_go(number)
+            await asyncio.sleep(RETRY_AFTER_S)
+            if error.code.name == "group_not_found":
+                await self._make_cursors()
+            return
+        self._acquiring.discard(number)
+        self.epochs[number] = owned.epoch
+        if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
+            self.part.let_go(number)
+            return  # it was owned in the name of somebody who has left, or gave it up
+        del self._asked[number]
+        delivery = Delivery(
+            place, owned, token,
+            delivery_settings(self.queue, self.group, pulls=member.pulls),
+            now=asyncio.get_running_loop().time(),
+            tally=self._context.counting.group(self.group.group_id),
+        )  # fmt: skip
+        slot = Slot(
+            self._context, self.queue, self.group, partition,
+            delivery=delivery, cursor=owned.cursor, owner=member, gone=self._slot_gone,
+        )  # fmt: skip
+        self.slots[number] = member.slots[number] = slot
+        # Records may have been certified while the epoch was on its way.
+        delivery.certify(self._context.tail.ends.get(partition, 0))
+        member.pump()
+
+    def count_stale(self) -> None:
+        """Something was to be settled under an epoch that is over."""
+        self._context.stale_settlements += 1
+
+    def is_being_owned(self, number: int, member: Member) -> bool:
+        """Whether the storage has been asked for a partition that will be this member's."""
+        return number in self._acquiring and self.is_coming(number, member)
+
+    def is_coming(self, number: int, member: Member) -> bool:
+        """Whether a partition that nobody here has yet will be this member's."""
+        is_its_own = self.assignment.get(number) == member.name
+        return is_its_own and number not in self.slots and not self.closed
+
+    async def slot_of(self, number: int, member: Member) -> Slot | None:
+        """The member's slot of a partition, as soon as it is there; None: it will not be."""
+        while self.is_coming(number, member) and number in self._owning:
+            await asyncio.wait((self._owning[number],))
+        return member.slots.get(number)
+
+    async def _make_cursors(self) -> None:
+        """The catalog has the group and the storage has not, half a second later: whoever made it
+        was cut off between the two. What is there already stays; of a group that is deleted the
+        catalog tells, and closes this."""
+        if self.closed:
+            return
+        storage, group = self._context.storage, self.group
+        with suppress(TocsinError):  # the queue too is not there yet: owning is tried again
+            starts = await starts_of(storage, self.queue, group.begins)
+            await storage.create_group(group.group_id, self.queue.queue_id, starts)
+
+    def _slot_gone(self, slot: Slot) -> None:
+        number = slot.partition.number
+        self.ended[number] = max(slot.delivery.epoch, self.ended.get(number, 0))
+        if self.slots.get(number) is slot:
+            del self.slots[number]
+        member = slot.owner
+        slots = getattr(member, "slots", {})
+        if slots.get(number) is slot:
+            del slots[number]
+        self.part.let_go(number)
+        self._start(number)
+
+    def queue_changed(self, queue: Queue) -> None:
+        """The queue is now this; it may have been paused, or go on."""
+        self.queue = queue
+        for member in self.members.values():
+            member.pump()
+
+    # --- Ending --------------------------------------------------------------------------------
+
+    def fence(self, is_over: Callable[[int, str], bool] = lambda number, owner: True) -> None:
+        """The group was sought: what is in flight no longer counts. Members stay and own anew.
+        Or as Host.fence."""
+        for number, slot in list(self.slots.items()):
+            if is_over(number, getattr(slot.owner, "name", "")):
+                slot.fenced()
+
+    def delete(self, why: Refused) -> None:
+        """The group is gone: what is in flight no longer counts, and its members hear of it."""
+        self.closed = True
+        self.fence()
+        self._count_nobody()
+        members, self.members = list(self.members.values()), {}
+        for member in members:
+            member.deleted(why)
+
+    async def close(self) -> None:
+        """No member owns anything any more; slots end after their last write. Who lingers keeps
+        what it holds, and comes back to the next gateway."""
+        self.closed = True
+        for member in list(self.members.values()):
+            if member.linger_s:
+                self.part.wait_for(member)
+            for slot in list(member.slots.values()):
+                slot.abandon(moves=member.linger_s > 0)
+        self._count_nobody()
+        self.members.clear()
+        await self.part.close()
+        waits: Sequence[asyncio.Task[None]] = [*self._owning.values()]
+        if waits:
+            await asyncio.wait(waits)

@@ -1,0 +1,238 @@
+"""All groups that have consumers on this gateway."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable
+from typing import Final
+
+import msgspec
+
+from gateway.delivery.consumer import Consumer
+from gateway.delivery.delivery_ports import Link
+from gateway.delivery.group import GroupRuntime
+from gateway.delivery.group_part import RETRY_AFTER_S
+from gateway.delivery.presence import Presence
+from gateway.delivery.slot_context import Context
+from metadata.catalog import Group, Membership, Principal, Queue
+from metadata.client import Metadata
+from metadata.group_row import elsewhere, gateways_in, missing, others
+from push.errors import Refused, TocsinError
+
+logger = logging.getLogger("tocsin.groups")
+AT_ONCE: Final = 64
+"""Rows that are read or written at a time, of all groups of this gateway."""
+WRITE_OUT_S: Final = 3.0
+"""For leaving all rows, when this gateway goes down."""
+
+
+class Groups:
+    """Finds or makes the runtime of a group, and makes consumers."""
+
+    def __init__(self, context: Context, metadata: Metadata) -> None:
+        self._context = context
+        self._metadata = metadata
+        self.presence = Presence(context, metadata)
+        """This gateway, among the others that serve groups."""
+        self.runtimes: dict[str, GroupRuntime] = {}
+        self.closed = False
+        self._missed: dict[str, tuple[int, float]] = {}
+        """Group → the generation of its row, and when it was seen first that somebody of it is
+        waited for."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """From now on this gateway is there."""
+        if self.presence.is_shared:
+            self._metadata.on_membership_changed(self._row_changed)
+            self.presence.came_back = self._came_back
+            self.presence.goes_on = self._pump
+            self.presence.have_gone = self._gateways_gone
+        self.presence.start()
+
+    def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
+        """The group's runtime here. Raises Refused: queue_not_found or group_not_found: it was
+        deleted since the caller found it; draining: this gateway goes down."""
+        if self.closed:
+            raise Refused("draining")
+        runtime = self.runtimes.get(group.group_id)
+        if runtime is None or runtime.closed:
+            now = self._as_it_is(queue, group)
+            runtime = self.runtimes[group.group_id] = GroupRuntime(
+                self._context, self._metadata, self.presence, now, group
+            )
+        return runtime
+
+    def _as_it_is(self, queue: Queue, group: Group) -> Queue:
+        """The group's queue now: what the caller has may be of before a pause. Nobody would end the
+        runtime of a group whose deletion has been told of already: there must be none."""
+        now = self._metadata.queue_by_id(queue.queue_id)
+        if now is None:
+            raise Refused("queue_not_found", "the queue was deleted")
+        found = self._metadata.find_group(Principal(now.holder, now.tenant), now, group.name)
+        if found.group_id != group.group_id:
+            raise Refused("group_not_found", "the group was deleted")
+        return now
+
+    async def awaits(self, group: Group, now: float) -> bool:
+        """Whether somebody may still come back to it who was there before this gateway (R22), or
+        whose gateway is gone."""
+        row = await self._metadata.membership(group.group_id)
+        if not self.presence.is_shared:
+            return self.presence.started + max(row.lingers.values(), default=0.0) > now
+        lingers = missing(row, self.presence.gone(row.gateways))
+        if not lingers:
+            self._missed.pop(group.group_id, None)
+            return False
+        generation, since = self._missed.get(group.group_id, (-1, now))
+        if generation != row.generation:
+            since = now
+        self._missed[group.group_id] = (row.generation, since)
+        return since + max(lingers.values()) > now
+
+    async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
+        """The group's row, where other gateways may serve it too; None: they cannot. For looking at
+        it may be that of the last look here; `fresh`: to decide by."""
+        if not self.presence.is_shared:
+            return None
+        runtime = self.runtimes.get(group.group_id)
+        if runtime is not None and runtime.members and not fresh:
+            return runtime.row
+        return await self._metadata.membership(group.group_id)
+
+    def others(self, row: Membership | None) -> dict[str, str]:
+        """Consumer → its gateway, of those that are connected to other gateways."""
+        if row is None:
+            return {}
+        return others(row, self.presence.gateway, self.presence.gone(row.gateways))
+
+    def elsewhere(self, row: Membership | None) -> dict[int, str]:
+        """Partition → the other gateway whose consumer has it, or is to have it."""
+        if row is None:
+            return {}
+        return elsewhere(row, self.presence.gateway, self.presence.gone(gateways_in(row)))
+
+    def consumer(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
+    ) -> Consumer:
+        """A new consumer, which is to join. With `held` it is given nothing before it has said what
+        it holds. Raises Refused: there is no such group any more, or this gateway goes down."""
+        return Consumer(self.runtime(queue, group), link, subscription, credit, held=held)
+
+    def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        """Catalog news: settings reach running deliveries with their next epoch; a pause counts,
+        and what was deleted ends, now."""
+        if group is None:
+            for runtime in self.runtimes.values():
+                if runtime.queue.queue_id == queue.queue_id:
+                    runtime.queue_changed(queue)
+            return
+        if deleted:
+            self._missed.pop(group.group_id, None)
+        found = self.runtimes.get(group.group_id)
+        if found is None:
+            return
+        found.group = group
+        if deleted:  # with a queue its groups are told of first, one by one
+            del self.runtimes[group.group_id]
+            what = "group" if self._metadata.queue_by_id(queue.queue_id) else "queue"
+            found.delete(Refused(f"{what}_not_found", f"the {what} was deleted"))
+
+    # --- Among several gateways -------------------------------------------------------------------
+
+    def _row_changed(self, group_id: str, generation: int) -> None:
+        runtime = self.runtimes.get(group_id)
+        if runtime is not None and (runtime.members or runtime.has()):
+            runtime.part.noticed(generation)
+
+    def _gateways_gone(self, gone: set[str]) -> None:
+        for runtime in self.runtimes.values():
+            if runtime.members or runtime.has():
+                runtime.part.gateways_gone(gone)
+
+    async def _came_back(self) -> None:
+        await _few_at_a_time(runtime.catch_up() for runtime in list(self.runtimes.values()))
+
+    def _pump(self) -> None:
+        for runtime in self.runtimes.values():
+            for member in runtime.members.values():
+                member.pump()
+
+    def begin_anew(self, group: Group) -> None:
+        """Its cursors were set anew: what was given before no longer counts, on any gateway. Others
+        hear of it by the group's row."""
+        runtime = self.runtimes.get(group.group_id)
+        if runtime is not None:
+            runtime.fence()
+        if self.presence.is_shared:
+            task = asyncio.get_running_loop().create_task(self._tell_anew(group))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tell_anew(self, group: Group) -> None:
+        runtime = self.runtimes.get(group.group_id)
+        while not self.closed:
+            try:
+                row = await self._metadata.membership(group.group_id)
+                new = msgspec.structs.replace(
+                    row, generation=row.generation + 1, begun_anew=row.begun_anew + 1
+                )
+                if await self._metadata.change_membership(new, expected_generation=row.generation):
+                    if runtime is not None:
+                        runtime.part.begun_anew = new.begun_anew
+                    return
+            except TocsinError as error:
+                if not error.code.retry:  # it is deleted
+                    return
+                await asyncio.sleep(RETRY_AFTER_S)
+
+    def facts(self) -> dict[str, object]:
+        """For looking at."""
+        return {
+            "groups_running": len(self.runtimes),
+            "fenced_writes": self._context.flusher.fenced_writes,
+            "stale_settlements": self._context.stale_settlements,
+            **self.presence.facts(),
+        }
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """All consumers leave; returns when nobody owns anything (the flusher writes the rest), and
+        other gateways know that."""
+        self.closed = True
+        await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))
+        if self.presence.is_shared:
+            for task in list(self._tasks):
+                task.cancel()
+            try:
+                async with asyncio.timeout(WRITE_OUT_S):
+                    await self._context.flusher.drain()  # others begin behind the last write
+                    await _few_at_a_time(map(_write_out, list(self.runtimes.values())))
+            except TimeoutError:
+                logger.warning("not all groups could be left: others wait for this gateway")
+        await self.presence.stop()
+
+
+async def _write_out(runtime: GroupRuntime) -> None:
+    try:
+        await runtime.part.write_out()
+    except TocsinError as error:
+        logger.warning("group %s could not be left: %s", runtime.group.name, error)
+
+
+async def _few_at_a_time(calls: Iterable[Awaitable[None]]) -> None:
+    """Await all of them, AT_ONCE at a time."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Awaitable[None]) -> None:
+        async with places:
+            await call
+
+    await asyncio.gather(*(one(call) for call in calls))

@@ -1,0 +1,159 @@
+"""Overflow with `dead_letter`: what a group leaves lying beyond the queue's bounds moves on.
+
+The bounds hold for what a group has not settled in the whole queue. What is beyond goes to the
+dead letters, reason `overflow`, and counts as settled for that group: from the partitions where
+most waits, the oldest first, and never more than is beyond. Publishing is never refused for it.
+With `reject` the storage refuses at the append, and nothing happens here. Where several gateways
+serve the group, each moves its part from the partitions that it has itself.
+"""
+
+from asyncio import get_running_loop
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from gateway.delivery.caretaker import Caretaker
+from gateway.delivery.groups import Groups
+from gateway.delivery.slot import Slot
+from gateway.delivery.slot_context import Context
+from metadata.catalog import Group, Principal, Queue
+from metadata.client import Metadata
+from push.places import Partition
+from push.ports import CursorState, PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """What a group has left in one partition: messages."""
+
+    unsettled: int
+    waiting: int
+    """Those of them that were not given out yet, which alone can be moved."""
+    slot: Slot | None
+    """Whose they are, if a consumer here owns the partition."""
+    is_elsewhere: bool = False
+    """Another gateway moves them."""
+
+
+def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
+    """How many messages each partition gives up, `excess` in all or everything that waits: the
+    longest ones are cut to one length, so that a partition within it gives up none."""
+    left = min(excess, sum(waiting.values()))
+    cut: dict[int, int] = {}
+    by_length = sorted(waiting.items(), key=lambda item: (item[1], item[0]))
+    kept = sum(waiting.values()) - left
+    for place, (number, length) in enumerate(by_length):
+        keeps = min(length, kept // (len(by_length) - place))
+        kept -= keeps
+        if length > keeps:
+            cut[number] = length - keeps
+    return cut
+
+
+class Overflow:
+    """See the module."""
+
+    def __init__(
+        self, context: Context, groups: Groups, metadata: Metadata, caretaker: Caretaker
+    ) -> None:
+        self._context = context
+        self._groups = groups
+        self._metadata = metadata
+        self._caretaker = caretaker
+
+    async def relieve(self, queue_id: str) -> bool:
+        """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
+        have gone, where a partition has no owner at the moment or much is on its way already."""
+        queue = self._metadata.queue_by_id(queue_id)
+        if queue is None or queue.settings.overflow != "dead_letter":
+            return False
+        states = await self._context.storage.partitions(queue_id)
+        bound = messages_max(queue, states)
+        if bound is None:
+            return False
+        again = False
+        for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
+            row = await self._groups.row(group, fresh=True)
+            is_served = self._caretaker.is_served(group) or bool(self._groups.others(row))
+            if not is_served and not self._groups.presence.is_chosen(group.group_id):
+                continue  # another gateway sees to it
+            there = self._groups.elsewhere(row)
+            backlogs = await self._backlogs(queue, group, states, there, is_served=is_served)
+            excess = sum(backlog.unsettled for backlog in backlogs.values()) - bound
+            if excess <= 0:
+                continue
+            again = True
+            waiting = {number: backlog.waiting for number, backlog in backlogs.items()}
+            for number, count in shares(waiting, excess).items():
+                slot = backlogs[number].slot
+                if slot is not None:
+                    slot.evict(count)
+                elif not backlogs[number].is_elsewhere:
+                    partition = Partition(queue_id, number)
+                    async with self._caretaker.own(queue, group, partition) as own:
+                        if own is not None:
+                            own.evict(count)
+        return again
+
+    async def _backlogs(
+        self, queue: Queue, group: Group, states: list[PartitionState], there: Container[int],
+        *, is_served: bool,
+    ) -> dict[int, _Backlog]:  # fmt: skip
+        """By partition, what the group has left, as its cursors say, and where it has consumers
+        here, as these know better. `there`: partitions that other gateways have."""
+        found = await self._context.storage.cursors(queue.queue_id, group.group_id)
+        cursors = {cursor.place.partition: cursor for cursor in found}
+        runtime = self._groups.runtimes.get(group.group_id)
+        awaits = not is_served and await self._groups.awaits(group, get_running_loop().time())
+        backlogs: dict[int, _Backlog] = {}
+        for state in states:
+            number, cursor = state.partition.number, cursors.get(state.partition)
+            if cursor is None:
+                continue
+            unsettled, ahead = _left(state, cursor)
+            slot = runtime.slots.get(number) if runtime is not None else None
+            if slot is not None:
+                delivery = slot.delivery
+                # Each of the two may count what is settled already: the cursor until it is
+                # written, the consumer until it has passed what the one before it had settled.
+                dying = delivery.waiting.dead_count
+                unsettled = min(max(0, unsettled + cursor.dead - dying), delivery.unsettled)
+                ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
+            elif number in there:
+                backlogs[number] = _Backlog(unsettled, ahead, None, is_elsewhere=True)
+                continue
+            elif is_served or awaits:
+                ahead = 0  # between two consumers: the next look finds its owner
+            if runtime is not None and runtime.is_undecided(number):
+                ahead = 0  # what the owner holds is left to it
+            backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
+        return backlogs
+
+
+def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
+    """How many messages a group may leave unsettled; None: there is no bound, or the queue is
+    within it. The bound in bytes counts by the size that a retained message has on average."""
+    settings = queue.settings
+    messages = sum(state.messages for state in states)
+    size = sum(state.bytes for state in states)
+    bounds = [settings.messages_max] if settings.messages_max else []
+    if settings.bytes_max and size > settings.bytes_max:
+        bounds.append(max(1, settings.bytes_max * messages // size))
+    bound = min(bounds, default=messages)
+    return bound if bound < messages else None
+
+
+def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
+    """(messages not settled nor on their way to the dead letters, those of them that no owner has
+    passed)."""
+    ahead = max(0, state.certified - cursor.floor - cursor.settled_above - cursor.dead)
+    return ahead + cursor.aside, ahead
+
+
+def backlog_of(states: list[PartitionState], cursors: list[CursorState]) -> int:
+    """How many messages a group has not settled, as its cursors say."""
+    known = {state.partition: state for state in states}
+    return sum(
+        _left(known[cursor.place.partition], cursor)[0]
+        for cursor in cursors
+        if cursor.place.partition in known
+    )

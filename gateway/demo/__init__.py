@@ -1,0 +1,1 @@
+"""The live demo: a client that ships with the server."""

@@ -1,0 +1,1 @@
+"""Payloads at rest: the master key, data keys and their rotation."""

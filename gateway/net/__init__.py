@@ -1,0 +1,1 @@
+"""Connections: WebSockets, long polls, the handshake, and all that are open."""

@@ -1,0 +1,431 @@
+"""Sessions by long poll: the very frames of the WebSocket, in requests (PROTOCOL.md).
+
+A `Poll` stands where a socket would. What the client says comes in numbered posts; what there is
+for it waits until a poll asks, and stays at hand until the next poll says that it has arrived:
+a lost request or answer is repeated, and neither loses nor doubles a frame.
+"""
+
+import asyncio
+import secrets
+from typing import Final
+
+from gateway.admission import Admission
+from gateway.facts_values import Transport
+from gateway.net.registry import Registry
+from gateway.session.conversation import Conversation
+from gateway.session.sessions import Sessions, fresh_session_id
+from gateway.wire import frames
+from gateway.wire.frames import Close
+from metadata.catalog import Principal
+from push import limits
+from push.errors import Refused
+from push.transit import Transit
+from runtime.addresses import UNKNOWN, ClientAddress
+from runtime.client_names import name_of
+
+KEPT_S: Final = 30.0
+"""So long after its end a session still tells why it has ended."""
+ENDED_MAX: Final = 10_000
+ENDED_BYTES_MAX: Final = 16 * 1_048_576
+"""Of so many that have ended, and of so much that they still have to say; those that ended first
+are forgotten sooner (P9)."""
+_UNHEARD_S_MAX: Final = 1.0
+"""Who waits for longer is not silent: now and then that is written down."""
+UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
+"""Who posts and never polls is answered no more (P9). What a poll was answered with and is on its
+way does not count. [A large message is on a slow line, and meanwhile no lease can be extended.]"""
+_SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
+
+
+class Poll:
+    """One session's transport: the Outlet of its conversation, a Connection of the registry."""
+
+    transport: Final[Transport] = "long-poll"
+
+    def __init__(self, polls: "Polls", registry: Registry, address: ClientAddress) -> None:
+        self.address = address
+        self._polls = polls
+        self._registry = registry
+        self.conversation: Conversation | None = None
+        self.poll_id = secrets.token_urlsafe(16)
+        """Its own, not the session's: a request to a transport that the session has left, late or
+        repeated by a proxy, must not count here. [An old message 1 comes in; the new message 1,
+        `held`, has "come before" and does nothing: no push ever again.]"""
+        self.principal: Principal | None = None
+        self._frames: list[bytes] = []
+        self._byte_count = 0
+        """Of what waits and of what was answered last."""
+        self._batch = 0
+        self._answered: list[bytes] = []
+        """The batch of this number, until the client has it."""
+        self._posted = 0
+        self._taken_at = 0.0
+        self._taken_size = 0
+        """When the last batch was answered, and what is in it, until it is known to have come."""
+        self._transit: Transit | None = None
+        """None: no batch was large. A large one is a mark, which the next poll answers."""
+        self._marked = 0
+        """The number of the mark that the last batch is; 0: none."""
+        self._is_owed = False
+        """Something that was given before the last batch was taken comes behind it."""
+        self._opened_at = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._reading = asyncio.Event()
+        self._reading.set()
+        self._is_starved = False
+        self._forget_at = 0.0
+        self.scheduled = float("inf")
+        self.end: Close | None = None
+        """Why it is over."""
+
+    # --- What requests do -----------------------------------------------------------------------
+
+    def open(self, admission: Admission, hello: bytes) -> None:
+        """Begin with the client's first message; it is over when the right is."""
+        now = asyncio.get_running_loop().time()
+        registry = self._registry
+        self._opened_at = now
+        self.conversation = Conversation(
+            registry.around, self, fresh_session_id(), admission, now=now,
+        )  # fmt: skip
+        began = self.conversation
+        self.principal = admission.principal
+        refusal = registry.refusal()
+        registry.add(self)
+        if refusal is not None:
+            self.close(refusal)
+            return
+        self.conversation.receive(hello, now=now)
+        if began.refusal is not None:
+            raise began.refusal
+        self._schedule()
+
+    async def post(self, number: int, data: bytes) -> None:
+        """The client's message of this number: 1, 2, 3 … One that came before does nothing.
+
+        Raises:
+            Refused: invalid_request: one before it is missing; too_many: poll first; overloaded:
+                nothing is read now; session_not_found: it is over.
+        """
+        self._heard()
+        try:
+            await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
+        except TimeoutError:
+            raise Refused("overloaded", "what came before takes its time: say it again") from None
+        await self._paid()
+        conversation = self.conversation
+        if conversation is None:
+            raise self.gone()
+        if number == self._posted:
+            return
+        if number != self._posted + 1:
+            raise Refused(
+                "invalid_request", f"message {number} comes behind {self._posted}: one is missing"
+            )
+        if self._byte_count - self._taken_size > UNREAD_BYTES_MAX:
+            raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
+        self._posted = number
+        now = asyncio.get_running_loop().time()
+        conversation.pay(conversation.receive(data, now=now), now=now)
+        self._schedule()
+
+    async def _paid(self) -> None:
+        """Wait until what came before is paid for."""
+        now = asyncio.get_running_loop().time
+        while self.conversation is not None and (wait_s := self.conversation.pay(0, now=now())):
+            await asyncio.sleep(min(wait_s, _UNHEARD_S_MAX))
+            self._heard()
+
+    async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
+        """(number, frames) of the next batch, as soon as there is something, after `wait_s` at the
+        latest; then, or when another poll takes over, no frames and the number of the last one.
+
+        `after` is the number of the last batch that arrived: with the one before that, the last
+        batch comes again.
+
+        Raises:
+            Refused: invalid_request: `after` is neither.
+        """
+        self._heard()
+        if after == self._batch:
+            self._confirmed()
+        elif after == self._batch - 1:
+            return self._batch, self._answered
+        else:
+            raise Refused("invalid_request", f"after {after}, when the last batch is {self._batch}")
+        if not self._frames and self.end is None:
+            await self._wait(wait_s)
+        return self._take() if self._batch == after else (after, [])
+
+    async def _wait(self, wait_s: float) -> None:
+        self._wake()  # one poll at a time: the one before is answered
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = loop.call_later(wait_s, self._wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if self._waiter is waiter:
+                self._waiter = None
+        self._heard()
+
+    def _wake(self, waiter: "asyncio.Future[None] | None" = None) -> None:
+        waiter = waiter or self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _confirmed(self) -> None:
+        self._byte_count -= sum(map(len, self._answered))
+        self._answered = []
+        self._taken_size = 0
+        if self._transit is not None and self._marked:
+            self._transit.answered(self._marked, now=asyncio.get_running_loop().time())
+            self._marked = 0
+        if self._is_starved and self.conversation is not None:
+            self._is_starved = False
+            self.conversation.resume()
+
+    def _take(self) -> tuple[int, list[bytes]]:
+        size = count = 0
+        for frame in self._frames:
+            if count and size + len(frame) > limits.POLL_BYTES_MAX:
+                break
+            size, count = size + len(frame), count + 1
+        if count:
+            self._answered, self._frames = self._frames[:count], self._frames[count:]
+            self._batch += 1
+            self._taken_at, self._taken_size = asyncio.get_running_loop().time(), size
+            if size >= limits.MARK_BYTES or self._is_owed:
+                self._mark(size, self._taken_at)
+            self._is_owed = bool(self._frames)
+            if self.conversation is not None and not self._frames:
+                self._registry.around.broker.delivery_log.taken(self.conversation.session_id)
+        return self._batch, self._answered
+
+    def _mark(self, size: int, now: float) -> None:
+        if self._transit is None:
+            self._transit = Transit(opened_at=self._opened_at)
+        # Nobody sees how much TCP has taken: it moves as long as the slowest line would need.
+        self._transit.look(None, now=now)
+        self._marked = self._transit.mark(size, now=now, covers=not self._frames)
+
+    @property
+    def waits(self) -> bool:
+        """Whether frames come behind those that were taken last."""
+        return bool(self._frames)
+
+    def finish(self) -> None:
+        """The client is done. After the end nothing happens."""
+        conversation = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
+        if conversation is not None:
+            conversation.closed()
+
+    def gone(self) -> Refused:
+        """What a request to it gets when it is over."""
+        why = f": {self.end.code} {self.end.reason}" if self.end is not None else ""
+        return Refused("session_not_found", f"the session is over here{why}")
+
+    def _heard(self) -> None:
+        if self.conversation is not None:
+            self.conversation.heard(now=asyncio.get_running_loop().time())
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self.conversation is not None:
+            self._registry.deadlines.set(self, self.conversation.next_deadline())
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        if self.end is None:
+            self._frames.append(frame)
+            self._byte_count += len(frame)
+            self._wake()
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        if self.conversation is not None and self._byte_count <= limits.WRITE_BUFFER_BYTES_MAX:
+            return True
+        self._is_starved = True
+        return False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As Outlet.unsent_bytes: what no poll has said to have arrived."""
+        return self._byte_count
+
+    def ping(self) -> None:
+        """As Outlet.ping: who waits is answered; that it polls again is the sign of life."""
+        self._wake()
+
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes: as far as the slowest line would have taken the last batch. More
+        is not to be seen of an answer."""
+        taken = int((asyncio.get_running_loop().time() - self._taken_at) * _SLOWEST)
+        return taken if taken < self._taken_size else None
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+        if self._transit is None:
+            return given_at
+        return self._transit.arrived(given_at, now=asyncio.get_running_loop().time())
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit. The next poll says what has arrived."""
+        return False
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+        self._reading.set()
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close: the next poll hears of it behind what waits."""
+        # Who has no right any more is given nothing more, also not what waits already (P11).
+        is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
+        conversation = self._leave(close, is_mute=is_mute)
+        if conversation is None:
+            return
+        if close in (frames.HEARTBEAT, frames.DRAINING):
+            conversation.lost()
+        else:
+            conversation.closed()
+
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self.conversation = conversation
+        self._opened_at = asyncio.get_running_loop().time()
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        self._leave(close, is_mute=True)
+
+    def _leave(self, close: Close, *, is_mute: bool = False) -> Conversation | None:
+        """Returns whose transport it was. `is_mute`: what waits is worth nothing any more."""
+        conversation, self.conversation = self.conversation, None
+        if conversation is not None:
+            self.end = close
+            self._registry.around.broker.delivery_log.left(conversation.session_id)
+            if is_mute:
+                self._frames = []
+            self._reading.set()
+            self._registry.discard(self)
+            self._forget_at = asyncio.get_running_loop().time() + KEPT_S
+            self._polls.ended(self)
+            self._wake()
+        return conversation
+
+    def drop(self) -> None:
+        """Nobody will ask for what it has to say."""
+        self._frames, self._answered = [], []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of frames, after its end."""
+        return sum(map(len, self._frames)) + sum(map(len, self._answered))
+
+    def schedule_forgetting(self) -> None:
+        """It has ended, and is found until KEPT_S later."""
+        self._registry.deadlines.set(self, self._forget_at)
+
+    # --- Connection -----------------------------------------------------------------------------
+
+    def take(self) -> list[bytes]:
+        """As Connection.take: nothing is ever flushed."""
+        return []
+
+    def write(self, data: bytes) -> None:
+        """As Connection.write."""
+
+    def flushed(self) -> None:
+        """As Connection.flushed."""
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Connection.drain."""
+        if self.conversation is not None:
+            self.conversation.drain(reconnect_after_s)
+
+    def tick(self) -> None:
+        """As Timed.tick."""
+        now = asyncio.get_running_loop().time()
+        if self.conversation is not None:
+            self.conversation.expire(now=now)
+            self._schedule()
+        elif now >= self._forget_at:
+            self._polls.forget(self)
+        else:
+            self._registry.deadlines.set(self, self._forget_at)
+
+
+class Polls:
+    """The long polls of one gateway."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._by_id: dict[str, Poll] = {}
+        self._ended: dict[Poll, int] = {}
+        """In the order of their ends; what each keeps, in bytes."""
+        self._ended_bytes = 0
+
+    @property
+    def sessions(self) -> Sessions:
+        """Those of the gateway, over whatever transport."""
+        return self._registry.around.sessions
+
+    def open(self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN) -> Poll:
+        """A new session, or one that goes on here, for a client at this address.
+
+        Raises:
+            Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many:
+                there is none.
+        """
+        limiter, now = self._registry.around.limiter, asyncio.get_running_loop().time()
+        limiter.connect(name_of(address.text), now=now)
+        poll = Poll(self, self._registry, address)
+        poll.open(admission, hello)
+        if poll.end is not None and poll.conversation is None:
+            raise _refusal(poll.end)
+        self._by_id[poll.poll_id] = poll
+        return poll
+
+    def find(self, poll_id: str, principal: Principal) -> Poll:
+        """Raises Refused(session_not_found); somebody else's is not found either (P11)."""
+        poll = self._by_id.get(poll_id)
+        if poll is None or poll.principal != principal:
+            raise Refused("session_not_found")
+        return poll
+
+    def ended(self, poll: Poll) -> None:
+        """It tells why for a while. One that never was found: nothing happens."""
+        if poll.poll_id not in self._by_id:
+            return
+        self._ended[poll] = poll.kept_bytes
+        self._ended_bytes += poll.kept_bytes
+        while len(self._ended) > ENDED_MAX or self._ended_bytes > ENDED_BYTES_MAX:
+            self.forget(next(iter(self._ended)))
+        poll.schedule_forgetting()
+
+    def forget(self, poll: Poll) -> None:
+        """It has told why it ended for long enough. Not there: nothing happens."""
+        self._by_id.pop(poll.poll_id, None)
+        self._ended_bytes -= self._ended.pop(poll, 0)
+        poll.drop()
+
+
+def _refusal(close: Close) -> Refused:
+    codes = {
+        frames.UNAUTHORIZED: "unauthorized",
+        frames.REVOKED: "unauthorized",
+        frames.DRAINING: "draining",
+        frames.OVERLOADED: "overloaded",
+    }
+    return Refused(codes.get(close, "invalid_request"), close.reason)

@@ -1,0 +1,441 @@
+"""WebSockets: uvicorn's protocol class, replaced by ours. `uvicorn.Config(ws=websocket_class(…))`.
+
+No task, no queue, no ASGI scope and no timer of its own per connection: an idle one is this object,
+its conversation, and the socket.
+
+    handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
+    reading     by a MessageReader, which holds nothing between two messages (gateway.net.reading)
+    writing     frames of a server are not masked: a header of a few bytes before the payload
+"""
+
+import asyncio
+import struct
+from functools import partial
+from typing import Any, ClassVar, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from gateway.admission import Admission
+from gateway.facts_values import Transport
+from gateway.net.handshake import shake_hands
+from gateway.net.reading import ASKED, UNREAD, Reading
+from gateway.net.registry import Registry
+from gateway.session.conversation import Conversation
+from gateway.session.sessions import fresh_session_id
+from gateway.wire import frames
+from gateway.wire.frames import Close
+from gateway.wire.outbox import Outbox
+from gateway.wire.rfc6455 import PING, close_frame, control_frame, text_frame
+from push import limits
+from push.errors import Refused
+from push.transit import INSTANT_S, Transit
+from runtime.addresses import UNKNOWN, ClientAddress, peer_of
+from runtime.tcp_info import taken_bytes
+
+UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
+"""Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
+asked for and does not read: from here on it is not read either (P9). A large message does not
+count. [While it is on a slow line, acks and pongs are not read, and no lease can be extended.]"""
+_MARK: Final = struct.Struct("!Q")
+"""The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
+
+
+class WebSocketConnection(Reading):
+    """One socket: the Outlet of its conversation, a Connection of the registry."""
+
+    __slots__ = (
+        "__weakref__",
+        "_cut_off_at",
+        "_goes_on",
+        "_is_begun",
+        "_is_dirty",
+        "_is_starved",
+        "_large",
+        "_opened_at",
+        "_outbox",
+        "_server_state",
+        "_transit",
+        "_unmarked",
+        "_write_is_paused",
+        "address",
+        "scheduled",
+    )
+    transport: Final[Transport] = "websocket"
+    close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._server_state = server_state
+        self._transport = cast(asyncio.Transport, None)
+        self._is_begun = False
+        """The handshake came, which there is one of."""
+        self._outbox = Outbox()
+        self._is_dirty = False
+        self._write_is_paused = False
+        self._goes_on = False
+        """It can be written to again, and waits for its turn."""
+        self._is_starved = False
+        """Somebody asked whether it is writable, and it was not."""
+        self._cut_off_at = 0.0
+        self._opened_at = 0.0
+        """Since when it carries its session."""
+        self._unmarked = 0
+        """Bytes that were written behind the last mark."""
+        self._large = 0
+        """Bytes of large frames that may still wait for the socket."""
+        self._transit: Transit | None = None
+        """None: little was ever written at once."""
+        self.address: ClientAddress = UNKNOWN
+        self.scheduled = float("inf")
+
+    def __repr__(self) -> str:
+        return f"<WebSocketConnection {self._conversation!r}>"
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """uvicorn hands the socket over; the handshake follows as the first data."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_BYTES_MAX)
+        # uvicorn waits at its end for what is in this set, and calls `shutdown` on it.
+        self._server_state.connections.add(self)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client. After our close frame they mean nothing any more."""
+        if self._conversation is not None:
+            self._hear(self._conversation, data)
+        elif self._is_begun:
+            self._drop(data)
+        else:
+            self._is_begun = True
+            self._shake_hands(data)
+        self.registry.intake.heard()
+
+    def eof_received(self) -> None:
+        """The client says no more: the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._server_state.connections.discard(self)
+        conversation = self._conversation
+        if conversation is not None:
+            if self._is_dirty:
+                self.registry.log.gone(conversation.session_id)
+            self._detach(conversation)
+            self.registry.lost(partial(self._tell_lost, conversation))
+
+    def _tell_lost(self, conversation: Conversation) -> None:
+        if conversation.carrier is self:  # its client has not come back meanwhile
+            conversation.lost()
+
+    def pause_writing(self) -> None:
+        """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
+        self._write_is_paused = True
+
+    def resume_writing(self) -> None:
+        """The socket has taken most of it."""
+        self._write_is_paused = False
+        self._large = 0
+        if self._conversation is not None:
+            self.registry.log.taken(self._conversation.session_id)
+        if not self._goes_on:
+            self._goes_on = True
+            self.registry.resumed.add(self._write_on)
+
+    def _write_on(self) -> None:
+        self._goes_on = False
+        if self._write_is_paused or self._transport.is_closing():
+            return  # paused again meanwhile: this comes again
+        self._unhold(UNREAD)
+        self._feed()
+
+    def shutdown(self) -> None:
+        """uvicorn ends. The sessions have been drained before; whoever is left is sent away."""
+        if self._conversation is not None:
+            self.close(frames.DRAINING)
+        else:
+            self._transport.close()
+
+    # --- The handshake --------------------------------------------------------------------------
+
+    def _shake_hands(self, data: bytes) -> None:
+        around = self.registry.around
+        handshake = shake_hands(
+            data,
+            around.auth,
+            now=asyncio.get_running_loop().time(),
+            wall=around.wall(),
+            peer=peer_of(self._transport.get_extra_info),
+            addresses=self.registry.addresses,
+            limiter=around.limiter,
+        )
+        self.address = handshake.address
+        self._transport.write(handshake.response)
+        if handshake.is_accepted:
+            self._open(handshake.admission)
+        else:
+            error = handshake.error or Refused("invalid_request")
+            around.books.handshake_refused(error, self.address.text or None)
+            self._transport.close()
+
+    def _open(self, admission: Admission | None) -> None:
+        registry, now = self.registry, asyncio.get_running_loop().time()
+        refusal = registry.refusal()
+        self._opened_at = now
+        self._conversation = Conversation(
+            registry.around, self, fresh_session_id(), admission, now=now
+        )
+        registry.add(self)
+        if refusal is not None:
+            # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
+            self.close(refusal)
+            return
+        registry.deadlines.set(self, self._conversation.next_deadline())
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def _flush_early(self) -> None:
+        """One turn of the loop may read megabytes: their answers must not pile up until its end."""
+        if self._outbox.byte_count > UNREAD_BYTES_MAX:
+            self._write_out()
+        unread_max = UNREAD_BYTES_MAX + self._large
+        if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
+            self._hold(UNREAD)
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        if self._conversation is None:
+            return
+        if len(frame) > limits.ANNOUNCED_BYTES:
+            self._large += len(frame)
+            self._outbox.add(frames.announce(len(frame)))
+        self._outbox.add(frame)
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.registry.dirty(self)
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
+        # it is not paused: nobody would call again.
+        is_open = not self._write_is_paused and self._conversation is not None
+        if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX and self._has_room():
+            return True
+        self._is_starved = True
+        return False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As Outlet.unsent_bytes."""
+        return self._outbox.byte_count + self._transport.get_write_buffer_size()
+
+    def ping(self) -> None:
+        """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""
+        self._transport.write(control_frame(PING))
+
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed."""
+        return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+        self._hold(ASKED)
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+        self._unhold(ASKED)
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close. Closing again does nothing."""
+        if self._conversation is not None:
+            comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
+            self._end(close_frame(close), ends_session=not comes_back)
+
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self._conversation = conversation
+        self._opened_at = asyncio.get_running_loop().time()
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        if self._conversation is not None:
+            self._end(close_frame(close), ends_session=None)
+
+    def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
+        """The socket is done with. `ends_session`: so is the session (True), or its client may
+        come back (False), or has already (None). `last_words` go out behind what is queued; the
+        socket then has `close_timeout_s` to take them and to be closed by the client before it is
+        cut off."""
+        conversation = self._conversation
+        if conversation is None:
+            return
+        if not self._transport.is_closing():
+            self._write_out()
+            self._transport.write(last_words)
+        elif self._is_dirty:
+            self.registry.log.gone(conversation.session_id)
+        self._detach(conversation)
+        if ends_session:
+            conversation.closed()
+        elif ends_session is not None:
+            conversation.lost()
+        self._half_close()
+
+    def _detach(self, conversation: Conversation) -> None:
+        """This socket says and hears nothing more of it."""
+        self.registry.log.left(conversation.session_id)
+        self._conversation = None
+        self.registry.discard(self)
+        self._reader.forget()
+        if self._is_holding:
+            self._hold_incomplete(0)
+
+    def _half_close(self) -> None:
+        self._cut_off_at = asyncio.get_running_loop().time() + self.close_timeout_s
+        self.registry.deadlines.set(self, self._cut_off_at)
+        if self._transport.is_closing():
+            return
+        # Closing a socket with unread input resets it, and the reset overtakes our close frame. So
+        # only our half is closed, and the client's end of its half closes the rest (eof_received).
+        self._unhold(self._read_holds)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    # --- Connection: what the registry calls ----------------------------------------------------
+
+    def take(self) -> list[bytes]:
+        """As Connection.take."""
+        self._is_dirty = False
+        self._unmarked += self._outbox.byte_count
+        return self._outbox.take()
+
+    def write(self, data: bytes) -> None:
+        """As Connection.write. What was queued when the socket was lost goes nowhere: uvloop would
+        raise, and take the frames of every session behind this one with it."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def flushed(self) -> None:
+        """As Connection.flushed."""
+        if not self._write_is_paused:
+            self._large = 0
+        if self._unmarked >= limits.MARK_BYTES:
+            self._mark(asyncio.get_running_loop().time())
+        self._flush_early()
+        self._feed()
+        if self._write_is_paused and self._conversation is not None:
+            self.registry.log.full(self._conversation.session_id)
+
+    def tick(self) -> None:
+        """As Timed.tick: a deadline, or one that has moved on."""
+        conversation, now = self._conversation, asyncio.get_running_loop().time()
+        if conversation is None:
+            if now >= self._cut_off_at:
+                self._transport.abort()
+            else:
+                self.registry.deadlines.set(self, self._cut_off_at)
+            return
+        conversation.expire(now=now)
+        self.registry.deadlines.set(self, conversation.next_deadline())
+        if self._transit is not None and self._transit.is_awaited:
+            self._transit.look(self.taken_bytes(), now=now)
+            if self._transit.give_up(now=now):
+                self._feed()
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Connection.drain."""
+        if self._conversation is not None:
+            self._conversation.drain(reconnect_after_s)
+
+    # --- In transit -----------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        transit = self._transit
+        if transit is None:
+            return True
+        return transit.has_room(self._unmarked, now=asyncio.get_running_loop().time())
+
+    def _mark(self, now: float, *, rest: bool = False) -> None:
+        """Set a mark behind what was written, where one is due; or behind the `rest`, however
+        little that is."""
+        transit = self._transit
+        if transit is None:
+            transit = self._transit = Transit(opened_at=self._opened_at)
+        if self._conversation is None or self._transport.is_closing():
+            return
+        if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked):
+            return
+        number = transit.mark(
+            self._unmarked,
+            now=now,
+            taken_bytes=self.taken_bytes(),
+            covers=not self._outbox.byte_count,
+        )
+        self._unmarked = 0
+        self._transport.write(control_frame(PING, _MARK.pack(number)))
+        if not transit.is_fast:
+            # Twice: a timer of the loop may be early by what its clock does not tell.
+            asyncio.get_running_loop().call_later(2 * INSTANT_S, self._feed)
+
+    def _answered(self, payload: bytes) -> bool:
+        """A pong came. Whether it answers a mark."""
+        transit = self._transit
+        if transit is None or len(payload) != _MARK.size:
+            return False
+        now = asyncio.get_running_loop().time()
+        if not transit.answered(*_MARK.unpack(payload), now=now):
+            return False
+        if transit.is_slow:
+            self._mark(now, rest=True)
+        self._feed()
+        return True
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+        transit = self._transit
+        if transit is None:
+            return given_at
+        now = asyncio.get_running_loop().time()
+        if transit.is_awaited:
+            transit.look(self.taken_bytes(), now=now)
+        return transit.arrived(given_at, now=now)
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+        return self._transit is not None and self._transit.goes_by_names
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+        if self._transit is not None:
+            self._transit.named(given_at, now=asyncio.get_running_loop().time())
+            self._feed()
+
+    # --- Both directions ------------------------------------------------------------------------
+
+    def _write_out(self) -> None:
+        self._unmarked += self._outbox.byte_count
+        for payload in self._outbox.take():
+            self._transport.write(text_frame(payload))
+
+    def _feed(self) -> None:
+        if self._is_starved and not self._write_is_paused and self._conversation is not None:
+            self._is_starved = False
+            self._conversation.resume()
+
+
+def websocket_class(registry: Registry) -> type[WebSocketConnection]:
+    """The class for `uvicorn.Config(ws=…)` whose connections belong to this registry."""
+
+    class BoundWebSocketConnection(WebSocketConnection):
+        __slots__ = ()
+
+    BoundWebSocketConnection.registry = registry
+    return BoundWebSocketConnection

@@ -1,0 +1,235 @@
+"""Changes of settings, with the number of messages that each one deletes told before.
+
+A shorter retention deletes what nobody needs any more, a bound with `dead_letter` moves what is
+beyond it, fewer attempts end those of messages that were tried more often, and a group that expires
+takes with it what it has not settled. A change that does one of these is refused with the number,
+unless whoever asks has agreed to as many messages.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.catalog.changes import Changes
+from gateway.delivery.groups import Groups
+from gateway.delivery.overflow import backlog_of, messages_max
+from gateway.operator.holding import in_flight
+from gateway.operator.removing import Begin, Removed, Removing, check_agreed
+from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
+from metadata.client import Metadata
+from metadata.settings import (
+    Named,
+    SettingChange,
+    change_group_settings,
+    change_queue_settings,
+    changes,
+)
+from push.errors import Refused
+from push.places import GroupPartition, Partition
+from push.ports import Storage
+from runtime.loop.slices import Slices
+
+TRIES_MAX: Final = 20
+"""So often a change is judged anew because somebody else has changed the settings meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSettings:
+    """A change that was made."""
+
+    changes: list[SettingChange]
+    removed: Removed
+
+
+class ChangingSettings(Protocol):
+    """As SettingsChanges; the tests of REST have another one."""
+
+    async def queue(
+        self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
+    ) -> ChangedSettings:
+        """As SettingsChanges.queue."""
+
+    async def group(
+        self, principal: Principal, queue: Queue, name: str, named: Named,
+        *, deletes_max: int, begin: Begin,
+    ) -> ChangedSettings:  # fmt: skip
+        """As SettingsChanges.group."""
+
+
+class SettingsChanges:
+    """See the module."""
+
+    def __init__(
+        self, storage: Storage, metadata: Metadata, changes: Changes, groups: Groups,
+        removing: Removing,
+    ) -> None:  # fmt: skip
+        self._storage = storage
+        self._metadata = metadata
+        self._changes = changes
+        self._groups = groups
+        self._removing = removing
+
+    async def queue(
+        self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
+    ) -> ChangedSettings:
+        """Change the settings of a queue that are named. `begin` is awaited before a change that
+        removes messages.
+
+        Raises:
+            Refused: would_delete: more than `deletes_max` messages would leave the queue;
+                queue_not_found, setting_fixed, invalid_request, invalid_name.
+        """
+        for _ in range(TRIES_MAX):
+            queue = self._metadata.find_queue(principal, name)
+            wanted = change_queue_settings(name, queue.settings, named)
+            removed = await self._removed_of_queue(principal, queue, wanted)
+            await _agreed(f"the queue {name!r}", removed, deletes_max, begin)
+            work = self._metadata.change_queue(principal, name, named, was=queue)
+            done = await self._changes.whole(work)
+            if done is not None:
+                return ChangedSettings(changes(done[0], done[1].settings), removed)
+        raise _contended()
+
+    async def group(
+        self, principal: Principal, queue: Queue, name: str, named: Named,
+        *, deletes_max: int, begin: Begin,
+    ) -> ChangedSettings:  # fmt: skip
+        """Change the settings of a group that are named, as `queue`. Raises Refused:
+        group_not_found besides."""
+        for _ in range(TRIES_MAX):
+            group = self._metadata.find_group(principal, queue, name)
+            wanted = change_group_settings(group.settings, named)
+            removed = await self._removed_of_group(principal, queue, group, wanted)
+            await _agreed(f"the group {name!r}", removed, deletes_max, begin)
+            work = self._metadata.change_group(principal, queue, name, named, was=group)
+            done = await self._changes.whole(work)
+            if done is not None:
+                return ChangedSettings(changes(done[0], done[1].settings), removed)
+        raise _contended()
+
+    # --- What it does to messages --------------------------------------------------------------
+
+    async def _removed_of_queue(
+        self, principal: Principal, queue: Queue, wanted: QueueSettings
+    ) -> Removed:
+        groups = self._metadata.list_groups(principal, queue)
+        changed = msgspec.structs.replace(queue, settings=wanted)
+        removed = Removed()
+        if wanted.retention_s != queue.settings.retention_s:
+            removed += Removed(deleted=await self._deleted_by_age(queue, wanted))
+        moved = 0
+        for group in groups:
+            moved += await self._moved_beyond_bounds(queue, changed, group)
+            moved += await self._exhausted(
+                queue, group, _deadly(queue, group.settings), _deadly(changed, group.settings)
+            )
+        return removed + Removed(dead_lettered=moved)
+
+    async def _removed_of_group(
+        self, principal: Principal, queue: Queue, group: Group, wanted: GroupSettings
+    ) -> Removed:
+        before, after = _deadly(queue, group.settings), _deadly(queue, wanted)
+        moved = await self._exhausted(queue, group, before, after)
+        deleted = 0
+        if _is_sooner(group.settings.expires_s, wanted.expires_s):
+            deleted = await self._left_by_nobody(principal, queue, group)
+        return Removed(deleted=deleted, dead_lettered=moved)
+
+    async def _deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
+        """What the retention that is wanted deletes now, and the one that holds does not."""
+        deleted, slices = 0, Slices()
+        for number in queue.members:
+            await slices.turn()
+            more = await self._trimmable(queue, number, wanted.retention_s)
+            if more:
+                more -= await self._trimmable(queue, number, queue.settings.retention_s)
+            deleted += max(0, more)
+        return deleted
+
+    async def _trimmable(self, queue: Queue, number: int, retention_s: float) -> int:
+        messages, after = 0, 0
+        while True:
+            found, following = await self._storage.trimmable(
+                Partition(queue.queue_id, number),
+                retention_s=retention_s, keep_all=retention_s == 0, after=after,
+            )  # fmt: skip
+            messages += found
+            if following is None:
+                return messages
+            after = following
+
+    async def _moved_beyond_bounds(self, queue: Queue, changed: Queue, group: Group) -> int:
+        """What of the group's is beyond the bounds that are wanted, and within those that hold."""
+        if changed.settings.overflow != "dead_letter" or _bounds(queue) == _bounds(changed):
+            return 0
+        states = await self._storage.partitions(queue.queue_id)
+        bound = messages_max(changed, states)
+        if bound is None:
+            return 0
+        cursors = await self._storage.cursors(queue.queue_id, group.group_id)
+        unsettled = backlog_of(states, cursors)
+        held = messages_max(queue, states) if queue.settings.overflow == "dead_letter" else None
+        return max(0, min(unsettled, unsettled if held is None else held) - bound)
+
+    async def _exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
+        """How many messages had `after` attempts or more, and fewer than `before`; 0: none goes to
+        the dead letters. An attempt that is under way at this gateway counts; the heads of keys
+        that are parked stay parked."""
+        if not after or (before and before <= after):
+            return 0
+        tried, slices = 0, Slices()
+        for number in queue.members:
+            await slices.turn()
+            place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
+            cursor = await self._storage.cursor(place)
+            attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}
+            attempts |= self._under_way(group, number)
+            parked = {line.head for line in await self._storage.parked(place)}
+            tried += sum(
+                offset not in parked and after <= one and (not before or one < before)
+                for offset, one in attempts.items()
+            )
+        return tried
+
+    def _under_way(self, group: Group, number: int) -> dict[int, int]:
+        """Which attempt of a message is under way, by offset."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        slot = runtime.slots.get(number) if runtime is not None else None
+        return in_flight(slot) if slot is not None else {}
+
+    async def _left_by_nobody(self, principal: Principal, queue: Queue, group: Group) -> int:
+        """What goes with a group without consumers when it expires: until then the retention of
+        what it has not settled may have passed."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        row = await self._groups.row(group, fresh=True)
+        if (runtime is not None and runtime.members) or self._groups.others(row):
+            return 0
+        return (await self._removing.with_group(principal, queue, group, any_age=True)).deleted
+
+
+def _deadly(queue: Queue, settings: GroupSettings) -> int:
+    """After how many attempts a message of the group goes to the dead letters; 0: it never does."""
+    if (settings.on_exhausted or queue.settings.on_exhausted) == "park":
+        return 0
+    own = settings.attempts_max
+    return queue.settings.attempts_max if own is None else own
+
+
+def _bounds(queue: Queue) -> tuple[object, ...]:
+    settings = queue.settings
+    return settings.overflow, settings.messages_max, settings.bytes_max
+
+
+def _is_sooner(before: float | None, after: float | None) -> bool:
+    return after is not None and (before is None or after < before)
+
+
+async def _agreed(what: str, removed: Removed, deletes_max: int, begin: Begin) -> None:
+    check_agreed(f"the change of {what}", removed, deletes_max)
+    if removed.messages:
+        await begin(removed)
+
+
+def _contended() -> Refused:
+    return Refused("metadata_unavailable", "others change these settings all the time", 1.0)

@@ -1,0 +1,1 @@
+"""Messages in: batches, commits, receipts, and the tail of each log."""

@@ -1,0 +1,403 @@
+"""Commits of one lane: what waits goes to the storage, what comes of it to the producers and to
+the tail.
+
+what goes     everything that waits; where several queues publish, so much that the next commit
+              is never far, shared fairly (`push.company`); beside a flood, what others bring goes
+              at once, and while it is under way, nothing of the flood
+slow          a commit is under way for COMMIT_SLOW_S: new publishes are refused at once
+too slow      for COMMIT_DEADLINE_S: its messages are answered `unknown`, once, and pushed all
+              the same when it ends after all
+failing       commits fail one after another: new publishes are refused for a while, then tried
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from gateway.deliverylog.publishes import Placed
+from gateway.deliverylog.spans import Stages
+from gateway.publish.commit import Batch, Commit
+from gateway.publish.routing import OpenRecord, Pending
+from gateway.publish.tail import Tail
+from metadata.catalog import Queue
+from push import limits
+from push.breaker import Breaker
+from push.company import Company
+from push.errors import Refused, TocsinError, Unknown
+from push.histogram import MESSAGES, Histogram
+from push.places import Partition
+from push.ports import Append, Appended, Lane, NotStored, Storage
+from push.record import Header, Record
+
+logger = logging.getLogger("tocsin.commits")
+COMMITS_MAX: Final = 2
+"""One commit is under way and one waits in the storage, so that its writer is never idle; a third
+would only make the records smaller."""
+COMMIT_AHEAD_MIN: Final = 256
+"""The second commit is prepared when it is worth it: a small one costs as much as a large one, and
+by the time the first has ended it would have grown."""
+CROWD_COMMITS_MAX: Final = 4
+"""Besides the one that is shared by all, beside a flood; these go with the storage's next
+transaction, whatever of the flood is in that."""
+SMALL_BYTES: Final = 256 * 1024
+"""As `routing.weight` counts. With a larger one acks would wait for longer than in a transaction
+of their own."""
+_LOOK_S: Final = 0.25
+"""Between two looks at how old the commits under way are."""
+FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
+UNMADE_S: Final = 0.25
+"""After so long a message is to come again whose queue is not made in the storage yet."""
+_NOWHERE: Final = NotStored("queue_not_found")
+
+
+class Owner(Protocol):
+    """The publisher whose messages they are."""
+
+    def hold_up(self, partition: Partition, header: Header) -> None:
+        """These messages were not stored, or nobody knows (R7)."""
+
+    def is_unmade(self, queue: Queue) -> bool:
+        """Whether a queue that the storage does not have is yet to be made there."""
+
+    def placed(self, placed: Placed) -> None:
+        """A commit has ended, and this is where its messages are."""
+
+    def released(self, record: OpenRecord) -> None:
+        """They wait no longer."""
+
+    def ended(self) -> None:
+        """A commit has ended: there may be another one."""
+
+
+class Commits:
+    """See the module. Everything happens on one event loop. `number` is the lane's; `company`
+    judges the queues of all lanes. `moved` is called when one has been handed over, and a turn of
+    the loop after one has ended."""
+
+    def __init__(
+        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str],
+        *, moved: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.pending = Pending()
+        """Kept by the owner."""
+        self._storage = storage
+        self._number = number
+        self._tail = tail
+        self._owner = owner
+        self._appending: dict[Partition, int] = {}
+        self._heard: dict[Partition, int] = {}
+        """Certified ends that were heard of meanwhile."""
+        self._under_way: dict[asyncio.Task[None], Commit] = {}
+        self._moved = moved
+        self._size = 0
+        """Of the one that began last."""
+        self._leaving = 0
+        """Those that were answered, and whose successor has not begun yet."""
+        self._breaker = Breaker(
+            failures_max=limits.BREAKER_FAILURES,
+            open_s=limits.BREAKER_OPEN_S,
+            trial_s=limits.COMMIT_DEADLINE_S + 1,
+        )
+        self._watch: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        """The end of that of those that flood, if one waits for it."""
+        self._shared = 0
+        """Those under way that everybody had a share of."""
+        self._company = company
+        self.is_calm = True
+        """Nothing is to be refused because of the storage; see `refusal`."""
+        self.total = 0
+        self.messages_total = 0
+        self.slow_total = 0
+        self.unknown_total = 0
+        self.took_s = Histogram()
+        """From handing a commit to the storage to its answer, whatever that was."""
+        self.messages = Histogram(MESSAGES)
+        """How many went with each."""
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._under_way)
+
+    def has_small_next(self, *, is_due: bool) -> bool:
+        """Whether one is under way, or has just been answered, and none is behind it; or one begins
+        now (`is_due`). No, where the last one was large: what goes with such a one waits for
+        longer than both would take."""
+        is_last = len(self._under_way) + self._leaving == 1
+        return self._size <= SMALL_BYTES and (is_last or is_due)
+
+    def is_appending(self, partition: Partition) -> bool:
+        """Whether an append is under way there, whose answer will wake who follows."""
+        return partition in self._appending
+
+    def gave_up_on(self, queue_id: str) -> bool:
+        """Whether something of this queue was answered `unknown`, and its commit may yet end."""
+        return any(
+            commit.is_answered and any(place.queue_id == queue_id for place, _ in commit.batch)
+            for commit in self._under_way.values()
+        )
+
+    def certified(self, partition: Partition, end: int) -> None:
+        """As Tail.certified, where an append is under way. Its answer comes first: it brings the
+        record, which who follows would otherwise read.
+
+        [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
+        """
+        self._heard[partition] = max(end, self._heard.get(partition, 0))
+
+    @property
+    def under_way(self) -> Iterable[asyncio.Future[None]]:
+        """Those that have not ended."""
+        return self._under_way
+
+    # --- How it stands with the storage ----------------------------------------------------------
+
+    def refusal(self) -> Refused | None:
+        """Why a new publish is refused before anything is done with it; None: it is not."""
+        now = asyncio.get_running_loop().time()
+        age = self.age(now)
+        if age >= limits.COMMIT_SLOW_S:
+            detail = f"the storage is slow: a commit has been under way for {age:.0f} s"
+            return Refused("overloaded", detail, 1.0)
+        if self._breaker.state(now=now) == "open":
+            after_s = max(0.1, self._breaker.retry_after_s(now=now))
+            return Refused("storage_unavailable", "commits fail one after another", after_s)
+        self.is_calm = True  # half open: the next commit is the trial, and says so if it fails
+        return None
+
+    @property
+    def breaker(self) -> Breaker:
+        """For looking at."""
+        return self._breaker
+
+    def age(self, now: float) -> float:
+        """How long the oldest of those under way has taken by now, in seconds."""
+        first = next(iter(self._under_way.values()), None)
+        return now - first.began if first is not None else 0.0
+
+    def _look(self) -> None:
+        """Old commits: what comes is refused, and the oldest are answered."""
+        loop = asyncio.get_running_loop()
+        self._watch = None
+        if not self._under_way:
+            return
+        now = loop.time()
+        if self.is_calm and self.age(now) >= limits.COMMIT_SLOW_S:
+            self.is_calm = False
+            self.slow_total += 1
+        for commit in self._under_way.values():
+            if now - commit.began >= limits.COMMIT_DEADLINE_S and not commit.is_answered:
+                self._give_up(commit, now)
+        self._watch = loop.call_later(_LOOK_S, self._look)
+
+    def _give_up(self, commit: Commit, now: float) -> None:
+        """Nobody waits for it any longer. It may be stored, now or later: `unknown`, never a
+        refusal."""
+        commit.is_answered = True
+        if commit.ticket is not None:
+            self._breaker.failed(commit.ticket, now=now)
+        error = Unknown("the storage did not answer in time: send again under the same id")
+        for (partition, record), header in zip(commit.batch, commit.headers, strict=True):
+            self._owner.hold_up(partition, header)
+            self.unknown_total += len(record.builder)
+            record.failed(error)
+
+    # --- Committing ------------------------------------------------------------------------------
+
+    def admits(self, count: int) -> bool:
+        """Whether one more may begin now, where `count` messages wait for it."""
+        under_way = len(self._under_way)
+        if not under_way:
+            return True
+        if any(one.lane != self._lane(one.batch) for one in self._under_way.values()):
+            return False  # one has failed: who waits behind it is to hear of that first (R7)
+        now = asyncio.get_running_loop().time()
+        if not self._company.is_shared(now=now):
+            return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
+        if not (self._shared or self.holds(now)):
+            return True
+        # Else whoever comes next goes with the next one.
+        return under_way < CROWD_COMMITS_MAX and self._company.is_crowded(now=now)
+
+    def holds(self, now: float) -> bool:
+        """Whether nothing of those that flood begins now."""
+        others = any(commit.has_others for commit in self._under_way.values())
+        return self._company.holds(others=others, now=now, lane=self._number)
+
+    def begin(self, waiting: Batch) -> Batch:
+        """Put on its way what goes with the next one, perhaps nothing; returns what stays, in its
+        order."""
+        now = asyncio.get_running_loop().time()
+        sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
+        is_beside = self.holds(now) or (self._shared > 0 and self._company.is_shared(now=now))
+        if is_beside:
+            goes = self._company.choose_beside(sizes, now=now, lane=self._number)
+        elif self._rests(sizes, now):
+            return waiting
+        else:
+            goes = self._company.choose(sizes, now=now, lane=self._number)
+        if not goes:
+            return waiting
+        size = sum(sizes[place][1] for place in goes)
+        if len(goes) == len(waiting):
+            self._start(waiting, size, is_share=not is_beside)
+            return []
+        places = set(goes)
+        self._start([waiting[place] for place in goes], size, is_share=not is_beside)
+        return [one for place, one in enumerate(waiting) if place not in places]
+
+    def _rests(self, sizes: Sequence[tuple[str, int]], now: float) -> bool:
+        """Whether all of this has to wait for a moment; then who it is of hears of its end."""
+        owners = (owner for owner, _ in sizes)
+        rest_s = self._company.rest_s(owners, now=now, lane=self._number)
+        if rest_s and self._rest is None:
+            self._rest = asyncio.get_running_loop().call_later(rest_s, self._rested)
+        return rest_s > 0
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._owner.ended()
+
+    def _lane(self, batch: Batch) -> Lane:
+        """As it is now."""
+        partition, record = batch[0]
+        return self._storage.lane(partition, record.route.queue.settings.durability)
+
+    def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        commit = Commit(batch, size, now, is_share=is_share, lane=self._lane(batch))
+        for partition, _ in batch:
+            self._appending[partition] = self._appending.get(partition, 0) + 1
+        commit.has_others = self._company.are_others(place.queue_id for place, _ in batch)
+        commit.ticket = self._breaker.admit(now=now)
+        self._shared += is_share
+        self._size = size
+        # The storage may begin with it now, a turn of the loop before the task does.
+        commit.hand_over(self._storage)
+        task = loop.create_task(self._commit(commit), name="commit")
+        self._under_way[task] = commit
+        task.add_done_callback(self._ended)
+        if self._watch is None:
+            self._watch = loop.call_later(_LOOK_S, self._look)
+        self._moved()
+
+    def _leave(self, task: asyncio.Task[None] | None) -> None:
+        """It is under way no longer; left already: nothing happens."""
+        commit = self._under_way.pop(task, None) if task is not None else None
+        if commit is not None:
+            self._shared -= commit.is_share
+            self._leaving += 1
+            commit.dismiss()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._leave(task)  # cancelled, or a bug
+        self._leaving -= 1
+        # Behind the next one, if that begins now or in the next turn.
+        asyncio.get_running_loop().call_soon(self._moved)
+        task.result()
+        self._owner.ended()
+
+    async def _commit(self, commit: Commit) -> None:
+        results: Sequence[Appended | TocsinError]
+        try:
+            results = await commit.stored
+        except TocsinError as error:
+            results = [error] * len(commit.batch)
+        except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
+            logger.exception("a commit failed: unexpected")
+            results = [Unknown(f"internal: {error!r}")] * len(commit.batch)
+        with self._tail.soon:
+            self._answer_all(commit, results)
+            self._leave(asyncio.current_task())
+
+    def _answer_all(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
+        stages = Stages(commit.asked_us, time.monotonic_ns() // 1000)
+        now = asyncio.get_running_loop().time()
+        self._company.took(now - commit.began, commit.size, now=now)
+        self._judge(commit, results)
+        self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
+        self.messages.add(sum(len(record.builder) for _, record in commit.batch))
+        placed = Placed(stages, is_late=commit.is_answered)
+        self.total += 1
+        for (partition, record), append, header, said in zip(
+            commit.batch, commit.appends, commit.headers, results, strict=True
+        ):
+            self._appended(partition)
+            result = self._seen(record, said)
+            if isinstance(result, TocsinError):
+                if not commit.is_answered:
+                    self._owner.hold_up(partition, header)
+                    if isinstance(result, Unknown):
+                        self.unknown_total += len(record.builder)
+            else:
+                took_s = (stages.certified_us - record.accepted_us) / 1e6
+                record.route.counted.certify_s.add(took_s, result.count)
+                self._publish(partition, append, header, result, stages)
+                placed.add(record.runs, partition.number, result, header)
+            if partition in self._heard and not self.is_appending(partition):
+                self._tail.certified(partition, self._heard.pop(partition))
+            self._owner.released(record)
+            self._answer(record, append, header, result, is_answered=commit.is_answered)
+        self._owner.placed(placed)
+
+    def _seen(self, record: OpenRecord, result: Appended | TocsinError) -> Appended | TocsinError:
+        """The result, or where the storage has no such queue and the catalog does, a refusal that
+        says to come again: it is not seen for a moment, and not gone."""
+        if isinstance(result, TocsinError) or result.outcomes is None:
+            return result
+        if result.outcomes[:1] != (_NOWHERE,) or not self._owner.is_unmade(record.route.queue):
+            return result
+        return Refused("storage_unavailable", "the queue is being made", UNMADE_S)
+
+    def _judge(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
+        if commit.ticket is None or commit.is_answered:
+            return
+        first = results[0] if results else None
+        if isinstance(first, TocsinError) and first.code.name in FAILURES:
+            self._breaker.failed(commit.ticket, now=asyncio.get_running_loop().time())
+            self.is_calm = False
+        else:
+            self._breaker.succeeded(commit.ticket)
+
+    def _appended(self, partition: Partition) -> None:
+        left = self._appending[partition] - 1
+        if left:
+            self._appending[partition] = left
+        else:
+            del self._appending[partition]
+
+    def _publish(
+        self, partition: Partition, append: Append, header: Header, result: Appended, stages: Stages
+    ) -> None:
+        """Certified: now, and not before, who follows gets it (R10)."""
+        if result.certified < result.first + result.count or not result.count:
+            self._tail.certified(partition, result.certified)  # of what was there before
+            return
+        if result.skips:
+            record = Record.load(result.first, append.header, append.payload, result.skips)
+        else:
+            record = Record(result.first, header.without_producers(), append.payload)
+        self._tail.appended(partition, record, stages, result.certified)
+
+    def _answer(
+        self,
+        record: OpenRecord,
+        append: Append,
+        header: Header,
+        result: Appended | TocsinError,
+        *,
+        is_answered: bool,
+    ) -> None:
+        if isinstance(result, TocsinError):
+            if not is_answered:
+                record.failed(result)
+            return
+        self.messages_total += result.count
+        record.route.counted.stored(result, record.size, header.sizes)
+        if not is_answered:
+            copies = self._storage.copies(append.partition, append.durability)
+            durability: dict[str, object] = {"level": append.durability, "copies": copies}
+            record.stored(append.partition.number, result, durability)

@@ -1,0 +1,138 @@
+"""The tail: what this gateway knows of each partition's log without asking the storage.
+
+The certified end of every partition that somebody follows, and the most recent records in
+memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
+Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
+those who are far behind, so that others are never behind them; of each lane (`push.ports.Lane`),
+so that nobody is behind those whose server is down; and who waits too long is told so.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from gateway.deliverylog.spans import Stages
+from gateway.hit_rate import HitRate
+from push import limits
+from push.errors import Refused
+from push.places import Partition
+from push.ports import Read, Storage
+from push.record import Record
+from runtime.loop.soon import Soon
+
+Follower = Callable[[Partition], None]
+
+
+def _turns(count: int) -> defaultdict[int, asyncio.Semaphore]:
+    return defaultdict(lambda: asyncio.Semaphore(count))
+
+
+class Tail:
+    """See the module. Everything happens on one event loop."""
+
+    def __init__(self, storage: Storage, *, bytes_max: int = limits.TAIL_CACHE_BYTES_MAX) -> None:
+        self._storage = storage
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._records: dict[Partition, dict[int, tuple[Record, Stages]]] = {}
+        self._order: deque[tuple[Partition, int]] = deque()
+        self._followers: dict[Partition, list[Follower]] = {}
+        self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
+        self._live = _turns(limits.READS_LIVE_MAX)
+        self._behind = _turns(limits.READS_BEHIND_MAX)
+        self._ends_read: dict[Partition, int] = {}
+        """Certified ends that reads have told of."""
+        self.ends: dict[Partition, int] = {}
+        """Certified ends, of the partitions that were appended to or asked for."""
+        self.hit_rate = HitRate()
+        """Of looks for the next record."""
+        self.soon = Soon()
+        """For what follows from a commit."""
+        self.ahead_bytes = 0
+        """What slots have read, or are reading, and have not given out yet."""
+
+    def appended(self, partition: Partition, record: Record, stages: Stages, end: int) -> None:
+        """A record of this gateway was certified at its place: remember it, tell who follows."""
+        if partition in self._followers:
+            self._records.setdefault(partition, {})[record.first] = (record, stages)
+            self._order.append((partition, record.first))
+            self._bytes += record.memory_bytes
+            while self._bytes > self._bytes_max:
+                self._evict()
+        self.certified(partition, end)
+
+    def _evict(self) -> None:
+        partition, first = self._order.popleft()
+        records = self._records[partition]
+        record, _ = records.pop(first)
+        self._bytes -= record.memory_bytes
+        if not records:
+            del self._records[partition]
+
+    def certified(self, partition: Partition, end: int) -> None:
+        """The partition is certified up to `end`."""
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
+        for follower in self._followers.get(partition, ()):
+            follower(partition)
+
+    def follow(self, partition: Partition, follower: Follower) -> None:
+        """Call `follower` whenever the partition's certified end may have moved."""
+        self._followers.setdefault(partition, []).append(follower)
+
+    def unfollow(self, partition: Partition, follower: Follower) -> None:
+        """Stop calling it. The last one to leave lets go of the cached records in due time."""
+        followers = self._followers.get(partition, [])
+        followers.remove(follower)
+        if not followers:
+            del self._followers[partition]
+            self._ends_read.pop(partition, None)
+
+    def forget(self, partition: Partition) -> None:
+        """The partition is gone."""
+        self.ends.pop(partition, None)
+        self._ends_read.pop(partition, None)
+
+    def get(self, partition: Partition, offset: int) -> tuple[Record, Stages] | None:
+        """The record that begins at `offset`, if it is in memory."""
+        records = self._records.get(partition)
+        found = records.get(offset) if records else None
+        if found is not None:
+            self.hit_rate.hits += 1
+        elif offset < self.ends.get(partition, 0):  # there is one, and it is not here
+            self.hit_rate.misses += 1
+        return found
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX
+    ) -> Read:
+        """Records from the one that holds `offset`, or the next there is, on; one read's worth.
+
+        Raises:
+            Refused: storage_unavailable: there was no answer within READ_DEADLINE_S. The read goes
+                on, and who asks again waits for the same one.
+        """
+        key = (partition, offset, bytes_max)
+        task = self._reads.get(key)
+        if task is None:
+            task = asyncio.create_task(self._read(*key), name=f"read {key}")
+            self._reads[key] = task
+            task.add_done_callback(lambda task: self._read_ended(key, task))
+        await asyncio.wait((task,), timeout=limits.READ_DEADLINE_S)
+        if not task.done():
+            raise Refused("storage_unavailable", "the storage does not answer a read", 1.0)
+        return task.result()
+
+    async def _read(self, partition: Partition, offset: int, bytes_max: int) -> Read:
+        end = max(self.ends.get(partition, 0), self._ends_read.get(partition, 0))
+        is_behind = end - offset >= limits.BEHIND_MESSAGES
+        place = self._storage.lane(partition, "local").number
+        async with (self._behind if is_behind else self._live)[place]:
+            read = await self._storage.read(partition, offset, bytes_max)
+        if partition in self._followers:
+            self._ends_read[partition] = read.certified
+        return read
+
+    def _read_ended(self, key: tuple[Partition, int, int], task: asyncio.Task[Read]) -> None:
+        del self._reads[key]
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; perhaps nobody does any more

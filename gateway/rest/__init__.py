@@ -1,0 +1,1 @@
+"""The HTTP interface: operations, routes, OpenAPI, pages."""

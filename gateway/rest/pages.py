@@ -1,0 +1,234 @@
+"""The pages: a demo and a console for the browser, and the modules that they load. Files alone.
+
+    /                          -> /demo
+    /demo, /console            clients/browser/demo.html, console.html; with a slash -> without
+    /assets/browser/<path>     clients/browser/<path>
+    /assets/tocsin/<path>      clients/javascript/src/<path>: the client that the pages use
+
+They hold no data, so they need no credentials: what they show they ask for under /v1. A request
+never names a file: all files that may be served are known beforehand, and the path is looked up
+among them. So no dots, quoted slashes, NUL or links lead anywhere else. What changes in the folders
+is seen a second later.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from push import limits
+from push.errors import Refused
+
+logger = logging.getLogger("tocsin.pages")
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = {"browser": Path("clients/browser"), "tocsin": Path("clients/javascript/src")}
+"""Name in /assets/<name>/… -> folder in the checkout."""
+PAGES: Final = {"/demo": "demo.html", "/console": "console.html"}
+"""Path -> file of the folder `browser`."""
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+"""Nothing else is served: no notes, no maps, nothing that begins with a dot."""
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",  # its WebSocket too: same host and port
+        "font-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Of the pages. Whatever a message's body holds, nothing in it runs or loads."""
+LOOK_AGAIN_S: Final = 1.0
+"""So old may be what is known of the folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Routes beside the API (a demo page, a console); `public` names the paths among them that
+    need no credentials, where `/…/*` stands for everything below it."""
+
+    routes: Sequence[BaseRoute] = ()
+    public: Sequence[str] = ()
+
+
+NO_PAGES: Final = Pages()
+"""Nothing beside the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What is served at a path."""
+
+    body: bytes
+    etag: str
+    media_type: str
+    stamp: tuple[int, int, int]
+    """Of the file when it was read: another one means that it has changed."""
+
+
+class Site:
+    """The files of a checkout. `now`: monotonic seconds."""
+
+    def __init__(self, checkout: Path = CHECKOUT, *, now: Callable[[], float] = monotonic) -> None:
+        """Nothing is read yet: `open` does it, or the first request."""
+        self._checkout = checkout
+        self._now = now
+        self._files: dict[str, File] = {}
+        self._looking: asyncio.Future[None] | None = None
+        self._looked_at = -inf
+
+    def __len__(self) -> int:
+        """Files that are served."""
+        return len(self._files)
+
+    def open(self) -> None:
+        """Read them all and say in the log what there is; blocking. Without their folders there are
+        none, and each answer says so."""
+        self._look()
+        self._looked_at = self._now()
+        if missing := self.missing():
+            logger.warning("%s (looked in %s)", missing, self._checkout)
+        else:
+            logger.info("pages: /demo and /console, from %s", self._checkout / "clients")
+
+    def missing(self) -> str | None:
+        """A sentence about what is not there; None: all is."""
+        folders = [str(one) for one in FOLDERS.values() if not (self._checkout / one).is_dir()]
+        if not folders:
+            return None
+        return (
+            f"the pages need the folders {' and '.join(folders)}: run the broker from a whole "
+            "checkout of Tocsin; everything under /v1 works without them"
+        )
+
+    def find(self, path: str) -> File:
+        """The file of `browser/demo.html` and the like.
+
+        Raises:
+            Refused: not_found; where folders are missing, with what to do.
+        """
+        file = self._files.get(path)
+        if file is None:
+            raise Refused("not_found", self.missing() or "")
+        return file
+
+    async def refresh(self) -> None:
+        """See what has changed, in a thread: at most once a second, whoever asks."""
+        if self._looking is None and self._now() - self._looked_at >= LOOK_AGAIN_S:
+            looking = asyncio.get_running_loop().run_in_executor(None, self._look)
+            looking.add_done_callback(self._looked)
+            self._looking = looking
+        if self._looking is not None:
+            await asyncio.shield(self._looking)
+
+    def _looked(self, looking: "asyncio.Future[None]") -> None:
+        self._looking = None
+        self._looked_at = self._now()
+
+    def _look(self) -> None:
+        """Blocking. A file that cannot be read, or is too much, is left out and told."""
+        found: dict[str, File] = {}
+        room = limits.PAGES_BYTES_MAX
+        for path, place in self._places():
+            try:
+                file = _read(place, self._files.get(path))
+            except OSError as error:
+                logger.warning("%s is not served: %s", place, error.strerror or error)
+                continue
+            if file is None or len(file.body) > room or len(found) == limits.PAGE_FILES_MAX:
+                if path not in self._files:
+                    logger.warning("%s is not served: too large, or one too many", place)
+                continue
+            room -= len(file.body)
+            found[path] = file
+        self._files = found
+
+    def _places(self) -> Iterator[tuple[str, Path]]:
+        for name, folder in FOLDERS.items():
+            root = self._checkout / folder
+            for place, inner, files in os.walk(root):  # which follows no links
+                inner[:] = sorted(one for one in inner if not one.startswith("."))
+                for one in sorted(files):
+                    path = Path(place, one)
+                    if path.suffix in MEDIA_TYPES and not one.startswith("."):
+                        yield f"{name}/{path.relative_to(root).as_posix()}", path
+
+
+def _read(place: Path, known: File | None) -> File | None:
+    """The file, read anew if it is not the one that is known; None: it is too large, or no file."""
+    status = place.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > limits.PAGE_FILE_BYTES_MAX:
+        return None
+    stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+    if known is not None and known.stamp == stamp:
+        return known
+    with place.open("rb") as opened:
+        body = opened.read(limits.PAGE_FILE_BYTES_MAX)
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return File(body, etag, MEDIA_TYPES[place.suffix], stamp)
+
+
+def pages(site: Site) -> Pages:
+    """Their routes."""
+
+    async def page(request: Request) -> Response:
+        await site.refresh()
+        return _answer(request, site.find(f"browser/{PAGES[request.scope['path']]}"))
+
+    async def asset(request: Request) -> Response:
+        await site.refresh()
+        return _answer(request, site.find(request.scope["path"].removeprefix("/assets/")))
+
+    async def lead(request: Request) -> Response:
+        return RedirectResponse(request.scope["path"].rstrip("/") or "/demo", 307)
+
+    return Pages(
+        routes=[
+            Route("/", lead),
+            *(Route(path, page) for path in PAGES),
+            *(Route(f"{path}/", lead) for path in PAGES),
+            *(Route(f"/assets/{name}/{{path:path}}", asset) for name in FOLDERS),
+        ],
+        public=("/", *PAGES, *(f"{path}/" for path in PAGES), "/assets/*"),
+    )
+
+
+def _answer(request: Request, file: File) -> Response:
+    headers = {
+        "ETag": file.etag,
+        "Cache-Control": "no-cache",  # kept, and asked for each time whether it is still right
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
+    if file.media_type.startswith("text/html"):
+        headers["Content-Security-Policy"] = POLICY  # on a 304 too, where it replaces the kept one
+    if _is_known(",".join(request.headers.getlist("if-none-match")), file.etag):
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, headers={**headers, "Content-Type": file.media_type})
+
+
+def _is_known(tags: str, etag: str) -> bool:
+    """Whether the client has this already (RFC 9110, 13.1.2)."""
+    return any(tag.strip().removeprefix("W/") in {etag, "*"} for tag in tags.split(","))

@@ -1,0 +1,1 @@
+"""One client's conversation, whatever carries it."""

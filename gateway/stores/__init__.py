@@ -1,0 +1,1 @@
+"""Storage and catalog: opened, marked, backed up, restored."""

@@ -1,0 +1,1 @@
+"""The protocol without sockets: frames, the protocol's states, WebSocket framing. Pure."""

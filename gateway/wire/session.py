@@ -1,0 +1,376 @@
+"""The session machine: what a client may say when, when it has been silent too long, and
+when its right to be here ends. Pure.
+
+    awaiting hello ──hello──► open ──drain()──► draining
+          │                    │                   │
+          └────────────────────┴───────────────────┴──► closed
+
+Data and `now` (seconds, monotonic) in, effects out, in order: a client's frame that may be acted
+upon, a `Reply` to send, a `Ping`, or a `Close`, which is the last one.
+
+What nobody can decode changes nothing: each of its frames that has a `ref` gets an error, so that
+no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSION_MAX (P12).
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.wire import frames
+from gateway.wire.frames import Close
+from push import limits
+from push.errors import Refused
+
+REF_MAX: Final = (1 << 53) - 1
+SEQUENCE_MAX: Final = (1 << 53) - 1
+"""Beyond it a JSON number is no longer exact for everybody."""
+PART_SHARE: Final = 0.25
+"""After this share of the heartbeat, again and again, the client is told that the parts of its
+message arrive: sooner than clients give up a broker that is silent."""
+INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
+"""The WebSocket protocol's own code: RFC 6455, 8.1 demands it."""
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    HELLO = "awaiting hello"
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Reply(NamedTuple):
+    """Send this frame: a refusal, of this code."""
+
+    frame: bytes
+    code: str
+
+    @classmethod
+    def to(cls, refusal: Refused, ref: int | None = None) -> "Reply":
+        """What a frame gets that is refused."""
+        return cls(frames.error(refusal, ref), refusal.code.name)
+
+
+class Ping(NamedTuple):
+    """Ask for a sign of life."""
+
+
+Effect = frames.ClientFrame | Reply | Ping | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a session may be silent, in seconds."""
+
+    hello_timeout_s: float = limits.HELLO_TIMEOUT_S
+    heartbeat_s: float = limits.HEARTBEAT_S
+    heartbeat_timeout_s: float = limits.HEARTBEAT_TIMEOUT_S
+
+
+class Session:
+    """One client's conversation on one transport."""
+
+    __slots__ = (
+        "_bad_count", "_deadline", "_is_pinged", "_part_since", "_subscriptions", "_taken",
+        "_timing", "_unheard", "heard_at", "is_named", "others", "right_ends", "state",
+    )  # fmt: skip
+
+    def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
+        """`right_ends`: when its client may be here no longer."""
+        self.state = State.HELLO
+        self.right_ends = right_ends
+        self._timing = timing
+        self._deadline = now + timing.hello_timeout_s
+        self._is_pinged = False
+        self._taken: int | None = None
+        """What its transport had taken when it was pinged, or was looked at last."""
+        self._part_since: float | None = None
+        """When a message began to arrive that is not complete, or its client was last told so."""
+        self.heard_at = now
+        """When something arrived last."""
+        self._bad_count = 0
+        self.others = 0
+        """Frames that it has said, but for publishes; what is no frame counts as one."""
+        self.is_named = False
+        """Its client has said `hello` with a session: it may hold something of before."""
+        self._subscriptions: dict[int, int | None] = {}
+        """Number → credit granted in total; None: being opened."""
+        self._unheard: frozenset[int] = frozenset()
+        """Those that were being opened when their transport was lost: the answer reaches nobody."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
+
+    # --- What the client says -------------------------------------------------------------------
+
+    def receive(self, data: bytes, *, now: float) -> list[Effect]:
+        """Judge one text message. After the session is closed nothing happens."""
+        self.heard(now=now)
+        self._part_since = None
+        if self.state is State.CLOSED:
+            return []
+        try:
+            received = frames.decode(data)
+        except Refused as error:
+            self.others += 1
+            return self._undecodable(data, error)
+        effects: list[Effect] = []
+        for place, frame in enumerate(received, 1):
+            if frame.__class__ is not frames.Publish:
+                self.others += 1
+            effect = self._judge(frame, now)
+            if isinstance(effect, frames.Hello) and effect.session and place < len(received):
+                # What stands behind it is meant for the other session, if there is one.
+                refusal = Refused("invalid_request", "a hello with a session is alone in a message")
+                return [Reply.to(refusal), self._close(frames.PROTOCOL)]
+            if effect is not None:
+                effects.append(effect)
+            if effect.__class__ is Close:
+                break
+        return effects
+
+    def receive_binary(self) -> list[Effect]:
+        """A binary message: this subprotocol has none."""
+        if self.state is State.CLOSED:
+            return []
+        refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
+        return [Reply.to(refusal), self._close(frames.PROTOCOL)]
+
+    def _judge(self, frame: frames.ClientFrame, now: float) -> Effect | None:
+        if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
+            return self._close(frames.HELLO_FIRST)
+        match frame:
+            case frames.Publish():
+                refusal = _check_publish(frame)
+                return frame if refusal is None else Reply.to(refusal, frame.ref)
+            case frames.Ping() | frames.Auth():
+                return frame
+            case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
+                if self._subscriptions.get(frame.subscription) is None:
+                    return _not_subscribed(frame.subscription, frame.ref)
+                return frame
+            case frames.Credit():
+                return self._grant(frame)
+            case frames.Subscribe():
+                return self._subscribe(frame)
+            case frames.Unsubscribe():
+                if self._subscriptions.get(frame.subscription) is None:
+                    return _not_subscribed(frame.subscription, frame.ref)
+                del self._subscriptions[frame.subscription]
+                return frame
+            case frames.Hello():
+                self.state = State.OPEN
+                self.is_named = frame.session is not None
+                self.heard(now=now)  # from here on silence is what counts
+                return frame
+
+    def _subscribe(self, frame: frames.Subscribe) -> Effect:
+        refusal = _check_subscribe(frame)
+        if refusal is None and frame.held and not self.is_named:
+            refusal = Refused("invalid_request", "held is for a session that hello has named")
+        if refusal is None and self.state is State.DRAINING:
+            refusal = Refused("draining")
+        if refusal is None and frame.subscription in self._subscriptions:
+            refusal = Refused("already_subscribed")
+            is_opening = self._subscriptions[frame.subscription] is None
+            if is_opening and frame.subscription in self._unheard:
+                refusal = Refused("overloaded", "an earlier subscribe is under way: say it again")
+        if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
+            refusal = Refused(
+                "limit_reached",
+                f"a session has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
+            )
+        if refusal is not None:
+            return Reply.to(refusal, frame.ref)
+        self._subscriptions[frame.subscription] = None
+        return frame
+
+    def _grant(self, frame: frames.Credit) -> Effect | None:
+        granted = self._subscriptions.get(frame.subscription)
+        if granted is None:
+            return _not_subscribed(frame.subscription, None)
+        if frame.granted <= granted:
+            return None  # an absolute counter that only grows: an older frame says nothing (R25)
+        if frame.granted - granted > limits.CREDIT_MAX:
+            refusal = Refused(
+                "limit_reached",
+                f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
+            )
+            return Reply.to(refusal)
+        return frame
+
+    def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
+        effects: list[Effect] = [Reply.to(error, ref) for ref in _refs(data)]
+        if not effects:
+            effects.append(Reply.to(error))
+        self._bad_count += 1
+        if not _is_utf8(data):
+            effects.append(self._close(INVALID_UTF8))
+        elif self.state is State.HELLO or self._bad_count > limits.BAD_MESSAGES_PER_SESSION_MAX:
+            effects.append(self._close(frames.PROTOCOL))
+        return effects
+
+    # --- What the inside says -------------------------------------------------------------------
+
+    def opened(self, subscription: int, granted: int) -> None:
+        """Its subscribe succeeded: from now on acks and credit may name it."""
+        assert self._subscriptions[subscription] is None
+        self._subscriptions[subscription] = granted
+
+    def granted(self, subscription: int, granted: int) -> None:
+        """The inside took this credit. What it refuses changes nothing: a later frame that says
+        less may still be news (R25). An unsubscribe in the same message is judged before the
+        credit ahead of it is taken: what has left is not brought back."""
+        if self._subscriptions.get(subscription) is not None:
+            self._subscriptions[subscription] = granted
+
+    def refused(self, subscription: int) -> None:
+        """Its subscribe failed: the number is free again."""
+        assert self._subscriptions[subscription] is None
+        del self._subscriptions[subscription]
+
+    @property
+    def subscribed(self) -> list[int]:
+        """The subscriptions that stand."""
+        return [number for number, granted in self._subscriptions.items() if granted is not None]
+
+    def dropped(self, subscription: int) -> None:
+        """It has ended without the client: the number is free again. Not there: nothing happens."""
+        self._subscriptions.pop(subscription, None)
+
+    def drain(self) -> None:
+        """New subscriptions are refused from now on."""
+        if self.state is State.OPEN:
+            self.state = State.DRAINING
+
+    def closed(self) -> None:
+        """Nothing comes and nothing is due any more."""
+        self.state = State.CLOSED
+
+    # --- Time -----------------------------------------------------------------------------------
+
+    def heard(self, *, now: float) -> None:
+        """Something arrived, whatever it is. It does not prolong the wait for `hello`."""
+        self.heard_at = now
+        if self.state is not State.HELLO:
+            self._deadline = now + self._timing.heartbeat_s
+            self._is_pinged = False
+
+    def heard_part(self, *, now: float) -> bool:
+        """A part of a message arrived, behind `heard`. Whether to say a sign of life: its client is
+        busy sending, hears nothing meanwhile, and cannot see that what it sends arrives."""
+        if self.state is State.HELLO or self.state is State.CLOSED:
+            return False
+        if self._part_since is None:
+            self._part_since = now
+        if now - self._part_since < self._timing.heartbeat_s * PART_SHARE:
+            return False
+        self._part_since = now
+        return True
+
+    def came_back(self, *, now: float, right_ends: float) -> None:
+        """Another transport carries it: it goes on, also where silence had closed it, and with the
+        right that its client has shown now."""
+        self.right_ends = right_ends
+        if self.state is State.CLOSED:
+            self.state = State.OPEN
+        self._unheard = frozenset(
+            n for n, granted in self._subscriptions.items() if granted is None
+        )
+        self.is_named = True
+        self._part_since = None
+        self.heard(now=now)
+
+    def next_deadline(self) -> float | None:
+        """When to call `expire`; it may have moved on until then. None: never."""
+        return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
+
+    def expire(
+        self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
+    ) -> Ping | Close | None:
+        """What time alone made due. `taken_bytes`: as Outlet.taken_bytes; a client that is in the
+        middle of something large answers a ping behind it."""
+        if self.state is State.CLOSED:
+            return None
+        if now >= self.right_ends:
+            return self._close(frames.UNAUTHORIZED)
+        if now < self._deadline:
+            return None
+        if self.state is State.HELLO:
+            return self._close(frames.HELLO_LATE)
+        before, self._taken = self._taken, taken_bytes()
+        if not self._is_pinged:
+            self._is_pinged = True
+            self._deadline = now + self._timing.heartbeat_timeout_s
+            return Ping()
+        if before is None or self._taken is None or self._taken <= before:
+            return self._close(frames.HEARTBEAT)
+        self._deadline = now + self._timing.heartbeat_timeout_s  # what moves is alive
+        return None
+
+    def check(self) -> None:
+        """Assert what always holds (P9, P12)."""
+        assert len(self._subscriptions) <= limits.SUBSCRIPTIONS_PER_SESSION_MAX, "P9"
+        assert self._bad_count <= limits.BAD_MESSAGES_PER_SESSION_MAX + 1, "P12"
+        assert self.state is not State.HELLO or not self._subscriptions, "hello first"
+
+    def _close(self, close: Close) -> Close:
+        self.state = State.CLOSED
+        return close
+
+
+def _check_publish(frame: frames.Publish) -> Refused | None:
+    """The type bounds the first message's sequence; the last one's is bounded here."""
+    if frame.sequence is None or frame.sequence + len(frame.messages) - 1 <= SEQUENCE_MAX:
+        return None
+    return Refused(
+        "invalid_request",
+        f"the last message's sequence is above {SEQUENCE_MAX}: {len(frame.messages)} messages "
+        f"from {frame.sequence} on",
+    )
+
+
+def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
+    if frame.group is not None and (frame.keys is not None or frame.position is not None):
+        return Refused("invalid_request", "keys and position are for readers, without a group")
+    if frame.group is None and frame.held:
+        return Refused("invalid_request", "held is for consumers: a reader says its position")
+    if frame.position is not None and frame.start is not None:
+        return Refused("invalid_request", "start and position exclude each other")
+    return None
+
+
+def _not_subscribed(subscription: int, ref: int | None) -> Reply:
+    refusal = Refused("not_subscribed", f"no subscription {subscription}, or not yet")
+    return Reply.to(refusal, ref)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Ref(msgspec.Struct):
+    ref: object = None
+
+
+_ONE: Final = msgspec.json.Decoder(_Ref)
+_MANY: Final = msgspec.json.Decoder(list[_Ref])
+
+
+def _refs(data: bytes) -> list[int]:
+    """The refs inside a message that is JSON and yet no frames, in order."""
+    try:
+        found = _MANY.decode(data) if frames.is_array(data) else [_ONE.decode(data)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    refs = [one.ref for one in found[: limits.FRAMES_PER_MESSAGE_MAX]]
+    return [ref for ref in refs if type(ref) is int and 0 <= ref <= REF_MAX]

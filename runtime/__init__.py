@@ -1,0 +1,1 @@
+"""What every process of the server stands on, and that knows no queue."""

@@ -1,0 +1,163 @@
+"""Listening: uvicorn as a part of our process instead of its master.
+
+uvicorn's Server expects to own the signals and the process. Here it is one of two (the gateway's
+port and the admin socket) that start, close and finish when we say so.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from push import limits
+from runtime.accepting import Accepting
+from runtime.addresses import NO_PROXIES
+from runtime.http11 import http_class
+from runtime.loop.turns import Turns
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75
+"""Longer than proxies keep their idle connections (nginx: 60 s): who closes first must be the
+side that sends requests, or a request meets a closing socket."""
+
+
+class StartError(Exception):
+    """The start cannot go on. The text is a sentence for people."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket. Blocks to resolve a name.
+
+    Raises:
+        StartError: the port is taken, forbidden, or the host is not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise StartError(f"TOCSIN_HOST is {host!r}, which is no address: {error}.") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT after a restart
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise StartError(_refusal(host, port, error)) from None
+    return listener
+
+
+def _refusal(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {port} of {host} is taken by another process; stop that one, or choose another "
+            "port with TOCSIN_PORT or --port (0: any free one)."
+        )
+    if error.errno == errno.EACCES:
+        return f"Port {port} needs more rights than this process has; choose one above 1023."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"TOCSIN_HOST is {host!r}, which is no address of this machine."
+    return f"Listening on {host} port {port} failed: {error.strerror or error}."
+
+
+class Listener(uvicorn.Server):
+    """One uvicorn server on a socket that is bound already; `tls`: it speaks TLS only."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        bound: socket.socket,
+        *,
+        http: type[asyncio.Protocol] | None = None,
+        ws: type[asyncio.Protocol] | None = None,
+        tls: ssl.SSLContext | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """`http`: another protocol class than that of `runtime.http11`, which all servers of
+        Tocsin speak. `turns`: those who connect share them with others, where they are given."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http or http_class(NO_PROXIES),
+                ws=ws or "none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # runtime.addresses knows whom to believe
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
+        self._bound = bound
+        self._tls = tls
+        self._turns = turns or Turns()
+        self._accepting: Accepting | None = None
+        self._is_accepting = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's hook: signals are ours."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's hook, which would accept a thousand at once, and give a TLS handshake a
+        minute."""
+        await self.lifespan.startup()
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": limits.TLS_HANDSHAKE_TIMEOUT_S,
+                "ssl_shutdown_timeout": limits.CLOSE_TIMEOUT_S,
+            }
+        self.servers = []
+        self._accepting = Accepting(self._bound, self._protocol, self._turns, tls)
+        self._accepting.start(BACKLOG)
+        self.started = True
+        self._is_accepting.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        return protocol
+
+    async def start(self) -> None:
+        """Accept connections. Raises what uvicorn raises when it cannot."""
+        self._serving = asyncio.create_task(self.serve(sockets=[self._bound]))
+        accepting = asyncio.create_task(self._is_accepting.wait())
+        try:
+            await asyncio.wait((self._serving, accepting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            accepting.cancel()
+        if self._serving.done():
+            await self._serving
+            raise StartError("The server ended before it began.")
+
+    def close(self) -> None:
+        """Accept no more connections; those that are there go on."""
+        if self._accepting is not None:
+            self._accepting.close()
+        self._bound.close()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Close, let the requests under way be answered for up to about `timeout_s` seconds (whole
+        ones, at least 1), then cut off what is left. Not started: only closes."""
+        self.close()
+        if self._serving is None:
+            return
+        self.config.timeout_graceful_shutdown = max(1, int(timeout_s))
+        self.should_exit = True
+        await asyncio.wait((self._serving,))
+        if self._accepting is not None:
+            await self._accepting.wait_closed()
+        if not self._serving.cancelled() and (error := self._serving.exception()) is not None:
+            raise error

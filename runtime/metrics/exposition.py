@@ -1,0 +1,143 @@
+"""The text of a scrape: Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 for who asks for it.
+
+Written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
+go, and its samples are objects; ours are written metric by metric, and in between others have their
+turn (`runtime.loop.slices`). What it would bring besides, counters with a lock each, nothing here
+uses. Sources: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+https://prometheus.io/docs/specs/om/open_metrics_spec/
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from push.histogram import Histogram
+from runtime.loop.slices import Slices
+from runtime.metrics.registry import Metric
+from runtime.metrics.samples import Labels, Samples, Value
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_LINES_PER_LOOK: Final = 200
+"""Between two looks whether it is somebody else's turn."""
+
+
+_RANGE: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
+_PARAMETER: Final = re.compile(
+    r';[ \t]*(?P<name>[^\s;=]+)[ \t]*=[ \t]*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<token>[^\s;,]*))'
+)
+_WEIGHT: Final = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
+_OPEN_FORM: Final = ("application", "openmetrics-text", {"version": "1.0.0", "charset": "utf-8"})
+_TEXT_FORM: Final = ("text", "plain", {"version": "0.0.4", "charset": "utf-8"})
+_Form = tuple[str, str, Mapping[str, str]]
+ACCEPT_CHARS_MAX: Final = 4096
+"""Of the header `Accept`; what stands behind is not read."""
+
+
+def is_open(accept: Iterable[str]) -> bool:
+    """Whether a request wants OpenMetrics more than the text format, by its `Accept` headers
+    (RFC 9110, section 12.5.1). Equally: if it names OpenMetrics. Neither: the text format."""
+    ranges = list(_ranges(",".join(accept)[:ACCEPT_CHARS_MAX]))
+    wanted, named = _weight(_OPEN_FORM, ranges)
+    other, _ = _weight(_TEXT_FORM, ranges)
+    return wanted > other or (wanted == other > 0 and named)
+
+
+def _ranges(accept: str) -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """The media ranges of the header: type, subtype, parameters, weight. What is none is left
+    out."""
+    for found in _RANGE.finditer(accept):
+        kind, _, rest = found[0].partition(";")
+        major, slash, minor = kind.strip().lower().partition("/")
+        if not slash or not major or not minor:
+            continue
+        parameters = {
+            one["name"].lower(): (one["token"] if one["quoted"] is None else one["quoted"]).lower()
+            for one in _PARAMETER.finditer(f";{rest}")
+        }
+        weight = parameters.pop("q", "1")
+        if _WEIGHT.fullmatch(weight):
+            yield major, minor, parameters, float(weight)
+
+
+def _weight(
+    form: _Form, ranges: Iterable[tuple[str, str, dict[str, str], float]]
+) -> tuple[float, bool]:
+    """How much a form is wanted, by the most specific range that it is in, and whether that range
+    names it. Parameters that no form has (`escaping`) say nothing."""
+    best, weight = -1, 0.0
+    for major, minor, parameters, asked in ranges:
+        if major not in ("*", form[0]) or minor not in ("*", form[1]):
+            continue
+        own = {name: value for name, value in parameters.items() if name in form[2]}
+        if any(form[2][name] != value for name, value in own.items()):
+            continue
+        specific = 0 if major == "*" else 1 if minor == "*" else 2 + len(own)
+        if specific > best or (specific == best and asked > weight):
+            best, weight = specific, asked
+    return weight, best >= 2
+
+
+async def exposed(samples: Samples, *, as_open: bool) -> bytes:
+    """The whole text, made in slices."""
+    slices, lines = Slices(), list[str]()
+    for metric, values in samples.families():
+        lines += head(metric, as_open=as_open)
+        for line in body(metric, values):
+            lines.append(line)
+            if len(lines) % _LINES_PER_LOOK == 0:
+                await slices.turn()
+    if as_open:
+        lines.append("# EOF")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def head(metric: Metric, *, as_open: bool) -> list[str]:
+    """What is said of a metric before its samples. OpenMetrics names a counter without `_total`."""
+    name = metric.name.removesuffix("_total") if as_open else metric.name
+    text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
+    if as_open:
+        text = text.replace('"', '\\"')
+    return [f"# HELP {name} {text}", f"# TYPE {name} {metric.kind}"]
+
+
+def body(metric: Metric, values: Mapping[Labels, Value]) -> Iterator[str]:
+    """Its samples, by labels."""
+    for labels in sorted(values):
+        value = values[labels]
+        named = ",".join(
+            f'{name}="{escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True)
+        )
+        if isinstance(value, Histogram):
+            yield from _spread(metric.name, named, value)
+        else:
+            yield (
+                f"{metric.name}{{{named}}} {number(value)}"
+                if named
+                else (f"{metric.name} {number(value)}")
+            )
+
+
+def _spread(name: str, named: str, histogram: Histogram) -> Iterator[str]:
+    so_far, comma = 0, "," if named else ""
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        so_far += count
+        yield f'{name}_bucket{{{named}{comma}le="{_bound(bound)}"}} {so_far}'
+    braces = f"{{{named}}}" if named else ""
+    yield f"{name}_sum{braces} {number(histogram.total)}"
+    yield f"{name}_count{braces} {so_far}"
+
+
+def escaped(text: str) -> str:
+    """The value of a label."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _bound(bound: float) -> str:
+    """OpenMetrics wants 1.0, and Prometheus takes it."""
+    return "+Inf" if bound == float("inf") else repr(float(bound))
+
+
+def number(value: float) -> str:
+    """As both formats read it."""
+    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

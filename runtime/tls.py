@@ -1,0 +1,200 @@
+"""TLS of the gateway's own: the certificate, and how another one takes its place.
+
+A listening socket has one context for as long as it lives. New connections are moved to the newest
+one in the middle of their handshake, where the certificate is chosen; those that stand keep theirs,
+so nobody is cut off. Files are watched by their sizes and times. What is new and wrong is told and
+not taken: the pair before goes on.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from cryptography import x509
+
+from runtime.listening import StartError
+
+logger = logging.getLogger("tocsin.tls")
+
+LOOK_S: Final = 5.0
+"""So often it is looked whether a file has changed."""
+CIPHERS_1_2: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy and authenticated encryption. All of TLS 1.3 have both."""
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Files(NamedTuple):
+    """Where the certificate with its chain, its key and the clients' authorities are."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def stamp(self) -> Stamp:
+        """Changes when a file is written or replaced; one that is not there is all zeros."""
+        return tuple(_stamp(path) for path in self if path is not None)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def load_context(files: Files, *, wall: float) -> ssl.SSLContext:
+    """A server's context: TLS 1.2 or newer, 1.3 where clients may show certificates, which TLS 1.2
+    would send in the clear and would not look at again when a session is resumed. Blocks for a
+    few milliseconds. `wall`: unix seconds.
+
+    Raises:
+        StartError: a file cannot be read, is not what it should be, or the certificate is not
+            valid at this time. A sentence that names the setting.
+    """
+    _check_valid(files.cert, wall)
+    _read(files.key, "TOCSIN_TLS_KEY")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS_1_2)
+    context.set_alpn_protocols(["http/1.1"])
+    # Resuming saves little where connections last, and would show the old certificate for hours.
+    context.num_tickets = 0
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_passphrase)
+    except _Encrypted:
+        raise StartError(
+            f"TOCSIN_TLS_KEY is {files.key}, which wants a passphrase, and nobody is there to be "
+            "asked: write it without one, readable for the broker only."
+        ) from None
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        _refuse_pair(files, error)
+    if files.client_ca is not None:
+        _read(files.client_ca, "TOCSIN_TLS_CLIENT_CA")
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_OPTIONAL
+        try:
+            context.load_verify_locations(files.client_ca)
+        except OSError:
+            raise StartError(
+                f"TOCSIN_TLS_CLIENT_CA is {files.client_ca}, which holds no certificate in PEM "
+                "form."
+            ) from None
+    return context
+
+
+class _Encrypted(Exception):
+    """Raised inside OpenSSL's question for a passphrase, which it would ask at the terminal."""
+
+
+def _no_passphrase() -> str:
+    raise _Encrypted
+
+
+def _refuse_pair(files: Files, error: Exception) -> NoReturn:
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        raise StartError(
+            f"TOCSIN_TLS_KEY is {files.key}, which is not the key of the certificate in "
+            f"{files.cert} (TOCSIN_TLS_CERT)."
+        ) from None
+    reason = str(getattr(error, "reason", None) or "no private key in PEM form")
+    raise StartError(
+        f"TOCSIN_TLS_KEY is {files.key}, which cannot be used with the certificate in {files.cert} "
+        f"(TOCSIN_TLS_CERT): {reason.replace('_', ' ').lower()}."
+    ) from None
+
+
+def _check_valid(cert: Path, wall: float) -> None:
+    try:
+        leaf = x509.load_pem_x509_certificates(_read(cert, "TOCSIN_TLS_CERT"))[0]
+    except ValueError:
+        raise StartError(
+            f"TOCSIN_TLS_CERT is {cert}, which holds no certificate in PEM form."
+        ) from None
+    now = datetime.fromtimestamp(wall, UTC)
+    if now > leaf.not_valid_after_utc:
+        raise StartError(
+            f"TOCSIN_TLS_CERT is {cert}, whose certificate ended on {leaf.not_valid_after_utc}: "
+            "put a new one there, with its key."
+        )
+    if now < leaf.not_valid_before_utc:
+        raise StartError(
+            f"TOCSIN_TLS_CERT is {cert}, whose certificate begins on {leaf.not_valid_before_utc}: "
+            "is the clock right?"
+        )
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartError(f"{setting} is {path}, which cannot be read: {error.strerror}.") from None
+
+
+def pinning(cert: Path) -> ssl.SSLContext:
+    """For a client that takes this certificate, or one below it, under any name, and no other.
+    Raises OSError: it cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cert)
+    return context
+
+
+class Tls:
+    """The context of a listener, which follows its files while `watch` runs.
+
+    Raises:
+        StartError: as load_context.
+    """
+
+    def __init__(self, files: Files, *, wall: Callable[[], float] = time.time) -> None:
+        self._files = files
+        self._wall = wall
+        self._stamp = files.stamp()
+        self._newest = load_context(files, wall=wall())
+        self.context = self._newest
+        """For `create_server`."""
+        self.context.sni_callback = self._choose
+
+    @classmethod
+    def of(cls, cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
+        """What these files give; None: without certificate and key there is no TLS. Raises
+        StartError."""
+        if cert is None or key is None:
+            return None
+        return cls(Files(cert, key, client_ca))
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        """OpenSSL's hook after a client's first words, whether it named a host or not."""
+        if self._newest is not first:
+            connection.context = self._newest
+
+    async def watch(self) -> None:
+        """Look for new files, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take the files if they have changed. Those that are wrong are told once."""
+        stamp = await asyncio.to_thread(self._files.stamp)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Take the files now."""
+        try:
+            context = await asyncio.to_thread(load_context, self._files, wall=self._wall())
+        except StartError as error:
+            logger.error("%s The certificate before goes on.", error)
+            return
+        self._newest = context
+        logger.info("the certificate in %s is served from now on", self._files.cert)

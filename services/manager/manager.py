@@ -1,0 +1,325 @@
+"""The process of `tocsin manager serve`: one of several, of which one leads and does the duties.
+
+start    find the catalog's database (the first cluster), and take part
+lead     each duty has its steps, until this manager leads no more
+stop     on SIGTERM or SIGINT: end the step under way, let another one lead at once, exit 0
+at once  with exit code 70 when the database is not the one that it was (R30)
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from push.errors import Refused, TocsinError
+from runtime import supervisor
+from runtime.metrics.process import LoopLag, of_process
+from runtime.metrics.samples import Samples
+from runtime.metrics.serving import MetricsServer
+from runtime.process import end_at_once
+from services.manager.cluster_keeper import ClusterKeeper, ClusterTold
+from services.manager.leader import Leader
+from services.manager.placing_duty import Placing, PlacingDuty
+from services.manager.redis_leading import RedisLead
+from services.manager.rules.shard_rule import AWAY_S
+from storage.redis.ops.redis_observing import Watched
+from storage.redis.redis_cluster import ClusterShard
+from storage.redis.redis_guard import NotOurs
+from storage.redis.redis_link import packed
+from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.redis_target import Target
+
+AGAIN_S: Final = 1.0
+"""Until what could not be done is tried again."""
+DONE_S: Final = 3600.0
+"""Until the next step of what has none any more."""
+_LOG: Final = logging.getLogger("tocsin.manager")
+
+
+class Duty(Protocol):
+    """Something that the leading manager does, again and again."""
+
+    name: str
+
+    async def step(self, leader: Leader) -> float:
+        """One step: it asks `leader.leads` before every act, and names `leader.term` with it. In
+        how many seconds the next one is due. Raises TocsinError: it could not be done; it is tried
+        again in AGAIN_S, and said when it is something else than before."""
+
+    async def close(self) -> None:
+        """There are no more steps."""
+
+
+class ManagerMetrics:
+    """Of a manager."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._steps: Counter[tuple[str, str]] = Counter()
+        self.lag = LoopLag()
+
+    def stepped(self, duty: str, *, is_done: bool) -> None:
+        """A step of a duty has ended."""
+        self._steps[duty, "done" if is_done else "failed"] += 1
+
+    def collect(self, *, leads: bool, term: int, told: Mapping[str, ClusterTold | None]) -> Samples:
+        """What there is now. `told`: of each cluster what this manager said last; None: nothing."""
+        began, samples = time.perf_counter(), Samples()
+        of_process(samples, "manager", self._name, self.lag)
+        samples.put("tocsin_manager_leads", leads)
+        samples.put("tocsin_manager_term", term)
+        for (duty, outcome), count in sorted(self._steps.items()):
+            samples.put("tocsin_manager_steps_total", count, duty, outcome)
+        for cluster, one in told.items():
+            if one is None or not leads:  # who leads no more knows how it was
+                continue
+            for server in one.servers:
+                samples.put("tocsin_manager_servers", 1, cluster, server.state)
+            behind = max((server.behind_bytes for server in one.servers), default=0)
+            samples.put("tocsin_manager_behind_bytes", behind, cluster)
+            age_s = max(0.0, time.time() - one.seen_unix_s)
+            samples.put("tocsin_manager_seen_age_seconds", age_s, cluster)
+        samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))
+        return samples
+
+
+class Manager:
+    """A running one. Made by `open`, inside an event loop."""
+
+    def __init__(
+        self,
+        shard: RedisShard | ClusterShard,
+        keepers: Sequence[ClusterKeeper],
+        others: Sequence[Duty] = (),
+        unseen: Sequence["Unseen"] = (),
+    ) -> None:
+        """`unseen`: clusters whose shards nobody could name yet."""
+        self._shard = shard
+        self.leader = Leader(RedisLead(shard))
+        self.duties: list[Duty] = [*keepers, *others, *unseen]
+        self._keepers = list(keepers)
+        self._unseen = set(unseen)
+        for one in unseen:
+            one.found = partial(self._begin, one)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._metrics = ManagerMetrics(self.leader.name)
+
+    @classmethod
+    async def open(
+        cls,
+        clusters: Sequence[tuple[str, Target]],
+        *,
+        away_s: float = AWAY_S,
+        placing: Placing | None = None,
+    ) -> "Manager":
+        """One for these clusters (name, where), the first of which has the catalog's database.
+        `away_s`: after which a replica is taken out; `placing`: how it looks after where partitions
+        are; None: it does not.
+
+        Raises Refused(storage_unavailable): it does not answer, or was never provisioned.
+        """
+        keepers, unseen = [], []
+        for name, target in clusters:
+            try:
+                keepers += await keepers_of(name, target, away_s=away_s)
+            except Refused:
+                unseen.append(Unseen(name, target, away_s=away_s))
+        others = [PlacingDuty(placing, end_at_once)] if placing is not None else []
+        return cls(await database_of(clusters[0][1]), keepers, others, unseen)
+
+    def start(self) -> None:
+        """Take part from now on."""
+        self.leader.start()
+        self._metrics.lag.start()
+        for duty in self.duties:
+            self._run(duty)
+        self._tasks.append(asyncio.create_task(self._say(), name="manager says"))
+
+    def _run(self, duty: Duty) -> None:
+        self._tasks.append(asyncio.create_task(self._do(duty), name=f"duty {duty.name}"))
+
+    def _begin(self, seen: "Unseen", keepers: Sequence[ClusterKeeper]) -> None:
+        """The shards of this one are known now."""
+        self._unseen.discard(seen)
+        self._keepers += keepers
+        self.duties += keepers
+        for keeper in keepers:
+            self._run(keeper)
+
+    async def stop(self) -> None:
+        """End, and let another one lead."""
+        self._metrics.lag.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for duty in self.duties:
+            await duty.close()
+        await self.leader.stop()
+        await self._shard.close()
+
+    async def _do(self, duty: Duty) -> None:
+        """Its steps, while this manager leads."""
+        before = ""
+        while True:
+            await self.leader.began.wait()
+            pause_s, is_done, why = AGAIN_S, False, ""
+            try:
+                pause_s = await duty.step(self.leader)
+                is_done = True
+                if before:
+                    _LOG.info("%s: done again", duty.name)
+            except TocsinError as error:
+                why = error.detail
+                if why != before:
+                    _LOG.warning("%s: %s", duty.name, why)
+            except Exception:
+                _LOG.exception("%s: unexpected", duty.name)  # the next step still comes
+            before = why
+            self._metrics.stepped(duty.name, is_done=is_done)
+            await asyncio.sleep(pause_s)
+
+    async def samples(self) -> Samples:
+        """What a Prometheus is told."""
+        told = {keeper.name: keeper.told for keeper in self._keepers}
+        return self._metrics.collect(leads=self.leader.leads, term=self.leader.term, told=told)
+
+    async def _say(self) -> None:
+        """Keep what is seen where everybody finds it."""
+        term = 0
+        while True:
+            await self.leader.began.wait()
+            told = [keeper.told for keeper in self._keepers if keeper.told is not None]
+            with contextlib.suppress(TocsinError):  # it is told again
+                await self.leader.say({one.name: msgspec.json.encode(one) for one in told})
+                if self.leader.term != term and not self._unseen:
+                    await self.leader.forget_all_but([keeper.name for keeper in self._keepers])
+                    term = self.leader.term
+            await asyncio.sleep(AGAIN_S)
+
+
+class Unseen:
+    """A Cluster of which no node has answered yet: which shards it has only they can tell. See
+    `Duty`; `found` is called with a keeper for each, once."""
+
+    def __init__(self, name: str, target: Target, *, away_s: float) -> None:
+        self.name = name
+        self.found: Callable[[Sequence[ClusterKeeper]], None] = lambda _keepers: None
+        self._target = target
+        self._away_s = away_s
+        self._was_seen = False
+
+    async def step(self, leader: Leader) -> float:
+        """See Duty. Raises Refused: none of them answers."""
+        if not self._was_seen:
+            keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
+            self._was_seen = True
+            self.found(keepers)
+        return DONE_S
+
+    async def close(self) -> None:
+        """See Duty."""
+
+
+async def keepers_of(name: str, target: Target, *, away_s: float) -> list[ClusterKeeper]:
+    """One for each shard. Raises Refused: which there are nobody says."""
+    return [
+        ClusterKeeper(
+            name if not number else f"{name}-{number}", target.shown, watched, away_s=away_s
+        )
+        for number, watched in enumerate(await watched_of(target))
+    ]
+
+
+async def watched_of(target: Target) -> list[Watched]:
+    """What there is to look at: in a Cluster several. Raises Refused: none of its nodes answers."""
+    parts = await target.parts()
+    if target.kind == "cluster":
+        return [Watched(part.settings, target.reach, in_cluster=True) for part in parts]
+    settings = parts[0].settings
+    if target.kind == "single":
+        return [Watched(settings, target.reach, home=target.places[0])]
+    return [Watched(settings, target.reach, target.places, target.name)]
+
+
+async def database_of(target: Target) -> RedisShard | ClusterShard:
+    """The catalog's. Raises Refused(storage_unavailable)."""
+    parts = await target.parts()
+    incarnation = await incarnation_of(parts[0].settings)
+    if target.kind == "cluster":
+        return await ClusterShard.open(parts, incarnation, {}, on_fatal=end_at_once)
+    return await RedisShard.open(parts[0].settings, Marks(incarnation), on_fatal=end_at_once)
+
+
+async def incarnation_of(settings: Settings) -> str:
+    """Of this store. Raises Refused(storage_unavailable): nobody answers, or it has none."""
+    link = await settings.open()
+    try:
+        held = await settings.ask(link, packed("HGET", settings.key, "incarnation"))
+    finally:
+        await link.close()
+    if not isinstance(held, bytes):
+        raise Refused(
+            "storage_unavailable",
+            f"{link.address} has no incarnation: it was emptied, or never provisioned "
+            "(`tocsin admin provision`)",
+        )
+    return held.decode()
+
+
+class Scraped(NamedTuple):
+    """Where a manager tells its metrics, and to whom; `token` None: to everybody."""
+
+    host: str
+    port: int
+    token: str | None
+
+
+async def serve(
+    clusters: Sequence[tuple[str, Target]], *, placing: Placing | None = None,
+    scraped: Scraped | None = None,
+) -> None:  # fmt: skip
+    """The whole life of the process, inside an event loop: until a signal.
+
+    A database that does not answer is waited for. Raises Refused: it is not one for this.
+    StartError: the port for metrics cannot be had.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    manager = None
+    said = ""
+    while manager is None and not stopping.is_set():
+        try:
+            manager = await Manager.open(clusters, placing=placing)
+        except Refused as refused:
+            if isinstance(refused, NotOurs) or refused.code.name != "storage_unavailable":
+                raise
+            if refused.detail != said:
+                said = refused.detail
+                _LOG.warning("the catalog's database is waited for: %s", said)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await stopping.wait()
+    if manager is None:
+        return
+    server = None
+    if scraped is not None:
+        server = MetricsServer(scraped.host, scraped.port, manager.samples, scraped.token)
+        await server.start()
+    manager.start()
+    supervisor.tell("READY=1")
+    _LOG.info("this is the manager %s", manager.leader.name)
+    await stopping.wait()
+    _LOG.info("going down")
+    supervisor.tell("STOPPING=1")
+    await manager.stop()
+    if server is not None:
+        await server.stop()
