@@ -1,1 +1,1 @@
-"""What every process of the server stands on, and that knows no queue."""
+"""Foundations of every process of the server; nothing here knows of queues."""

@@ -1,1 +1,1 @@
-"""What is written down: usage, minute by minute, and the audit trail."""
+"""Accounting: usage, minute by minute, and the audit trail."""

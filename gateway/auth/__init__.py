@@ -1,1 +1,1 @@
-"""Who a client is: tokens, tickets, cookies, certificates, JWTs."""
+"""Authentication: tokens, tickets, cookies, certificates, JWTs."""

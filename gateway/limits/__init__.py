@@ -1,1 +1,1 @@
-"""How much a client may: rates, bounds, and what is shared between gateways."""
+"""Limits of clients: rates, bounds, and the shares of several gateways."""

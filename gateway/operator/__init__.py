@@ -1,1 +1,1 @@
-"""What operators see and do: describe, explain, peek, park, redrive, alerts."""
+"""Operators' views and acts: describe, explain, peek, park, redrive, alerts."""

@@ -1,1 +1,1 @@
-"""One client's conversation, whatever carries it."""
+"""Conversation with one client, whatever carries it."""

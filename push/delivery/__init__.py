@@ -1,4 +1,4 @@
-"""One group-partition: what is given to which consumer, and what has been settled. Pure.
+"""Rules of one group-partition: what is given to which consumer, and what has been settled. Pure.
 
 `push.delivery.delivery.Delivery` is the door; the other modules are its parts.
 """

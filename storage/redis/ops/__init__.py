@@ -1,1 +1,1 @@
-"""What operators do with a Redis store: examine, observe, provision, fail over."""
+"""Operations on a Redis store: examine, observe, provision, fail over."""
