@@ -377,7 +377,9 @@ def rewrite_strings(text: str, plan: Plan) -> str:
             before = text[max(0, start - 10) : start]
             if before.endswith("getLogger("):
                 continue
-            out.append((start, end, rewrite_texts(text[start:end], plan)))
+            inner = text[start:end]  # a program of a test may stand in it
+            rewrite = rewrite_fragment if "import " in inner else rewrite_texts
+            out.append((start, end, rewrite(inner, plan)))
     for start, end, new in reversed(out):
         text = text[:start] + new + text[end:]
     return text

@@ -185,7 +185,7 @@ class Process:
 
 ENTER = f"""
 import click
-from metadata import shard_rule
+from services.manager.rules import shard_rule
 shard_rule.AWAY_S = {AWAY_S}
 from gateway.cli.commands import admin
 from gateway.cli.manager_commands import manager_group

@@ -332,7 +332,8 @@ SERVE = "from gateway.commands import serve; serve()"
 HELD = """
 import asyncio, os, sys, threading
 from pathlib import Path
-from gateway import logs, server
+from gateway import server
+from runtime import logs
 from gateway.config import Config
 from gateway.settings_table import SETTINGS
 from tests.gateway.plain_broker import PlainBroker

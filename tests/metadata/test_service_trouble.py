@@ -159,8 +159,9 @@ async def test_what_nobody_knows_any_more_is_unknown(
 ) -> None:
     """P2: whether a change was made whose answer was lost is told by its stamp, as long as that is
     kept. To be told then that everything is to be read anew is no yes."""
-    for module in ("node", "shard_copy", "sqlite_database"):
-        monkeypatch.setattr(f"metadata.{module}.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.service.node.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.service.shard_copy.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.sqlite.sqlite_database.CHANGES_KEPT", 3)
     remote = await nodes.remote("n1", "n2")
     reading = await remote.read(NOWHERE)
     assert reading is not None
@@ -246,8 +247,8 @@ async def test_a_token_that_nobody_can_vouch_for_admits_nobody(
 ) -> None:
     """P11: a gateway that is cut off does not know what was revoked; it goes on for an hour, and
     then what its tokens have let in ends. When it is answered again they count again."""
-    for module in ("row_store", "token_book"):
-        monkeypatch.setattr(f"metadata.{module}.METADATA_STALE_S", 1.0)
+    monkeypatch.setattr("metadata.row_store.METADATA_STALE_S", 1.0)
+    monkeypatch.setattr("metadata.token_book.METADATA_STALE_S", 1.0)
     monkeypatch.setattr("metadata.service.remote_database.RemoteDatabase.poll_s", 0.1)
     here = await nodes.gateway()
     await here.tokens.create(TOKEN)

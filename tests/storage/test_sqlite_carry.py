@@ -388,7 +388,7 @@ UNSYNCED = """
 import asyncio, contextlib, shutil, sys
 from pathlib import Path
 from push.errors import Refused
-from storage.sqlite import SqliteStorage
+from storage.sqlite.sqlite import SqliteStorage
 from storage.sqlite.sqlite_carry import CARRY_BYTES
 from tests.contract.stores import append
 

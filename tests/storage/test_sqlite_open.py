@@ -57,7 +57,7 @@ async def test_another_process_cannot_open_it_either(embedded: Embedded) -> None
     script = (
         "import asyncio, sys\n"
         "from push.errors import Refused\n"
-        "from storage.sqlite import SqliteStorage\n"
+        "from storage.sqlite.sqlite import SqliteStorage\n"
         "try: asyncio.run(SqliteStorage.open(sys.argv[1]))\n"
         "except Refused as error: print(error.detail)\n"
     )
