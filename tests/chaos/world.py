@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.cluster_keeper import LOOK_S
 from loadtests.clients.recorder import Door
 from loadtests.server import Server
 from metadata.service.service_forms import Layout as MetadataLayout
+from services.manager.cluster_keeper import LOOK_S
 from tests.chaos.breaks import BREAKS, Break
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary

@@ -11,19 +11,18 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
-from gateway.auth import OPERATORS, Auth
-from gateway.conversation import Conversation
+from gateway.auth.auth import OPERATORS, Auth
+from gateway.auth.jwt_keys import ALGORITHMS, parse_keys
+from gateway.auth.jwts import Jwts, Terms
 from gateway.facts_values import Transport
-from gateway.frames import Close
-from gateway.handshake import TICKET, shake_hands
-from gateway.jwt_keys import ALGORITHMS, parse_keys
-from gateway.jwts import Jwts, Terms
-from gateway.longpoll import Polls
-from gateway.registry import Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
+from gateway.net.handshake import TICKET, shake_hands
+from gateway.net.longpoll import Polls
+from gateway.net.registry import Registry
+from gateway.rest.rest import Application
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
+from gateway.wire.frames import Close
 from loadtests.trials.credentials.bad_credentials import (
     AUDIENCE,
     ISSUER,
@@ -32,6 +31,7 @@ from loadtests.trials.credentials.bad_credentials import (
     Issuer,
     bad_credentials,
 )
+from runtime.addresses import UNKNOWN
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.plain_tokens import PlainTokens, record, text

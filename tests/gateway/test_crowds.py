@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.auth import Auth
-from gateway.conversation import Conversation
-from gateway.http11 import Http11Protocol
-from gateway.incoming import Incoming
-from gateway.intake import LARGE_READ_BYTES, Intake
-from gateway.limit_values import OF_SESSION, parse_limits
-from gateway.limiter import Limiter
-from gateway.longpoll import Polls
-from gateway.registry import PART_FRAMES_MAX, Registry
-from gateway.rest import Application
-from gateway.surroundings import Surroundings
-from gateway.turns import Turns
+from gateway.auth.auth import Auth
+from gateway.limits.limit_values import OF_SESSION, parse_limits
+from gateway.limits.limiter import Limiter
+from gateway.net.longpoll import Polls
+from gateway.net.registry import PART_FRAMES_MAX, Registry
+from gateway.rest.rest import Application
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
 from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
+from runtime.http11 import Http11Protocol
+from runtime.loop.incoming import Incoming
+from runtime.loop.intake import LARGE_READ_BYTES, Intake
+from runtime.loop.turns import Turns
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker

@@ -20,18 +20,19 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from gateway import frames, logs
 from gateway.broker import Broker
-from gateway.commands import serve, start_line
+from gateway.cli.commands import serve, start_line
 from gateway.config import Config
-from gateway.listening import StartError, bind
-from gateway.ports import WholeBroker
-from gateway.process import EXIT_FATAL, raise_files_limit
+from gateway.rest.ports import WholeBroker
 from gateway.server import OnFatal, Server
-from gateway.session import Ping, Session
 from gateway.settings_table import SETTINGS
+from gateway.wire import frames
+from gateway.wire.session import Ping, Session
 from loadtests.trials.credentials.bad_credentials import AUDIENCE, Issuer
 from push.errors import Refused
+from runtime import logs
+from runtime.listening import StartError, bind
+from runtime.process import EXIT_FATAL, raise_files_limit
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.plain_tokens import record, text
@@ -328,7 +329,7 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Any]:
             await one.process.communicate()
 
 
-SERVE = "from gateway.commands import serve; serve()"
+SERVE = "from gateway.cli.commands import serve; serve()"
 HELD = """
 import asyncio, os, sys, threading
 from pathlib import Path

@@ -10,29 +10,29 @@ from typing import Any
 import httpx2
 import msgspec
 
-from gateway import frames
-from gateway.account import Account
-from gateway.addresses import UNKNOWN
+from gateway.accounting.account import Account
+from gateway.accounting.books import Books
 from gateway.admission import Admission
-from gateway.auth import LET_IN, Auth
-from gateway.books import Books
+from gateway.auth.auth import LET_IN, Auth
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.consumer import Consumer
-from gateway.conversation import Conversation
-from gateway.delivery_ports import StartFrom
+from gateway.delivery.consumer import Consumer
+from gateway.delivery.delivery_ports import StartFrom
+from gateway.delivery.reader import Reader
 from gateway.facts_values import Transport
-from gateway.frames import Close
-from gateway.reader import Reader
-from gateway.rest import Application
-from gateway.routing import Answer
-from gateway.surroundings import Surroundings
+from gateway.publish.routing import Answer
+from gateway.rest.rest import Application
+from gateway.session.conversation import Conversation
+from gateway.session.surroundings import Surroundings
+from gateway.wire import frames
+from gateway.wire.frames import Close
 from loadtests.clients import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
 from metadata.client import Metadata
 from push.errors import TocsinError
 from push.message import Message
 from push.ports import Storage
+from runtime.addresses import UNKNOWN
 from storage.memory import MemoryStorage
 from storage.sqlite.sqlite import SqliteStorage
 from tests.catalogs import open_catalog
