@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tocsin
 from tocsin.io import longpoll as polling
-from tocsin.io.longpoll import Polling
+from tocsin.io.longpoll import LongPoll
 from tocsin.proto.connect_policy import ReconnectDelay
 
 from gateway.server import Server
@@ -128,16 +128,16 @@ async def test_an_answer_to_a_poll_that_cannot_be_costs_the_connection_only(
     """A proxy that mixes answers up, caches them, or puts its own page there: the session comes
     back, and every message is given once."""
     tampered = asyncio.Event()
-    request = Polling._request
+    request = LongPoll._request
 
-    async def between(self: Polling, method: str, path: str, content: bytes | None) -> bytes:
+    async def between(self: LongPoll, method: str, path: str, content: bytes | None) -> bytes:
         data = await request(self, method, path, content)
         if method == "GET" and b'"push"' in data and not tampered.is_set():
             tampered.set()
             return TAMPERS[kind](json.loads(data))
         return data
 
-    monkeypatch.setattr(Polling, "_request", between)
+    monkeypatch.setattr(LongPoll, "_request", between)
     got: list[int] = []
     async with tocsin.connect(server.url, transport="long-poll") as client, asyncio.timeout(15):
         await client.create_queue("q", partitions=1)
@@ -162,9 +162,9 @@ async def test_what_answers_polls_at_once_is_not_asked_all_the_time(
     polls: list[float] = []
     third = asyncio.Event()
     loop = asyncio.get_running_loop()
-    request = Polling._request
+    request = LongPoll._request
 
-    async def between(self: Polling, method: str, path: str, content: bytes | None) -> bytes:
+    async def between(self: LongPoll, method: str, path: str, content: bytes | None) -> bytes:
         if method == "GET":
             polls.append(loop.time())
             if len(polls) == 3:
@@ -174,7 +174,7 @@ async def test_what_answers_polls_at_once_is_not_asked_all_the_time(
             return json.dumps({"session": session, "batch": int(after), "frames": []}).encode()
         return await request(self, method, path, content)
 
-    monkeypatch.setattr(Polling, "_request", between)
+    monkeypatch.setattr(LongPoll, "_request", between)
     async with tocsin.connect(server.url, transport="long-poll"), asyncio.timeout(5):
         await third.wait()
     assert polls[2] - polls[0] >= 2 * polling.PAUSE_S - 0.01

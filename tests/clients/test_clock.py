@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from tocsin.proto.broker_clock import EVERY_S, FIRST, FIRST_EVERY_S, NEWS_US, STEP_US, BrokerClock
-from tocsin.proto.publish_lane import Lane, Ticket
+from tocsin.proto.publish_lane import BatchTicket, Lane
 
 WALL_US = 1_763_726_400_000_000
 
@@ -86,8 +86,8 @@ def test_it_is_asked_often_at_first_and_rarely_then() -> None:
 async def test_a_frame_says_when_its_oldest_message_was_produced() -> None:
     """To a broker that tells its clock, and to no other, also where it is sent again."""
     lane, refs = Lane("orders", rng=Random(1)), iter(range(1, 10))
-    done: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-    ticket = Ticket(2, done.set_result)
+    done: asyncio.Future[BatchTicket] = asyncio.get_running_loop().create_future()
+    ticket = BatchTicket(2, done.set_result)
     for index, produced_us in enumerate((5, 6)):
         lane.add(b"{}", ticket, index, float("inf"), produced_unix_us=produced_us)
     ((_, first),) = lane.take(refs, now=0.0, clock_offset_us=None)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin.errors import StaleDelivery
 from tocsin.proto import wire
-from tocsin.proto.delivery_ledger import AHEAD, Ledger
+from tocsin.proto.delivery_ledger import AHEAD, DeliveryLedger
 from tocsin.proto.leases import usable_s
 from tocsin.proto.message import Message, Settler, State
 from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
@@ -71,8 +71,8 @@ def ledger(
     settler: Settler | None = None,
     *,
     auto_extend: bool = False,
-) -> Ledger:
-    return Ledger(
+) -> DeliveryLedger:
+    return DeliveryLedger(
         settler or Nobody(),
         subscription=3,
         credit=credit,
@@ -81,7 +81,7 @@ def ledger(
     )
 
 
-def drain(held: Ledger, now: float = 0.0) -> list[Message]:
+def drain(held: DeliveryLedger, now: float = 0.0) -> list[Message]:
     """Everything that can be handed out now."""
     found: list[Message] = []
     while (message := held.next(now=now)) is not None:
@@ -90,7 +90,7 @@ def drain(held: Ledger, now: float = 0.0) -> list[Message]:
     return found
 
 
-def sent(held: Ledger) -> list[wire.SentFrame]:
+def sent(held: DeliveryLedger) -> list[wire.SentFrame]:
     return held.take(itertools.count(1), now=0.0)
 
 
@@ -225,7 +225,7 @@ def test_what_was_prolonged_holds_up_the_end_of_no_other_lease() -> None:
     assert held.next_deadline() == 76.0
 
 
-def prolonged(held: Ledger, now: float) -> list[int]:
+def prolonged(held: DeliveryLedger, now: float) -> list[int]:
     """What more time is asked for, and granted, at `now`."""
     held.expire(now=now)
     frames = held.take(itertools.count(1), now=now)
@@ -427,7 +427,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = Ledger(Nobody(), subscription=3, credit=20, lease_s=self.LEASE_S)
+        self.held = DeliveryLedger(Nobody(), subscription=3, credit=20, lease_s=self.LEASE_S)
         self.model: list[Message] = []  # held, in order
         self.working: list[Message] = []  # of these, handed out
         self.until: dict[int, float] = {}

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin.errors import StaleDelivery
 from tocsin.proto import wire
-from tocsin.proto.delivery_ledger import Ledger
+from tocsin.proto.delivery_ledger import DeliveryLedger
 from tocsin.proto.message import Message
 
 from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
@@ -170,7 +170,7 @@ class CrossingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.broker = Broker()
-        self.held = Ledger(Nobody(), subscription=3, credit=CREDIT, lease_s=LEASE_S)
+        self.held = DeliveryLedger(Nobody(), subscription=3, credit=CREDIT, lease_s=LEASE_S)
         self.refs = itertools.count(1)
         self.there: deque[wire.SentFrame] = deque()
         self.back: deque[wire.ReceivedFrame] = deque()

@@ -13,7 +13,7 @@ import tocsin
 from tocsin.api import positions
 from tocsin.api.positions import name_of
 from tocsin.proto import wire
-from tocsin.proto.reader_opening import Opening
+from tocsin.proto.reader_opening import ReaderOpening
 
 from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
@@ -375,7 +375,7 @@ async def test_a_reader_goes_on_in_another_history_where_it_is_told_to(
 
 
 def test_a_position_of_the_brokers_own_that_it_does_not_know_is_no_endless_loop() -> None:
-    opening = Opening((None, POSITION), "latest")
+    opening = ReaderOpening((None, POSITION), "latest")
     unknown = wire.Verdict(0, "unknown", first=0, generation=2)
     assert not opening.answered(wire.Ok(ref=1, queue_id="id", positions=[unknown]))
     assert not opening.answered(wire.Ok(ref=2, queue_id="id", positions=[unknown]))

@@ -10,7 +10,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin.errors import BrokerError, PublishTimeout, QueueNotFound
 from tocsin.proto import wire
-from tocsin.proto.publish_lane import BACKOFF_S_MAX, LIMITED_S_MAX, Bounds, Lane, Receipt, Ticket
+from tocsin.proto.publish_lane import (
+    BACKOFF_S_MAX,
+    LIMITED_S_MAX,
+    BatchTicket,
+    Bounds,
+    Lane,
+    Receipt,
+)
 
 FOREVER = float("inf")
 
@@ -30,11 +37,11 @@ class Harness:
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.lane = Lane("orders", rng=Random(1), bounds=bounds)
         self.refs = itertools.count(1)
-        self.tickets: list[Ticket] = []
+        self.tickets: list[BatchTicket] = []
 
-    def add(self, text: str, deadline: float = FOREVER) -> Ticket:
+    def add(self, text: str, deadline: float = FOREVER) -> BatchTicket:
         """One message of one ticket."""
-        ticket = Ticket(1, lambda _: None)
+        ticket = BatchTicket(1, lambda _: None)
         self.tickets.append(ticket)
         self.lane.add(wire.encode(text), ticket, 0, deadline)
         return ticket

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import click
 import pytest
-from tocsin.api.subscribing import start_at
+from tocsin.api.session_subscription import start_at
 from tocsin.cli.common import shown_name, shown_value
 from tocsin.cli.queues import shown_settings
 from tocsin.cli.times import local_time, parse_time, unix_ms

@@ -28,7 +28,7 @@ PURGE_TIMEOUT_S: Final = 300.0
 Decision = Literal["retry", "skip", "release"]
 
 
-class _Shown(wire.PushedMessage, kw_only=True):
+class _StoredMessage(wire.PushedMessage, kw_only=True):
     partition: int
     offset: int
     published_unix_ms: int = 0
@@ -36,7 +36,7 @@ class _Shown(wire.PushedMessage, kw_only=True):
     attempts: int = 0
 
 
-class _Peeked(_Shown, kw_only=True):
+class _Peeked(_StoredMessage, kw_only=True):
     state: str | None = None
 
 
@@ -49,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True):
     offset: int
 
 
-class _Letter(_Shown, kw_only=True):
+class _Letter(_StoredMessage, kw_only=True):
     origin: Origin
     reason: str = ""
     nack: str | None = None
@@ -60,12 +60,12 @@ class _PeekAnswer(msgspec.Struct):
     next: str | None = None
 
 
-class _LettersAnswer(msgspec.Struct):
+class _DeadLettersAnswer(msgspec.Struct):
     messages: list[_Letter]
     next: str | None = None
 
 
-class _Redriven(msgspec.Struct):
+class _RedriveAnswer(msgspec.Struct):
     messages: int
     next: str | None = None
 
@@ -102,19 +102,19 @@ class DeadLetter(Content):
         """What its last nack gave as the reason."""
 
 
-def _head(shown: _Shown) -> wire.Push:
+def _head(shown: _StoredMessage) -> wire.Push:
     return wire.Push(
         subscription=0, partition=shown.partition, published_unix_ms=shown.published_unix_ms
     )
 
 
-_PEEKED: Final = msgspec.json.Decoder(_PeekAnswer)
-_LETTERS: Final = msgspec.json.Decoder(_LettersAnswer)
-_REDRIVEN: Final = msgspec.json.Decoder(_Redriven)
+_PEEK: Final = msgspec.json.Decoder(_PeekAnswer)
+_DEAD_LETTERS: Final = msgspec.json.Decoder(_DeadLettersAnswer)
+_REDRIVE: Final = msgspec.json.Decoder(_RedriveAnswer)
 T = TypeVar("T")
 
 
-class Upkeep(ABC):
+class AdminCalls(ABC):
     """The operators' calls, of a client and of `Http` alike. Each raises the broker's error, or
     CannotConnect."""
 
@@ -173,7 +173,7 @@ class Upkeep(ABC):
         while len(found) < limit:
             count = min(limit - len(found), PER_CALL_MAX)
             query = _query({**wanted, "limit": count, "after": after})
-            answer = _decoded(_PEEKED, await self._call("GET", path + query))
+            answer = _decoded(_PEEK, await self._call("GET", path + query))
             found += map(PeekedMessage, answer.messages)
             after = answer.next
             if after is None:
@@ -188,7 +188,7 @@ class Upkeep(ABC):
         after: str | None = None
         while True:
             query = _query({"key": key, "reason": reason, "after": after})
-            answer = _decoded(_LETTERS, await self._call("GET", path + query))
+            answer = _decoded(_DEAD_LETTERS, await self._call("GET", path + query))
             for letter in answer.messages:
                 yield DeadLetter(letter)
             after = answer.next
@@ -222,7 +222,7 @@ class Upkeep(ABC):
         body: dict[str, object] = {"key": key, "reason": reason}
         while limit is None or done < limit:
             left = PER_CALL_MAX if limit is None else min(limit - done, PER_CALL_MAX)
-            answer = _decoded(_REDRIVEN, await self._call("POST", path, {**body, "limit": left}))
+            answer = _decoded(_REDRIVE, await self._call("POST", path, {**body, "limit": left}))
             done += answer.messages
             if progress is not None:
                 progress(done)

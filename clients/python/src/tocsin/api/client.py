@@ -18,18 +18,18 @@ from tocsin.answers import (
     QueueDescription,
     SoughtGroup,
 )
-from tocsin.api.admin import Upkeep
+from tocsin.api.admin import AdminCalls
 from tocsin.api.http import Http, PulledMessage, Settled
 from tocsin.api.positions import PositionStore
 from tocsin.api.publisher import Publisher
 from tocsin.api.reader import OnGap, Reader
-from tocsin.api.subscribing import Start
+from tocsin.api.session_subscription import Start
 from tocsin.api.subscription import Subscription
 from tocsin.errors import ClientClosed
 from tocsin.io.carrier import Trace
 from tocsin.io.requests import TIMEOUT_S, Token, checked_text, checked_token, checked_url
 from tocsin.io.session import NAME, Session
-from tocsin.io.tls import trust
+from tocsin.io.tls import tls_context
 from tocsin.proto import wire
 from tocsin.proto.connect_policy import MODES, Mode, Transport
 from tocsin.proto.new_message import NewMessage
@@ -92,7 +92,7 @@ def connect(
     )
 
 
-class Client(Upkeep):
+class Client(AdminCalls):
     """A connection to a broker. Entering it connects once, or raises CannotConnect or the broker's
     error; a connection that is lost later is opened again until the client is closed."""
 
@@ -109,7 +109,7 @@ class Client(Upkeep):
         self.name = name
         self.url = checked_url(url)
         self.producer = producer
-        self._ssl = trust(self.url, ssl)
+        self._ssl = tls_context(self.url, ssl)
         self._token = checked_token(token)
         self._connect_timeout_s = connect_timeout_s
         self._mode: Mode = transport

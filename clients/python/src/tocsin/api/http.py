@@ -20,8 +20,8 @@ from tocsin.answers import (
     QueueDescription,
     SoughtGroup,
 )
-from tocsin.api.admin import Upkeep
-from tocsin.api.subscribing import MESSAGES_MAX, Start, start_at
+from tocsin.api.admin import AdminCalls
+from tocsin.api.session_subscription import MESSAGES_MAX, Start, start_at
 from tocsin.errors import Busy, CannotConnect, InvalidRequest
 from tocsin.io.carrier import SLOWEST_BYTES_PER_S
 from tocsin.io.requests import (
@@ -33,9 +33,9 @@ from tocsin.io.requests import (
     object_of,
     open_http,
     path_to,
-    refusal,
+    refusal_of,
 )
-from tocsin.io.tls import trust, why_not_trusted
+from tocsin.io.tls import tls_complaint, tls_context
 from tocsin.proto import wire
 from tocsin.proto.message import Content
 from tocsin.proto.new_message import loss_in
@@ -84,13 +84,13 @@ class PulledMessage(Content):
         """Until then, by the broker's clock, the receipt counts."""
 
 
-class Http(Upkeep):
+class Http(AdminCalls):
     """The broker's HTTP interface. An async context manager; or `close` it. Raises ValueError: the
     token is none, or there is something wrong with `ssl` (as in `connect`)."""
 
     def __init__(self, url: str, *, token: Token = None, ssl: SSLContext | None = None) -> None:
         self.url = url
-        self._tls = trust(url, ssl)
+        self._tls = tls_context(url, ssl)
         self._token = checked_token(token)
         self._client: httpx2.AsyncClient | None = None
 
@@ -159,11 +159,11 @@ class Http(Upkeep):
                 f"the broker at {self.url} did not answer within {timeout_s:g} s"
             ) from error
         except httpx2.TransportError as error:
-            why = why_not_trusted(error) or str(error)
+            why = tls_complaint(error) or str(error)
             raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {why}") from error
         if answer.is_success:
             return answer.content
-        raise refusal(answer.status_code, answer.content)
+        raise refusal_of(answer.status_code, answer.content)
 
     async def _call(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
@@ -268,7 +268,7 @@ class Http(Upkeep):
             {"messages_max": messages_max, "wait_s": wait_s},
             timeout_s=TIMEOUT_S + wait_s,
         )
-        return [PulledMessage(pulled) for pulled in _PULLED.decode(data).messages]
+        return [PulledMessage(pulled) for pulled in _PULL.decode(data).messages]
 
     async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
         """Settle pulled messages; durable when this returns."""
@@ -317,7 +317,7 @@ def _encoded(body: object) -> bytes:
     return content
 
 
-_PULLED: Final = msgspec.json.Decoder(_PullAnswer)
+_PULL: Final = msgspec.json.Decoder(_PullAnswer)
 _SETTLED: Final = msgspec.json.Decoder(Settled)
 
 

@@ -78,7 +78,7 @@ class MemoryPositions:
         self._positions[name] = position
 
 
-class _Kept(msgspec.Struct):
+class _PositionFile(msgspec.Struct):
     """What a file says. `crc32` is that of `position`, as it is written."""
 
     version: int
@@ -107,12 +107,12 @@ class FilePositions:
 
     async def load(self, name: str) -> Position | None:
         """The position; None: there is no file. Locks the name."""
-        return await _to_its_end(lambda: self._load(name), undo=lambda: self.release(name))
+        return await _run_to_completion(lambda: self._load(name), undo=lambda: self.release(name))
 
     async def save(self, name: str, position: Position) -> None:
         """Write it; durable when this returns. Locks the name, if that has not been done. Where it
         is cancelled it ends when the file is written: the next save writes the same one."""
-        await _to_its_end(lambda: self._save(name, position))
+        await _run_to_completion(lambda: self._save(name, position))
 
     def release(self, name: str) -> None:
         """Let another reader have the name. One that is not locked: nothing happens."""
@@ -153,7 +153,7 @@ class FilePositions:
         if name not in self._locks:
             self._lock(name)
         text = position.to_json()
-        kept = _Kept(_VERSION, name, zlib.crc32(text), msgspec.Raw(text))
+        kept = _PositionFile(_VERSION, name, zlib.crc32(text), msgspec.Raw(text))
         beside = self._path(name, ".new")
         with beside.open("wb") as file:
             file.write(msgspec.json.encode(kept))
@@ -168,7 +168,7 @@ class FilePositions:
                 os.close(folder)
 
 
-async def _to_its_end(work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
+async def _run_to_completion(work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
     """Have it done in a thread, which nothing can stop: who is cancelled meanwhile waits for it,
     and undoes it."""
     doing = asyncio.get_running_loop().run_in_executor(None, work)
@@ -192,7 +192,7 @@ def _parse(path: Path, name: str) -> Position | None:
     if text is None:
         return None
     try:
-        kept = msgspec.json.decode(text, type=_Kept)
+        kept = msgspec.json.decode(text, type=_PositionFile)
         position = Position.from_json(bytes(kept.position))
     except ValueError as error:
         raise PositionDamaged(str(path), str(error)) from None

@@ -14,13 +14,13 @@ from tocsin.io.session import Session
 from tocsin.proto import wire
 from tocsin.proto.broker_clock import BrokerClock
 from tocsin.proto.new_message import NewMessage, encode_message
-from tocsin.proto.publish_lane import Bounds, Lane, Outcome, Receipt, Ticket
+from tocsin.proto.publish_lane import BatchTicket, Bounds, Lane, Outcome, Receipt
 
 NEVER = float("inf")
 _FRAME_OVERHEAD_BYTES = 512
 
 
-class _Line:
+class _LaneQueue:
     """A lane, and who waits, first come first served, for room in it."""
 
     def __init__(self, lane: Lane) -> None:
@@ -63,7 +63,7 @@ class _Line:
                 added.set_exception(error)
 
 
-class _One:
+class _SingleTicket:
     """The ticket of a caller that published one message."""
 
     __slots__ = ("_future",)
@@ -92,7 +92,7 @@ class Publisher:
         self._clock = BrokerClock(wall_unix_us=time.time_ns() // 1000, now=now())
         self._session = session
         self._rng = rng
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _LaneQueue] = {}
         self._loop = asyncio.get_running_loop()
         session.add(self)
 
@@ -112,7 +112,7 @@ class Publisher:
         return self._publish_later(line, data, future, deadline, message.id)
 
     async def _publish_later(
-        self, line: _Line, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        self, line: _LaneQueue, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
         id: str | None,
     ) -> Receipt:  # fmt: skip
         def fill() -> bool:
@@ -127,11 +127,11 @@ class Publisher:
         return await future
 
     def _add(
-        self, line: _Line, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        self, line: _LaneQueue, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
         id: str | None,
     ) -> None:  # fmt: skip
         produced = self._produced()
-        line.lane.add(data, _One(future), 0, deadline, id, produced_unix_us=produced)
+        line.lane.add(data, _SingleTicket(future), 0, deadline, id, produced_unix_us=produced)
         self._session.dirty(self)
         self._session.wake_at(deadline)
 
@@ -148,7 +148,7 @@ class Publisher:
             return []
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        ticket = Ticket(len(encoded), partial(_resolve_many, future))
+        ticket = BatchTicket(len(encoded), partial(_resolve_many, future))
         added, produced = 0, self._produced()
 
         def fill() -> bool:
@@ -215,13 +215,15 @@ class Publisher:
     def _deadline(self, timeout_s: float | None) -> float:
         return NEVER if timeout_s is None else self._loop.time() + timeout_s
 
-    def _line(self, queue: str) -> _Line:
+    def _line(self, queue: str) -> _LaneQueue:
         if self._session.failure is not None:
             raise self._session.failure
         line = self._lines.get(queue)
         if line is None:
             checked_text(queue)
-            line = self._lines[queue] = _Line(Lane(queue, rng=self._rng, bounds=self._bounds()))
+            line = self._lines[queue] = _LaneQueue(
+                Lane(queue, rng=self._rng, bounds=self._bounds())
+            )
             line.lane.tells_time = self._clock.is_told
         return line
 
@@ -277,7 +279,7 @@ class Publisher:
         self._session.expect(ref, answered)
         return wire.encode(wire.Ping(ref=ref))
 
-    def _answered(self, line: _Line, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _answered(self, line: _LaneQueue, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         now = self._loop.time()
         if answer is None:
             return  # `disconnected` follows
@@ -308,7 +310,7 @@ class Publisher:
             self._session.dirty(self)
 
 
-def _resolve_many(future: "asyncio.Future[list[Receipt]]", ticket: Ticket) -> None:
+def _resolve_many(future: "asyncio.Future[list[Receipt]]", ticket: BatchTicket) -> None:
     if future.done():
         return
     outcomes: list[Outcome] = [outcome for outcome in ticket.outcomes if outcome is not None]

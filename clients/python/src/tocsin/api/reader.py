@@ -13,20 +13,20 @@ from typing import Literal
 
 from tocsin.answers import Verdict
 from tocsin.api.positions import LockingPositionStore, PositionStore, name_of
-from tocsin.api.subscribing import Start, Subscribing, start_at
+from tocsin.api.session_subscription import SessionSubscription, Start, start_at
 from tocsin.errors import Gap, TocsinError
 from tocsin.io.session import Session
 from tocsin.proto import wire
 from tocsin.proto.message import ReadMessage
 from tocsin.proto.read_ledger import ReadLedger
-from tocsin.proto.reader_opening import OnUnknown, Opening
+from tocsin.proto.reader_opening import OnUnknown, ReaderOpening
 from tocsin.proto.wire import Position
 
 logger = logging.getLogger("tocsin")
 OnGap = Literal["raise"] | Callable[[Gap], None]
 
 
-class Reader(Subscribing):
+class Reader(SessionSubscription):
     """Made by `Client.read`; an async context manager and iterator. After a lost connection it goes
     on behind what it has received."""
 
@@ -52,13 +52,13 @@ class Reader(Subscribing):
         self._on_gap = on_gap
         self._on_unknown = on_unknown
         self._ledger = ReadLedger(credit=credit)
-        self._opening: Opening | None = None
-        self._keeper: Keeper | None = None
+        self._opening: ReaderOpening | None = None
+        self._keeper: PositionKeeper | None = None
         self.verdicts: dict[int, Verdict] = {}
         """Per partition, what was said of the position when the reader was opened, or opened again
         after a lost connection. Without a position it is "resumed" at the start."""
         if position_store is not None:
-            self._keeper = Keeper(
+            self._keeper = PositionKeeper(
                 position_store,
                 name or name_of(queue, keys),
                 every=save_every,
@@ -178,7 +178,7 @@ class Reader(Subscribing):
                 position = self._start
             start = None if isinstance(self._start, wire.Position) else start_at(self._start)
             where = (start, None) if position is None else (None, position)
-            self._opening = Opening(where, self._on_unknown)
+            self._opening = ReaderOpening(where, self._on_unknown)
         start, position = self._opening.where
         return wire.Subscribe(
             ref=ref, subscription=self._number, queue=self.queue, start=start, position=position,
@@ -233,7 +233,7 @@ class Reader(Subscribing):
         """Nothing is timed."""
 
 
-class Keeper:
+class PositionKeeper:
     """Save what `position` returns, under `name`, and never an earlier position over a later one.
 
     Saves after `every` messages that were done, or `every_s` seconds after the first of them, and

@@ -7,12 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from tocsin.api.subscribing import MESSAGES_MAX, Start, Subscribing, start_at
+from tocsin.api.session_subscription import MESSAGES_MAX, SessionSubscription, Start, start_at
 from tocsin.errors import OutcomeUnknown, StaleDelivery
 from tocsin.io.session import Session
 from tocsin.proto import wire
 from tocsin.proto.ack_ledger import Ticket
-from tocsin.proto.delivery_ledger import Ledger
+from tocsin.proto.delivery_ledger import DeliveryLedger
 from tocsin.proto.leases import usable_s
 from tocsin.proto.message import Message, State
 from tocsin.proto.wire import split_deliveries
@@ -24,7 +24,7 @@ LEASE_S_DEFAULT: Final = 30.0
 """Where the broker does not name the group's."""
 
 
-class Subscription(Subscribing):
+class Subscription(SessionSubscription):
     """A place in a group. Made by `Client.subscribe`; an async context manager and iterator.
 
     Leaving the context sends the acks that are queued and returns what is not settled to the group.
@@ -48,7 +48,7 @@ class Subscription(Subscribing):
         self._credit = credit
         self._start = start
         self._deletes_max = MESSAGES_MAX if deletes_max is None else deletes_max
-        self._ledger = Ledger(
+        self._ledger = DeliveryLedger(
             self, subscription=number, credit=credit, lease_s=LEASE_S_DEFAULT,
             auto_extend=auto_extend,
         )  # fmt: skip

@@ -29,10 +29,10 @@ from tocsin.api.client import (
 from tocsin.api.http import PulledMessage, Settled
 from tocsin.api.positions import PositionStore
 from tocsin.api.reader import OnGap
-from tocsin.api.subscribing import Start
+from tocsin.api.session_subscription import Start
+from tocsin.blocking.admin import AdminCalls
 from tocsin.blocking.loop import LoopThread
 from tocsin.blocking.subscriptions import Reader, Subscription
-from tocsin.blocking.upkeep import Upkeep
 from tocsin.io.carrier import Trace
 from tocsin.io.requests import Token
 from tocsin.io.session import NAME
@@ -73,7 +73,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client(Upkeep):
+class Client(AdminCalls):
     """A connected client. May be used by several threads at a time; they wait for their own calls
     only. One that is forgotten is closed when the collector finds it, or the interpreter ends."""
 

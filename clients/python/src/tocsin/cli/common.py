@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.api.client import URL_DEFAULT, Client, connect
 from tocsin.api.http import Http
-from tocsin.api.subscribing import Start
+from tocsin.api.session_subscription import Start
 from tocsin.cli.durations import format_duration
 from tocsin.cli.interrupts import quiet_interrupt
 from tocsin.cli.streams import watched_output

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from tocsin.answers import CreatedGroup, GroupDescription, GroupPartition, QueueDescription
-from tocsin.api.subscribing import Start
+from tocsin.api.session_subscription import Start
 from tocsin.cli.common import (
     Target,
     confirm,

@@ -26,10 +26,10 @@ from tocsin.errors import (
     Unauthorized,
 )
 from tocsin.io.carrier import ABNORMAL, Carrier, Listener, Trace
-from tocsin.io.longpoll import Polling
+from tocsin.io.longpoll import LongPoll
 from tocsin.io.requests import Token, fresh_token
-from tocsin.io.tls import why_not_trusted
-from tocsin.io.websocket import open_connection
+from tocsin.io.tls import tls_complaint
+from tocsin.io.websocket import open_websocket
 from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Mode, ReconnectDelay, Transport, TransportChoice
 
@@ -44,7 +44,7 @@ _UPGRADE_SHARE: Final = 0.5
 OpenCarrier = Callable[[Transport, str | None], Awaitable[Carrier]]
 
 
-class Host(Listener, Protocol):
+class ConnectorListener(Listener, Protocol):
     """The session. As a Listener it hears the carrier that stands."""
 
     def hello(self) -> bytes:
@@ -60,10 +60,10 @@ class Host(Listener, Protocol):
         """It goes on nowhere."""
 
 
-class _Greeting:
+class _Handshake:
     """The Listener of a carrier until its welcome."""
 
-    def __init__(self, dialer: "Dialer", carrier: Carrier) -> None:
+    def __init__(self, dialer: "Connector", carrier: Carrier) -> None:
         self._dialer = dialer
         self._carrier = carrier
         self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,25 +94,35 @@ class _Greeting:
             error = Unauthorized("unauthorized", reason)
         elif error is None and not close_codes.may_reconnect(close_code):
             error = SessionEnded(close_code, reason)
-        self._refused(error or Interrupted(f"closed before the welcome: {reason or close_code}"))
+        self._refused(
+            error or ConnectionInterrupted(f"closed before the welcome: {reason or close_code}")
+        )
 
     def _refused(self, error: Exception) -> None:
         if not self.welcomed.done():
             self.welcomed.set_exception(error)
 
 
-class Interrupted(ConnectionResetError):
+class ConnectionInterrupted(ConnectionResetError):
     """The connection ended before there was a session."""
 
 
-class Dialer:
+class Connector:
     """See the module. `open_carrier` is there for tests and for transports of one's own."""
 
     def __init__(
-        self, host: Host, url: str, *, token: Token, mode: Mode, connect_timeout_s: float,
-        rng: Random, trace: Trace | None = None, open_carrier: OpenCarrier | None = None,
+        self,
+        host: ConnectorListener,
+        url: str,
+        *,
+        token: Token,
+        mode: Mode,
+        connect_timeout_s: float,
+        rng: Random,
+        trace: Trace | None = None,
+        open_carrier: OpenCarrier | None = None,
         tls: SSLContext | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.carrier: Carrier | None = None
         self._host = host
         self._url = url
@@ -149,7 +159,7 @@ class Dialer:
                 break
             except OSError as error:
                 raise CannotConnect(
-                    f"cannot reach a Tocsin broker at {self._url}: {why(error)}"
+                    f"cannot reach a Tocsin broker at {self._url}: {reason_of(error)}"
                 ) from error
             except Busy as error:
                 delay_s = self._limited_s(error)
@@ -206,7 +216,7 @@ class Dialer:
             try:
                 await self._attempt_each()
             except OSError as error:
-                logger.info("cannot reconnect to %s yet: %s", self._url, why(error))
+                logger.info("cannot reconnect to %s yet: %s", self._url, reason_of(error))
             except NotABroker as error:
                 strangers += 1
                 logger.warning("cannot reconnect to %s yet: %s", self._url, error)
@@ -244,9 +254,9 @@ class Dialer:
         try:
             await self._attempt(transport, token)
         except (OSError, NotABroker, CannotConnect) as error:
-            if not self._choice.failed(transport, reached=_reached(error)):
+            if not self._choice.failed(transport, reached=_is_reached(error)):
                 raise
-            logger.info("no WebSocket to %s (%s): trying long poll", self._url, why(error))
+            logger.info("no WebSocket to %s (%s): trying long poll", self._url, reason_of(error))
             try:
                 await self._attempt(self._choice.next, token)
             except (OSError, CannotConnect):
@@ -265,7 +275,7 @@ class Dialer:
         try:
             async with asyncio.timeout(timeout_s):
                 carrier = await self._open_carrier(transport, token)
-                greeting = _Greeting(self, carrier)
+                greeting = _Handshake(self, carrier)
                 carrier.listen(greeting)
                 carrier.send([self._host.hello()])
                 await greeting.welcomed
@@ -284,8 +294,8 @@ class Dialer:
 
     async def _open_default(self, transport: Transport, token: str | None) -> Carrier:
         if transport == "websocket":
-            return await open_connection(self._url, token, self._trace, self._tls)
-        return Polling(self._url, token, self._trace, self._tls)
+            return await open_websocket(self._url, token, self._trace, self._tls)
+        return LongPoll(self._url, token, self._trace, self._tls)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
         """A session stands on this carrier. What is in the message behind the welcome follows."""
@@ -331,9 +341,10 @@ class Dialer:
         """The carrier that stood has ended."""
         if self.carrier is not None:
             self._choice.lost(
-                self.carrier.transport, lived_s=self._loop.time() - self._welcomed_at,
+                self.carrier.transport,
+                lived_s=self._loop.time() - self._welcomed_at,
                 was_told=close_code != ABNORMAL,
-            )  # fmt: skip
+            )
         self.carrier = None
         if close_code == close_codes.PROTOCOL_ERROR:
             self._reconnecting.broken()
@@ -345,18 +356,20 @@ class Dialer:
             self._ended.set_result((close_code, reason))
 
 
-def _reached(error: Exception) -> bool:
+def _is_reached(error: Exception) -> bool:
     """Whether something was there, and only the WebSocket did not come through."""
     if isinstance(error, CannotConnect):
         return True
-    return isinstance(error, TimeoutError | Interrupted | ConnectionResetError | BrokenPipeError)
+    return isinstance(
+        error, TimeoutError | ConnectionInterrupted | ConnectionResetError | BrokenPipeError
+    )
 
 
-def why(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """An error, for people."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    if (distrust := why_not_trusted(error)) is not None:
+    if (distrust := tls_complaint(error)) is not None:
         return distrust
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()

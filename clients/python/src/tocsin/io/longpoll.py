@@ -20,7 +20,7 @@ import msgspec
 
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
 from tocsin.io.carrier import ABNORMAL, SLOWEST_BYTES_PER_S, WRITE_BUFFER_BYTES, Listener, Trace
-from tocsin.io.requests import bearer, open_http, refusal
+from tocsin.io.requests import bearer, open_http, refusal_of
 from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Transport
 from tocsin.proto.wire import join_frames, without_tokens
@@ -62,7 +62,7 @@ class _Batch(msgspec.Struct):
 _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
-class Polling:
+class LongPoll:
     """A Carrier. Nothing is sent before the first `send`, whose first frame is the hello."""
 
     transport: Transport = "long-poll"
@@ -280,7 +280,7 @@ class Polling:
         self.heard_at = self._loop.time()
         if answer.is_success:
             return data
-        raise refusal(answer.status_code, data)
+        raise refusal_of(answer.status_code, data)
 
     async def _whole(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
         """The body of an answer; as long as it goes on, `patience` does."""

@@ -113,7 +113,7 @@ def bearer(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:
+def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
     """Why a request was refused."""
     try:
         problem = msgspec.json.decode(content, type=_Problem)

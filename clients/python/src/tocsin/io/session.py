@@ -17,13 +17,13 @@ import msgspec
 
 from tocsin.errors import ClientClosed, NoToken, TocsinError
 from tocsin.io.carrier import Carrier, Trace
-from tocsin.io.connector import Dialer, OpenCarrier
+from tocsin.io.connector import Connector, OpenCarrier
 from tocsin.io.requests import Token, fresh_token
 from tocsin.proto import close_codes, wire
 from tocsin.proto.connect_policy import Mode, Transport
 
 logger = logging.getLogger("tocsin")
-Answered = Callable[[wire.Ok | wire.Error | None], None]
+OnAnswer = Callable[[wire.Ok | wire.Error | None], None]
 """Called with the answer to a request; None: what carried it was lost before."""
 SILENT_SHARE: Final = 0.5
 """After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
@@ -38,7 +38,7 @@ _ENDING: Final = frozenset({"queue_not_found", "group_not_found", "unauthorized"
 """With these an error that answers nothing ends its subscription."""
 
 
-class Part(Protocol):
+class SessionPart(Protocol):
     """A publisher, a subscription or a reader: what has something to say on the session."""
 
     def opened(self) -> None:
@@ -61,7 +61,7 @@ class Part(Protocol):
         """Time has passed."""
 
 
-class Subscriber(Part, Protocol):
+class Subscriber(SessionPart, Protocol):
     """A part that is pushed to."""
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
@@ -98,17 +98,17 @@ class Session:
         """Whether the session has kept its name at the last welcome."""
         self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
-        self._dialer = Dialer(
+        self._dialer = Connector(
             self, url, token=token, mode=mode, connect_timeout_s=connect_timeout_s, rng=rng,
             trace=trace, open_carrier=open_carrier, tls=tls,
         )  # fmt: skip
         self._carrier: Carrier | None = None
-        self._parts: dict[Part, None] = {}
+        self._parts: dict[SessionPart, None] = {}
         self._subscribers: dict[int, Subscriber] = {}
-        self._dirty: dict[Part, None] = {}
+        self._dirty: dict[SessionPart, None] = {}
         self._flush_scheduled = False
         self._refs = itertools.count(1)
-        self._pending: dict[int, Answered] = {}
+        self._pending: dict[int, OnAnswer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         """uvloop's handles do not know it where it has passed."""
@@ -197,11 +197,11 @@ class Session:
 
     # --- for the parts --------------------------------------------------------------------------
 
-    def add(self, part: Part) -> None:
+    def add(self, part: SessionPart) -> None:
         """From now on it is told what happens."""
         self._parts[part] = None
 
-    def remove(self, part: Part) -> None:
+    def remove(self, part: SessionPart) -> None:
         """It has left."""
         self._parts.pop(part, None)
         self._dirty.pop(part, None)
@@ -218,7 +218,7 @@ class Session:
         """Fresh refs."""
         return self._refs
 
-    def expect(self, ref: int, answered: Answered) -> None:
+    def expect(self, ref: int, answered: OnAnswer) -> None:
         """`answered` gets the answer to the request with this ref."""
         self._pending[ref] = answered
 
@@ -237,7 +237,7 @@ class Session:
         if self._carrier is not None:
             self._carrier.present(token)
 
-    def dirty(self, part: Part) -> None:
+    def dirty(self, part: SessionPart) -> None:
         """It has something to send: at the end of this turn of the loop."""
         self._dirty[part] = None
         if not self._flush_scheduled:

@@ -18,7 +18,7 @@ _HINTS: Final = {
 }
 
 
-def trust(url: str, given: SSLContext | None) -> SSLContext | None:
+def tls_context(url: str, given: SSLContext | None) -> SSLContext | None:
     """What a connection to this URL is made with; None: it is http. `given` goes before the
     environment. Reading the system's authorities takes 100 ms, once.
 
@@ -57,7 +57,7 @@ def _why(error: OSError, what: str) -> str:
     return error.strerror or str(error)
 
 
-def why_not_trusted(error: BaseException | None) -> str | None:
+def tls_complaint(error: BaseException | None) -> str | None:
     """What TLS complains of, for people, where an error or a cause of it does; else None."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__

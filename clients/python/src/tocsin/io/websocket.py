@@ -18,7 +18,7 @@ from websockets.uri import WebSocketURI
 
 from tocsin.errors import InvalidRequest, NotABroker
 from tocsin.io.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
-from tocsin.io.requests import refusal
+from tocsin.io.requests import refusal_of
 from tocsin.proto import wire
 from tocsin.proto.connect_policy import Transport
 from tocsin.proto.wire import join_frames, without_tokens
@@ -28,8 +28,8 @@ MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
-class Connection(asyncio.Protocol):
-    """An open WebSocket, a Carrier. Made by `open_connection`."""
+class WebSocket(asyncio.Protocol):
+    """An open WebSocket, a Carrier. Made by `open_websocket`."""
 
     transport: Transport = "websocket"
 
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
 def _refusal(error: Exception) -> Exception:
     """What the user is told of a failed handshake."""
     if isinstance(error, InvalidStatus):
-        found = refusal(error.response.status_code, bytes(error.response.body or b""))
+        found = refusal_of(error.response.status_code, bytes(error.response.body or b""))
         if isinstance(found, InvalidRequest):  # ours was valid: a proxy has made another one of it
             return NotABroker(f"no WebSocket gets through to the broker: {found.detail}")
         return found
@@ -213,9 +213,9 @@ def _refusal(error: Exception) -> Exception:
     return error
 
 
-async def open_connection(
+async def open_websocket(
     url: str, token: str | None, trace: Trace | None = None, tls: SSLContext | None = None
-) -> Connection:
+) -> WebSocket:
     """A WebSocket to the broker at this http or https URL, made with what `trust` has found.
 
     Raises:
@@ -231,7 +231,7 @@ async def open_connection(
     uri = WebSocketURI(secure, host, port, f"{parts.path.rstrip('/')}/v1/ws", "", None, None)
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
-        lambda: Connection(uri, token, trace),
+        lambda: WebSocket(uri, token, trace),
         host,
         port,
         ssl=tls,

@@ -24,11 +24,11 @@ NAMED_MESSAGES_MAX: Final = 100_000
 Ticket = object
 _Waiting = tuple[Message, Ticket]
 _Outcome = tuple[list[Ticket], list[Ticket], list[Ticket]]
-_Return = tuple[float | None, str | None, bool]
+_NackOptions = tuple[float | None, str | None, bool]
 """A nack's delay_s and reason, and whether it rejects."""
 
 
-class Settlements:
+class AckLedger:
     """The outgoing side of one subscription."""
 
     def __init__(self, subscription: int) -> None:
@@ -45,8 +45,8 @@ class Settlements:
         self._confirm: list[_Waiting] = []
         self._confirming: dict[int, list[_Waiting]] = {}
         self._repeated: set[Message] = set()  # of these, what was asked before
-        self._nacked: dict[_Return, list[Message]] = {}
-        self._nacking: dict[int, tuple[_Return, list[Message]]] = {}
+        self._nacked: dict[_NackOptions, list[Message]] = {}
+        self._nacking: dict[int, tuple[_NackOptions, list[Message]]] = {}
         self._tickets: dict[Message, Ticket] = {}  # of what is nacked, and is to be confirmed
 
     # --- what the consumer says -----------------------------------------------------------------
@@ -66,7 +66,7 @@ class Settlements:
         """It is done, and `ticket` waits for the answer."""
         self._confirm.append((message, ticket))
 
-    def nack(self, message: Message, how: _Return, ticket: Ticket | None = None) -> None:
+    def nack(self, message: Message, how: _NackOptions, ticket: Ticket | None = None) -> None:
         """Return a message, or (rejected) let it go the way of what has failed for good. A
         `ticket` waits for the answer."""
         self._nacked.setdefault(how, []).append(message)

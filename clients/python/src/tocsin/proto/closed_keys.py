@@ -18,7 +18,7 @@ holds opens with the answer to that; one that was closed since does not.
 from tocsin.proto.message import Message
 
 
-class _Closing:
+class _ClosedKey:
     __slots__ = ("is_told", "offset", "partition")
 
     def __init__(self, partition: int, offset: int) -> None:
@@ -31,9 +31,9 @@ class ClosedKeys:
     """Which keys are closed, and by which of their messages."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, _Closing] = {}
+        self._by_key: dict[str, _ClosedKey] = {}
         self._by_place: dict[tuple[int, int], str] = {}
-        self._asked: dict[int, list[tuple[str, _Closing]]] = {}
+        self._asked: dict[int, list[tuple[str, _ClosedKey]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
@@ -52,7 +52,7 @@ class ClosedKeys:
             if closing.partition == partition and closing.offset <= message.offset:
                 return
             del self._by_place[closing.partition, closing.offset]
-        self._by_key[key] = _Closing(partition, message.offset)
+        self._by_key[key] = _ClosedKey(partition, message.offset)
         self._by_place[partition, message.offset] = key
 
     def ask(self, ref: int, messages: list[Message]) -> None:

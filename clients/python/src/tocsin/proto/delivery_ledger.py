@@ -27,7 +27,7 @@ from typing import Final
 
 from tocsin.errors import StaleDelivery
 from tocsin.proto import wire
-from tocsin.proto.ack_ledger import Settlements, Ticket
+from tocsin.proto.ack_ledger import AckLedger, Ticket
 from tocsin.proto.closed_keys import ClosedKeys
 from tocsin.proto.leases import Leases
 from tocsin.proto.message import HeldPush, Message, Settler, State
@@ -54,7 +54,7 @@ _WHY: Final = {
 }
 
 
-class Ledger:
+class DeliveryLedger:
     """What one consumer holds. `now` is in seconds of a monotonic clock.
 
     `credit` is how many deliveries may be held at a time; `lease_s` is the group's; `settler`
@@ -71,7 +71,7 @@ class Ledger:
         self._ghosts: dict[str, Message] = {}  # per key, what is gone and still at work
         self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self.leases = Leases(self._pushes, lease_s=lease_s, auto_extend=auto_extend)
-        self.settlements = Settlements(subscription)
+        self.settlements = AckLedger(subscription)
         self.begin(credit=credit, lease_s=lease_s)
 
     def begin(self, *, credit: int, lease_s: float) -> None:

@@ -59,19 +59,19 @@ class Receipt(msgspec.Struct, gc=False):
 Outcome = Receipt | TocsinError
 
 
-class Settling(Protocol):
+class OutcomeListener(Protocol):
     """Who is told what became of a message."""
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """The final outcome of its message `index`; once for each."""
 
 
-class Ticket:
+class BatchTicket:
     """Stands for what one caller published: collects one outcome per message, in order."""
 
     __slots__ = ("done", "left", "outcomes")
 
-    def __init__(self, count: int, done: "Callable[[Ticket], None]") -> None:
+    def __init__(self, count: int, done: "Callable[[BatchTicket], None]") -> None:
         self.outcomes: list[Outcome | None] = [None] * count
         self.left = count
         self.done = done
@@ -89,7 +89,7 @@ class _Entry(msgspec.Struct):
 
     sequence: int
     data: bytes
-    ticket: Settling
+    ticket: OutcomeListener
     index: int
     deadline: float
     id: str | None = None
@@ -154,9 +154,15 @@ class Lane:
         return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
 
     def add(
-        self, data: bytes, ticket: Settling, index: int, deadline: float, id: str | None = None,
-        *, produced_unix_us: int | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        data: bytes,
+        ticket: OutcomeListener,
+        index: int,
+        deadline: float,
+        id: str | None = None,
+        *,
+        produced_unix_us: int | None = None,
+    ) -> int:
         """Queue an encoded message; returns its sequence. The caller has asked `room`."""
         sequence = self._next
         self._next = sequence + 1
@@ -195,10 +201,14 @@ class Lane:
             self._in_flight[ref] = run
             data = [entry.data for entry in run]
             frame = wire.publish_frame(
-                ref, self.queue, run[0].sequence, self._resolved, data,
+                ref,
+                self.queue,
+                run[0].sequence,
+                self._resolved,
+                data,
                 produced_unix_us=run[0].produced_unix_us if self.tells_time else None,
                 clock_offset_us=None if frames else clock_offset_us,
-            )  # fmt: skip
+            )
             frames.append((ref, frame))
         return frames
 

@@ -24,7 +24,7 @@ Places = dict[str, tuple[int, int]]
 """Per partition, as text, the log's generation and the next offset."""
 
 
-class _Turn:
+class _HistoryChange:
     """From here on some partitions, or all of another queue, are another history."""
 
     __slots__ = ("places", "queue_id")
@@ -46,7 +46,9 @@ class ReadLedger:
         """How many messages and gaps were handled."""
         self.moves = 0
         """Counts whatever moved the place that is handled."""
-        self._items: deque[ReadMessage | Gap | wire.Push | _Turn] = deque()  # a push: it ends here
+        self._items: deque[ReadMessage | Gap | wire.Push | _HistoryChange] = (
+            deque()
+        )  # a push: it ends here
         self._buffered = 0
         self._received = 0  # on this connection
         self._granted = 0
@@ -86,7 +88,7 @@ class ReadLedger:
         elif turned:
             if answer.queue_id != self._queue_id_handed:
                 self._wanted = dict(turned)  # the other queue may have fewer partitions
-            self._items.append(_Turn(answer.queue_id, turned))
+            self._items.append(_HistoryChange(answer.queue_id, turned))
 
     def opening(self) -> tuple[int, wire.Position | None]:
         """What the next `subscribe` says: (granted so far, position or None at the first time).
@@ -123,7 +125,7 @@ class ReadLedger:
                 _advance(self._handled, item)
                 self.moves += 1
                 continue
-            if isinstance(item, _Turn):
+            if isinstance(item, _HistoryChange):
                 self._turn(item)
                 continue
             if isinstance(item, ReadMessage):
@@ -141,7 +143,7 @@ class ReadLedger:
             self.moves += 1
             _move(self._handled, last.partition, _behind(last))
 
-    def _turn(self, turn: _Turn) -> None:
+    def _turn(self, turn: _HistoryChange) -> None:
         self.moves += 1
         if turn.queue_id != self._queue_id_handed:
             self._handed.clear()

@@ -27,7 +27,7 @@ _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
 }  # fmt: skip
 
 
-class Opening:
+class ReaderOpening:
     """One opening, over as many subscribes as it takes. `where` is where the reader wants to go
     on; `on_unknown` what to do where that means nothing."""
 

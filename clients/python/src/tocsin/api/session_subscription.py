@@ -20,7 +20,7 @@ LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SelfT = TypeVar("SelfT", bound="Subscribing")
+SelfT = TypeVar("SelfT", bound="SessionSubscription")
 
 
 class Waiters:
@@ -56,7 +56,7 @@ class Waiters:
         self.wake(len(self._futures))
 
 
-class Subscribing(ABC):
+class SessionSubscription(ABC):
     """A numbered subscription of a session, joined again where it has not outlived a carrier."""
 
     def __init__(

@@ -19,7 +19,7 @@ from tocsin.blocking.loop import LoopThread
 T = TypeVar("T")
 
 
-class Upkeep:
+class AdminCalls:
     """The operators' calls, as tocsin.Client has them."""
 
     _client: tocsin.Client
