@@ -211,11 +211,11 @@ def test_a_broker_that_is_never_understood_is_asked_ever_more_seldom() -> None:
     delays = []
     for _ in range(10):
         delays.append(reconnecting.delay_s(now=0.0))
-        reconnecting.connected()
-        reconnecting.broken()
+        reconnecting.on_connect()
+        reconnecting.on_protocol_error()
     assert delays[0] <= 0.1
     assert delays[9] > 3.0
-    reconnecting.connected()
+    reconnecting.on_connect()
     assert reconnecting.delay_s(now=0.0) <= 0.1
 
 

@@ -27,7 +27,7 @@ def test_between_two_carriers_nothing_is_handed_out_and_nothing_is_lost() -> Non
     assert held.next(now=1.0) is None
     assert held.ready == 0
     assert sent(held) == []
-    held.resumed([])
+    held.on_resume([])
     assert [message.key for message in drain(held, now=2.0)] == ["a", "b"]
 
 
@@ -41,7 +41,7 @@ def test_what_is_held_is_said_with_what_was_perhaps_not_heard() -> None:
     sent(held)
     held.ack(d, now=0.0)
     held.pause()
-    rows = sorted(tuple(row) for row in held.holding())
+    rows = sorted(tuple(row) for row in held.held_deliveries())
     assert rows == [(0, 1, 1, 0, 0), (0, 1, 1, 1, 3), (0, 1, 1, 4, 5)]
 
 
@@ -55,7 +55,7 @@ def test_what_was_perhaps_not_heard_is_said_again() -> None:
     held.nack(c, now=0.0, delay_s=5.0, reason="no")
     first = sent(held)
     held.pause()
-    held.resumed([])
+    held.on_resume([])
     again = sent(held)
     place = [0, 1, 1]
     assert [f.deliveries for f in first if isinstance(f, wire.Ack)] == [
@@ -70,7 +70,7 @@ def test_what_was_perhaps_not_heard_is_said_again() -> None:
     assert isinstance(credit, wire.Credit)
     assert credit.granted == 103
     assert confirm.ref is not None
-    assert held.settlements.confirmed(confirm.ref, []) == (["b"], [], [])
+    assert held.acks.on_ack_answer(confirm.ref, []) == (["b"], [], [])
     assert d.state is State.HANDED
 
 
@@ -88,10 +88,10 @@ def test_acks_that_are_durable_are_forgotten() -> None:
         questions += [f for f in frames if isinstance(f, wire.Ack) and f.ref is not None]
     (question,) = questions
     assert question.deliveries == []
-    assert len(held.holding()) == UNHEARD_ROWS
+    assert len(held.held_deliveries()) == UNHEARD_ROWS
     assert question.ref is not None
-    held.settlements.heard(question.ref)
-    assert held.holding() == []
+    held.acks.on_durability_answer(question.ref)
+    assert held.held_deliveries() == []
 
 
 def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> None:
@@ -106,10 +106,10 @@ def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> Non
             for message in messages:
                 held.ack(message, now=0.0)
         held.take(refs, now=0.0)
-    found = held.holding()
+    found = held.held_deliveries()
     assert len(found) == NAMED_MESSAGES_MAX / 1000
     assert found[-1][2] == rows
-    assert len(held.settlements._unheard) == UNHEARD_ROWS_MAX
+    assert len(held.acks._unconfirmed) == UNHEARD_ROWS_MAX
 
 
 def test_acks_that_the_broker_knows_nothing_of_are_asked_for_again() -> None:
@@ -122,17 +122,17 @@ def test_acks_that_the_broker_knows_nothing_of_are_asked_for_again() -> None:
         frames = held.take(refs, now=0.0)
         for question in [f for f in frames if isinstance(f, wire.Ack) and f.ref is not None]:
             assert question.ref is not None
-            held.settlements.heard(question.ref, is_durable=False)
+            held.acks.on_durability_answer(question.ref, is_durable=False)
             asked.append(question.ref)
     assert len(asked) == 2
-    assert len(held.holding()) == UNHEARD_ROWS + 1
+    assert len(held.held_deliveries()) == UNHEARD_ROWS + 1
 
 
 def test_what_the_broker_took_back_meanwhile_is_not_handed_out() -> None:
     held = ledger()
     held.receive(push("ab"), now=0.0)
     held.pause()
-    held.resumed([[0, 1, 1, 0, 0]])
+    held.on_resume([[0, 1, 1, 0, 0]])
     assert [message.key for message in drain(held)] == ["b"]
 
 
@@ -142,8 +142,8 @@ def test_a_key_that_closed_when_a_lease_ended_is_open_after_coming_back() -> Non
     held.receive(push("a"), now=0.0)
     held.expire(now=9.5)
     held.pause()
-    assert held.holding() == []
-    held.resumed([])
+    assert held.held_deliveries() == []
+    held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert [message.offset for message in drain(held, now=10.0)] == [7]
 
@@ -154,9 +154,9 @@ def test_a_key_that_closes_while_the_broker_takes_note_of_what_is_held_stays_clo
     held = ledger(lease_s=10.0)
     held.receive(push("a"), now=0.0)
     held.pause()
-    assert held.holding() == [[0, 1, 1, 0, 0]]
+    assert held.held_deliveries() == [[0, 1, 1, 0, 0]]
     held.expire(now=9.5)
-    held.resumed([])
+    held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert drain(held, now=10.0) == []
     held.revoke([[0, 1, 1, 0, 0], [0, 1, 2, 7, 7]])
@@ -170,12 +170,12 @@ def test_a_key_that_stayed_closed_opens_when_the_client_comes_back_once_more() -
     held = ledger(lease_s=10.0)
     held.receive(push("a"), now=0.0)
     held.pause()
-    held.holding()
+    held.held_deliveries()
     held.expire(now=9.5)
-    held.resumed([])
+    held.on_resume([])
     held.pause()
-    assert held.holding() == []
-    held.resumed([])
+    assert held.held_deliveries() == []
+    held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert [message.offset for message in drain(held, now=10.0)] == [7]
 
@@ -190,13 +190,13 @@ def test_of_an_ack_that_was_asked_before_a_refusal_says_nothing() -> None:
     held.ack(b, now=0.0, ticket="b")
     sent(held)
     held.pause()
-    held.holding()
-    held.resumed([])
+    held.held_deliveries()
+    held.on_resume([])
     held.ack(c, now=0.0, ticket="c")
     (ack,) = [frame for frame in sent(held) if isinstance(frame, wire.Ack)]
     assert ack.ref is not None
     refused = [[0, 1, 1, 1, 2]]
-    assert held.settlements.confirmed(ack.ref, refused) == (["a"], ["c"], ["b"])
+    assert held.acks.on_ack_answer(ack.ref, refused) == (["a"], ["c"], ["b"])
 
 
 def test_of_a_nack_that_was_asked_before_a_refusal_says_nothing() -> None:
@@ -207,12 +207,12 @@ def test_of_a_nack_that_was_asked_before_a_refusal_says_nothing() -> None:
     held.nack(b, now=0.0, ticket="b")
     sent(held)
     held.pause()
-    held.holding()
-    held.resumed([])
+    held.held_deliveries()
+    held.on_resume([])
     held.nack(c, now=0.0, ticket="c")
     (nack,) = [frame for frame in sent(held) if isinstance(frame, wire.Nack)]
     assert nack.ref is not None
-    assert held.nack_answered(nack.ref, [[0, 1, 1, 1, 2]]) == (["a"], ["c"], ["b"])
+    assert held.on_nack_answer(nack.ref, [[0, 1, 1, 1, 2]]) == (["a"], ["c"], ["b"])
 
 
 def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answered() -> None:
@@ -222,12 +222,12 @@ def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answe
     held.nack(first, now=0.0)
     sent(held)
     held.pause()
-    held.resumed([])
+    held.on_resume([])
     held.receive(push("a", offset=1, number=2), now=0.0)  # pushed before the nack was read
     assert drain(held) == []
     (nack,) = [frame for frame in sent(held) if isinstance(frame, wire.Nack)]
     assert nack.ref is not None
-    held.nack_answered(nack.ref)
+    held.on_nack_answer(nack.ref)
     held.receive(push("aa", offset=0, number=3, attempt=2), now=0.0)
     assert [message.offset for message in drain(held)] == [0]
 
@@ -239,11 +239,11 @@ def test_after_the_brokers_restart_credit_counts_what_is_still_held() -> None:
     first, *_ = drain(held)
     held.ack(first, now=0.0)
     held.pause()
-    held.count_anew()
-    assert (held.granted, held.received_there) == (7, 0)
-    held.resumed([])
+    held.restart_count()
+    assert (held.granted, held.received_at_broker) == (7, 0)
+    held.on_resume([])
     held.receive(push("efg", offset=10, number=1, epoch=2), now=0.0)
-    assert held.received_there == 3
+    assert held.received_at_broker == 3
     for message in drain(held):
         held.ack(message, now=0.0)
     assert held.granted == 7 + 3
@@ -262,7 +262,7 @@ def test_a_message_that_comes_again_waits_for_the_handler_that_is_still_at_work_
     held.receive(push("ab", number=2, attempt=2), now=10.0)
     held.receive(push("c", offset=5, number=3), now=10.0)
     assert [message.key for message in drain(held, now=10.0)] == ["c"]
-    held.finished(a)
+    held.on_handler_end(a)
     assert [(m.key, m.attempt) for m in drain(held, now=10.0)] == [("a", 2)]
 
 
@@ -278,7 +278,7 @@ def test_leases_of_what_is_held_are_prolonged_in_time_and_what_is_refused_ends()
     (extend,) = held.take(itertools.count(50), now=due)
     assert isinstance(extend, wire.Extend)
     assert extend.deliveries == [[0, 1, 1, 1, 2]]
-    held.leases.answered(50, [[0, 1, 1, 2, 2]])  # c has been held for as long as it may
+    held.leases.on_answer(50, [[0, 1, 1, 2, 2]])  # c has been held for as long as it may
     held.expire(now=9.5)
     assert (b.state, c.state) == (State.HANDED, State.GONE)
     held.expire(now=13.0)
@@ -294,7 +294,7 @@ def test_a_prolongation_that_was_lost_is_asked_for_again() -> None:
     held.expire(now=4.5)
     assert len(held.take(itertools.count(1), now=4.5)) == 1
     held.pause()
-    held.resumed([])
+    held.on_resume([])
     held.expire(now=5.0)
     frames = held.take(itertools.count(2), now=5.0)
     assert [f.deliveries for f in frames if isinstance(f, wire.Extend) and f.ref] == [
@@ -311,7 +311,7 @@ def test_a_prolongation_that_failed_prolongs_nothing_and_is_asked_for_again() ->
     sent(held)
     held.expire(now=4.5)
     assert held.take(itertools.count(50), now=4.5)
-    held.leases.failed(50)
+    held.leases.on_failure(50)
     again_at = held.next_deadline()
     assert again_at is not None
     assert 4.5 < again_at < 9.0
@@ -319,6 +319,6 @@ def test_a_prolongation_that_failed_prolongs_nothing_and_is_asked_for_again() ->
     (extend,) = held.take(itertools.count(51), now=again_at)
     assert isinstance(extend, wire.Extend)
     assert extend.deliveries == [[0, 1, 1, 0, 0]]
-    held.leases.failed(51)
+    held.leases.on_failure(51)
     held.expire(now=9.0)
     assert a.state is State.GONE

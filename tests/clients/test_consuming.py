@@ -200,7 +200,7 @@ def test_an_extended_lease_lasts_and_its_successor_expires_alone() -> None:
     held = ledger(lease_s=30.0)
     held.receive(push("ab"), now=0.0)
     first, _second = drain(held)
-    held.extended(first, until=70.0)
+    held.on_extension(first, until=70.0)
     held.expire(now=28.0)
     held.check()
     assert held.next_deadline() == 70.0
@@ -214,7 +214,7 @@ def test_what_was_prolonged_holds_up_the_end_of_no_other_lease() -> None:
     held.receive(push("bc", offset=1, number=2), now=1.0)
     first = held.next(now=1.0)
     assert first is not None
-    held.extended(first, until=90.0)
+    held.on_extension(first, until=90.0)
     assert held.next_deadline() == 15.0
     held.expire(now=15.0)
     frames = held.take(itertools.count(1), now=15.0)
@@ -231,7 +231,7 @@ def prolonged(held: DeliveryLedger, now: float) -> list[int]:
     frames = held.take(itertools.count(1), now=now)
     asked = [f for f in frames if isinstance(f, wire.Extend) and f.ref is not None]
     for frame in asked:
-        held.leases.answered(frame.ref or 0, [])
+        held.leases.on_answer(frame.ref or 0, [])
     held.check()
     rows = [row for frame in asked for row in frame.deliveries]
     return [
@@ -358,8 +358,8 @@ def test_a_confirmed_ack_tells_who_was_settled() -> None:
     ack = next(frame for frame in sent(held) if isinstance(frame, wire.Ack))
     assert ack.ref is not None
     assert ack.deliveries == [[0, 1, 1, 0, 1]]
-    assert held.settlements.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"], [])
-    assert held.settlements.confirmed(ack.ref, []) == ([], [], [])
+    assert held.acks.on_ack_answer(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"], [])
+    assert held.acks.on_ack_answer(ack.ref, []) == ([], [], [])
 
 
 def test_a_confirmed_nack_tells_who_was_returned() -> None:
@@ -370,9 +370,9 @@ def test_a_confirmed_nack_tells_who_was_returned() -> None:
     nack = next(frame for frame in sent(held) if isinstance(frame, wire.Nack))
     assert nack.ref is not None
     assert nack.deliveries == [[0, 1, 1, 0, 2]]
-    assert held.nack_answered(nack.ref, [[0, 1, 1, 1, 2]]) == (["A"], ["B"], [])
-    assert held.nack_answered(nack.ref) == ([], [], [])
-    assert held.lost() == []
+    assert held.on_nack_answer(nack.ref, [[0, 1, 1, 1, 2]]) == (["A"], ["B"], [])
+    assert held.on_nack_answer(nack.ref) == ([], [], [])
+    assert held.on_session_loss() == []
 
 
 def test_a_lost_session_names_the_nacks_that_were_to_be_confirmed() -> None:
@@ -383,8 +383,8 @@ def test_a_lost_session_names_the_nacks_that_were_to_be_confirmed() -> None:
     held.nack(second, now=0.0)
     sent(held)
     held.nack(third, now=0.0, reject=True, ticket="C")
-    assert sorted(map(str, held.lost())) == ["A", "C"]
-    assert held.lost() == []
+    assert sorted(map(str, held.on_session_loss())) == ["A", "C"]
+    assert held.on_session_loss() == []
 
 
 def test_a_lost_connection_takes_everything_and_names_the_unconfirmed() -> None:
@@ -394,7 +394,7 @@ def test_a_lost_connection_takes_everything_and_names_the_unconfirmed() -> None:
     held.ack(first, now=0.0, ticket="A")
     sent(held)
     held.ack(second, now=0.0, ticket="B")
-    assert sorted(map(str, held.lost())) == ["A", "B"]
+    assert sorted(map(str, held.on_session_loss())) == ["A", "B"]
     assert drain(held) == []
     assert sent(held) == []
 
@@ -505,7 +505,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.held.nack(message, now=self.now)
             else:
                 self.held.check_held(message, now=self.now)
-                self.held.extended(message, until=self.now + 15.0)
+                self.held.on_extension(message, until=self.now + 15.0)
         except StaleDelivery:
             assert message not in self.working
             return
@@ -545,7 +545,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert frame.granted > self.granted, "R25: granted only grows"
                 self.granted = frame.granted
             elif isinstance(frame, wire.Nack) and frame.ref is not None:
-                self.held.nack_answered(frame.ref)
+                self.held.on_nack_answer(frame.ref)
 
     @invariant()
     def holds(self) -> None:

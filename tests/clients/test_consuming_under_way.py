@@ -31,7 +31,7 @@ def test_what_crosses_a_nack_is_not_handed_out() -> None:
     assert nack.ref is not None
     held.receive(push("aba", offset=1, number=2), now=0.0)
     assert [m.key for m in drain(held)] == ["b"]
-    held.nack_answered(nack.ref)
+    held.on_nack_answer(nack.ref)
     held.receive(push("aa", offset=0, number=3, attempt=2), now=0.0)
     assert [m.offset for m in drain(held)] == [0]
 
@@ -197,7 +197,7 @@ class CrossingMachine(RuleBasedStateMachine):
         elif isinstance(frame, wire.Revoked):
             self.held.revoke(frame.deliveries)
         elif isinstance(frame, wire.Ok):
-            self.held.nack_answered(frame.ref)
+            self.held.on_nack_answer(frame.ref)
 
     @rule()
     def send(self) -> None:

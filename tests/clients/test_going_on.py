@@ -127,7 +127,7 @@ async def test_what_was_closed_while_nothing_carried_it_is_left_when_the_session
         messages = client.subscribe("q", "g")
         await messages.__aenter__()
         assert client._session is not None
-        client._session._dialer.advised(0.5)
+        client._session._connector.on_drain(0.5)
         lost = asyncio.Event()
         client._session.add(Losses(lost))
         cut(server)
@@ -226,7 +226,7 @@ async def test_a_group_that_is_deleted_while_nothing_connects_the_client_ends_it
         async with client.subscribe("q", "g") as messages, client.subscribe("q", "h") as others:
             waiting = asyncio.ensure_future(anext(messages))
             assert client._session is not None
-            client._session._dialer.advised(0.5)
+            client._session._connector.on_drain(0.5)
             lost = asyncio.Event()
             client._session.add(Losses(lost))
             cut(server)
@@ -342,7 +342,7 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
             joining = asyncio.ensure_future(messages.__aenter__())
             await asked.wait()
             refused, stall = asyncio.Event(), stalls.pop()
-            answered = messages._answered
+            answered = messages._on_answer
 
             def hears(answer: Any) -> None:
                 if answer is not None and answer.code == "overloaded":
@@ -350,10 +350,10 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
                     stall.set()
                 answered(answer)
 
-            monkeypatch.setattr(messages, "_answered", hears)
+            monkeypatch.setattr(messages, "_on_answer", hears)
             cut(server)
             await refused.wait()
-            monkeypatch.setattr(messages, "_answered", answered)
+            monkeypatch.setattr(messages, "_on_answer", answered)
             await joining
             await publish(client, 3)
             assert sorted([(await anext(messages)).body for _ in range(3)]) == [0, 1, 2]
@@ -369,7 +369,7 @@ async def test_a_prolongation_ends_with_the_lease_though_no_broker_comes_back(
         async with client.subscribe("q", "g", auto_extend=False) as messages:
             message = await anext(messages)
             assert client._session is not None
-            client._session._dialer.advised(3600)
+            client._session._connector.on_drain(3600)
             lost = asyncio.Event()
             client._session.add(Losses(lost))
             cut(server)

@@ -377,11 +377,11 @@ async def test_a_reader_goes_on_in_another_history_where_it_is_told_to(
 def test_a_position_of_the_brokers_own_that_it_does_not_know_is_no_endless_loop() -> None:
     opening = ReaderOpening((None, POSITION), "latest")
     unknown = wire.Verdict(0, "unknown", first=0, generation=2)
-    assert not opening.answered(wire.Ok(ref=1, queue_id="id", positions=[unknown]))
-    assert not opening.answered(wire.Ok(ref=2, queue_id="id", positions=[unknown]))
+    assert not opening.on_answer(wire.Ok(ref=1, queue_id="id", positions=[unknown]))
+    assert not opening.on_answer(wire.Ok(ref=2, queue_id="id", positions=[unknown]))
     assert opening.where[1] == wire.Position(queue_id="id", partitions={"0": (2, 0)})
     with pytest.raises(tocsin.PositionUnknown):
-        opening.answered(wire.Ok(ref=3, queue_id="id", positions=[unknown]))
+        opening.on_answer(wire.Ok(ref=3, queue_id="id", positions=[unknown]))
 
 
 @pytest.mark.parametrize("answer", ["sideways", ValueError("no"), tocsin.TocsinError("mine")])

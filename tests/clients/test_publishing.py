@@ -68,18 +68,20 @@ def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
         harness.add(text)
     (sent,) = harness.take()
     behind = refusal("out_of_sequence")
-    harness.lane.answered(receipts(sent, [0, 0], refusal("overloaded"), behind), now=0.0)
+    harness.lane.on_answer(receipts(sent, [0, 0], refusal("overloaded"), behind), now=0.0)
     assert harness.lane.deferred == {"overloaded": 2}
     for later in (10.0, 20.0):
         (again,) = harness.take(later)
         whole = wire.ErrorBody("rate_limited", "", True).exception()
-        harness.lane.refused(again.ref, whole, now=later)
+        harness.lane.on_refusal(again.ref, whole, now=later)
     assert harness.lane.deferred == {"overloaded": 2}
     (again,) = harness.take(100.0)
-    harness.lane.answered(receipts(again, [0, 1], [0, 2]), now=100.0)
+    harness.lane.on_answer(receipts(again, [0, 1], [0, 2]), now=100.0)
     harness.add("d")
     (again,) = harness.take(100.0)
-    harness.lane.refused(again.ref, wire.ErrorBody("rate_limited", "", True).exception(), now=100.0)
+    harness.lane.on_refusal(
+        again.ref, wire.ErrorBody("rate_limited", "", True).exception(), now=100.0
+    )
     assert harness.lane.deferred == {"overloaded": 2, "rate_limited": 1}
 
 
@@ -112,7 +114,7 @@ def test_a_receipt_names_place_and_durability() -> None:
         durability=wire.Durability("all", 3),
         id_prefix="q-1-",
     )
-    harness.lane.answered(answer, now=0.0)
+    harness.lane.on_answer(answer, now=0.0)
     assert ticket.outcomes == [Receipt("q-1-4-120", 4, 120, True, wire.Durability("all", 3))]
     assert harness.lane.resolved == 1
 
@@ -121,7 +123,7 @@ def test_a_final_refusal_ends_only_its_message() -> None:
     harness = Harness()
     first, second = harness.add("a"), harness.add("b")
     (sent,) = harness.take()
-    harness.lane.answered(receipts(sent, refusal("message_too_large", False), [0, 0]), now=0.0)
+    harness.lane.on_answer(receipts(sent, refusal("message_too_large", False), [0, 0]), now=0.0)
     assert isinstance(first.outcomes[0], BrokerError)
     assert isinstance(second.outcomes[0], Receipt)
     assert harness.lane.next_deadline() is None
@@ -135,9 +137,9 @@ def test_what_waits_for_an_earlier_message_is_counted_with_it_whichever_answer_c
     for text in "abcd":
         harness.add(text)
     first, second = harness.take()
-    harness.lane.refused(second.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
+    harness.lane.on_refusal(second.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
     assert harness.lane.deferred == {}
-    harness.lane.answered(receipts(first, [0, 0], refusal("rate_limited")), now=0.0)
+    harness.lane.on_answer(receipts(first, [0, 0], refusal("rate_limited")), now=0.0)
     assert harness.lane.deferred == {"rate_limited": 3}
 
 
@@ -145,7 +147,7 @@ def test_a_refused_frame_ends_all_its_messages() -> None:
     harness = Harness()
     ticket = harness.add("a")
     (sent,) = harness.take()
-    harness.lane.refused(sent.ref, QueueNotFound("queue_not_found"), now=0.0)
+    harness.lane.on_refusal(sent.ref, QueueNotFound("queue_not_found"), now=0.0)
     assert isinstance(ticket.outcomes[0], QueueNotFound)
 
 
@@ -157,12 +159,12 @@ def test_nothing_new_is_sent_before_the_refused_is_sent_again() -> None:
     (first,) = harness.take()
     harness.add("d")
     (second,) = harness.take()
-    harness.lane.answered(
+    harness.lane.on_answer(
         receipts(first, [0, 0], refusal("queue_full"), refusal("out_of_sequence")), now=0.0
     )
     harness.add("e")
     assert harness.take(now=100.0) == []  # "d" is still in flight
-    harness.lane.answered(receipts(second, refusal("out_of_sequence")), now=100.0)
+    harness.lane.on_answer(receipts(second, refusal("out_of_sequence")), now=100.0)
     assert harness.take(now=0.0) == []  # the backoff
     again = harness.take(now=100.0)
     assert [(sent.sequence, sent.messages) for sent in again] == [(1, ["b", "c", "d", "e"])]
@@ -175,7 +177,7 @@ def test_backoff_grows_and_is_bounded_and_the_brokers_advice_counts() -> None:
     now, pauses = 0.0, []
     for _ in range(12):
         (sent,) = harness.take(now)
-        harness.lane.answered(receipts(sent, refusal("overloaded")), now=now)
+        harness.lane.on_answer(receipts(sent, refusal("overloaded")), now=now)
         due = harness.lane.next_deadline()
         assert due is not None
         pauses.append(due - now)
@@ -184,7 +186,7 @@ def test_backoff_grows_and_is_bounded_and_the_brokers_advice_counts() -> None:
     assert 0.5 * BACKOFF_S_MAX <= pauses[-1] <= 1.5 * BACKOFF_S_MAX
     (sent,) = harness.take(now)
     advice = wire.ErrorBody("overloaded", "", True, 60.0)
-    harness.lane.answered(receipts(sent, advice), now=now)
+    harness.lane.on_answer(receipts(sent, advice), now=now)
     assert harness.lane.next_deadline() == now + 60.0
 
 
@@ -198,9 +200,9 @@ def test_over_a_limit_one_frame_at_a_time_goes_when_the_broker_has_said() -> Non
         harness.add(text)
     first, second, third = harness.take()
     lane = harness.lane
-    lane.refused(first.ref, limited(2.0), now=0.0)
+    lane.on_refusal(first.ref, limited(2.0), now=0.0)
     for sent in (second, third):
-        lane.refused(sent.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
+        lane.on_refusal(sent.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
     harness.add("g")
     due = lane.next_deadline()
     assert due is not None
@@ -209,17 +211,17 @@ def test_over_a_limit_one_frame_at_a_time_goes_when_the_broker_has_said() -> Non
     (sent,) = harness.take(due)
     assert (sent.sequence, sent.messages) == (0, ["a", "b"])
     assert harness.take(due) == []
-    lane.answered(receipts(sent, [0, 0], [0, 1]), now=due)
+    lane.on_answer(receipts(sent, [0, 0], [0, 1]), now=due)
     (sent,) = harness.take(due)
     assert (sent.sequence, sent.messages) == (2, ["c", "d"])
-    lane.refused(sent.ref, limited(1.0), now=due)
+    lane.on_refusal(sent.ref, limited(1.0), now=due)
     again = lane.next_deadline()
     assert again is not None
     assert due + 1.0 <= again <= due + 1.1 + 1e-9  # it had gone well in between
     for expected in (["c", "d"], ["e", "f"], ["g"]):
         (sent,) = harness.take(again)
         assert sent.messages == expected
-        lane.answered(receipts(sent, *([0, 0] for _ in expected)), now=again)
+        lane.on_answer(receipts(sent, *([0, 0] for _ in expected)), now=again)
     assert lane.unanswered == 0
     for text in "hijk":
         harness.add(text)
@@ -232,14 +234,14 @@ def test_what_is_over_a_limit_in_a_frame_comes_again_in_frames_of_what_passes_at
         harness.add(text)
     (sent,) = harness.take()
     over = wire.ErrorBody("rate_limited", "", True, 2.0)
-    harness.lane.answered(receipts(sent, [0, 0], [0, 1], [0, 2], *[over] * 5), now=0.0)
+    harness.lane.on_answer(receipts(sent, [0, 0], [0, 1], [0, 2], *[over] * 5), now=0.0)
     due = harness.lane.next_deadline()
     assert due is not None
     assert 2.0 <= due <= 2.2
     (sent,) = harness.take(due)
     assert (sent.sequence, sent.messages) == (3, ["d", "e", "f"])
     assert harness.take(due) == []
-    harness.lane.answered(receipts(sent, [0, 3], [0, 4], [0, 5]), now=due)
+    harness.lane.on_answer(receipts(sent, [0, 3], [0, 4], [0, 5]), now=due)
     (sent,) = harness.take(due)
     assert (sent.sequence, sent.messages) == (6, ["g", "h"])
     harness.lane.check()
@@ -254,7 +256,7 @@ def test_who_comes_in_time_and_is_refused_asks_for_less_and_later() -> None:
     for _ in range(6):
         (sent,) = harness.take(now)
         sizes.append(len(sent.messages))
-        harness.lane.refused(sent.ref, limited(1.0), now=now)
+        harness.lane.on_refusal(sent.ref, limited(1.0), now=now)
         due = harness.lane.next_deadline()
         assert due is not None
         pauses.append(due - now)
@@ -263,7 +265,7 @@ def test_who_comes_in_time_and_is_refused_asks_for_less_and_later() -> None:
     assert pauses[0] <= 1.1
     assert 1.8 <= pauses[-1] <= 2.4
     (sent,) = harness.take(now)
-    harness.lane.refused(sent.ref, limited(1e9), now=now)
+    harness.lane.on_refusal(sent.ref, limited(1e9), now=now)
     due = harness.lane.next_deadline()
     assert due is not None
     assert due - now <= LIMITED_S_MAX + 1.5 * BACKOFF_S_MAX
@@ -274,7 +276,7 @@ def test_a_lost_connection_sends_everything_again_at_once_in_order() -> None:
     for text in "abc":
         harness.add(text)
     harness.take()
-    harness.lane.disconnected()
+    harness.lane.on_disconnect()
     harness.add("d")
     (sent,) = harness.take()
     assert (sent.sequence, sent.messages) == (0, ["a", "b", "c", "d"])
@@ -284,8 +286,8 @@ def test_an_answer_of_an_earlier_connection_says_nothing() -> None:
     harness = Harness()
     ticket = harness.add("a")
     (sent,) = harness.take()
-    harness.lane.disconnected()
-    harness.lane.answered(receipts(sent, [0, 0]), now=0.0)
+    harness.lane.on_disconnect()
+    harness.lane.on_answer(receipts(sent, [0, 0]), now=0.0)
     assert ticket.outcomes == [None]
 
 
@@ -293,7 +295,7 @@ def test_a_late_message_is_given_up_and_says_why() -> None:
     harness = Harness()
     late, waiting = harness.add("a", deadline=5.0), harness.add("b", deadline=50.0)
     (sent,) = harness.take()
-    harness.lane.answered(
+    harness.lane.on_answer(
         receipts(sent, refusal("queue_full"), refusal("out_of_sequence")), now=0.0
     )
     harness.lane.expire(now=5.0)
@@ -313,10 +315,10 @@ def test_there_is_room_for_as_many_as_the_broker_keeps_apart() -> None:
     harness.add("b")
     assert harness.lane.room() == 0
     (sent,) = harness.take()
-    harness.lane.answered(receipts(sent, refusal("unknown"), [0, 1]), now=0.0)
+    harness.lane.on_answer(receipts(sent, refusal("unknown"), [0, 1]), now=0.0)
     assert harness.lane.room() == 0  # the oldest one counts, not their number
     (sent,) = harness.take(now=1.0)
-    harness.lane.answered(receipts(sent, [0, 2]), now=1.0)
+    harness.lane.on_answer(receipts(sent, [0, 2]), now=1.0)
     assert harness.lane.room() == 2
 
 
@@ -416,15 +418,15 @@ class LaneMachine(RuleBasedStateMachine):
     def answer(self) -> None:
         sent, answer = self.back.pop(0)
         if isinstance(answer, BrokerError):
-            self.harness.lane.refused(sent.ref, answer, now=self.now)
+            self.harness.lane.on_refusal(sent.ref, answer, now=self.now)
         else:
-            self.harness.lane.answered(answer, now=self.now)
+            self.harness.lane.on_answer(answer, now=self.now)
 
     @rule()
     def break_connection(self) -> None:
         self.out.clear()
         self.back.clear()
-        self.harness.lane.disconnected()
+        self.harness.lane.on_disconnect()
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 7.0]))
     def wait(self, seconds: float) -> None:

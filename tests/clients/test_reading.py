@@ -29,9 +29,9 @@ def push(
 def opened(credit: int = 8, *verdicts: wire.Verdict) -> ReadLedger:
     """A reader that has been opened at offset 100 of partition 4, or with these verdicts."""
     ledger = ReadLedger(credit=credit)
-    assert ledger.opening() == (credit, None)
+    assert ledger.reopen() == (credit, None)
     start = [wire.Verdict(4, "resumed", generation=7, next=100)]
-    ledger.opened(1, wire.Ok(ref=1, queue_id="q", positions=list(verdicts) or start))
+    ledger.on_open(1, wire.Ok(ref=1, queue_id="q", positions=list(verdicts) or start))
     return ledger
 
 
@@ -97,12 +97,12 @@ def test_a_new_connection_goes_on_behind_what_was_received() -> None:
     ledger = opened(credit=8)
     ledger.receive(push(100, 5))
     assert take(ledger) == 100
-    granted, wanted = ledger.opening()
+    granted, wanted = ledger.reopen()
     assert wanted == position(p4=(7, 105))
     assert granted == 4  # four are still in the buffer
     assert take(ledger) == 101
     assert ledger.take() == []  # nothing is granted before the ok
-    ledger.opened(1, wire.Ok(ref=2, queue_id="q", positions=[]))
+    ledger.on_open(1, wire.Ok(ref=2, queue_id="q", positions=[]))
     assert take(ledger) == 102
     assert ledger.take() == [wire.Credit(subscription=1, granted=6)]
 
@@ -141,11 +141,11 @@ def test_another_history_begins_behind_what_came_of_the_old_one() -> None:
     """R26: lower offsets, another generation: the position is the old one's, then the new one's."""
     ledger = opened()
     ledger.receive(push(100, 1))
-    ledger.opening()
+    ledger.reopen()
     verdicts = [wire.Verdict(4, "unknown", first=3, generation=9)]
-    ledger.opened(1, wire.Ok(ref=2, queue_id="q", positions=verdicts), unknown={4})
+    ledger.on_open(1, wire.Ok(ref=2, queue_id="q", positions=verdicts), unknown={4})
     ledger.receive(push(3, 1))
-    assert ledger.opening()[1] == position(p4=(9, 4))
+    assert ledger.reopen()[1] == position(p4=(9, 4))
     assert take(ledger) == 100
     assert ledger.position() == position(p4=(7, 101))
     assert take(ledger) == 3
@@ -155,12 +155,12 @@ def test_another_history_begins_behind_what_came_of_the_old_one() -> None:
 
 def test_another_queue_of_the_name_takes_nothing_over() -> None:
     ledger = opened()
-    ledger.opening()
+    ledger.reopen()
     verdicts = [wire.Verdict(0, "resumed", first=5, generation=1)]
-    ledger.opened(1, wire.Ok(ref=2, queue_id="other", positions=verdicts), unknown={0})
+    ledger.on_open(1, wire.Ok(ref=2, queue_id="other", positions=verdicts), unknown={0})
     assert ledger.next() is None
     expected = wire.Position(queue_id="other", partitions={"0": (1, 5)})
-    assert ledger.position() == ledger.handled_position() == ledger.opening()[1] == expected
+    assert ledger.position() == ledger.handled_position() == ledger.reopen()[1] == expected
 
 
 def test_a_position_survives_a_file() -> None:

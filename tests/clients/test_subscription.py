@@ -124,7 +124,7 @@ async def test_a_confirmed_nack_that_was_refused_raises(
         frames = messages._ledger.take(itertools.count(100), now=0.0)
         (nack,) = [frame for frame in frames if isinstance(frame, wire.Nack)]
         assert nack.ref is not None
-        messages._nacked(nack.ref, answer(nack))
+        messages._on_nack_answer(nack.ref, answer(nack))
         with pytest.raises(raised):
             await ticket
 
@@ -372,10 +372,10 @@ async def test_an_ack_that_is_refused_when_it_is_asked_again_is_of_unknown_outco
         ticket = asyncio.get_running_loop().create_future()
         ledger.ack(message, now=0.0, ticket=ticket)
         list(ledger.take(refs, now=0.0))
-        ledger.settlements.say_again([])
+        ledger.acks.repeat([])
         (ack,) = [frame for frame in ledger.take(refs, now=0.0) if isinstance(frame, wire.Ack)]
         assert ack.ref is not None
-        messages._confirmed(ack.ref, wire.Ok(ref=ack.ref, stale=ack.deliveries))
+        messages._on_ack_answer(ack.ref, wire.Ok(ref=ack.ref, stale=ack.deliveries))
         with pytest.raises(tocsin.OutcomeUnknown):
             await ticket
 

@@ -35,7 +35,7 @@ class Carried:
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self.is_receiving = False
         self.patient_until = 0.0
 
@@ -44,7 +44,7 @@ class Carried:
     def deliver(self, data: bytes) -> None:
         """The broker says this."""
         if not self.is_over and not self.is_silent:
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
             if self._listener is not None:
                 self._listener.on_message(data)
 

@@ -42,10 +42,10 @@ class _LaneQueue:
         except BaseException:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            self.poke()  # it may have stood before somebody for whom there is room
+            self.admit()  # it may have stood before somebody for whom there is room
             raise
 
-    def poke(self) -> None:
+    def admit(self) -> None:
         """There may be room now. Everybody who fits adds in this turn, so that what was published
         by many callers travels in one frame."""
         while self._waiting and self.lane.room():
@@ -130,9 +130,9 @@ class Publisher:
         self, line: _LaneQueue, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
         id: str | None,
     ) -> None:  # fmt: skip
-        produced = self._produced()
+        produced = self._produced_unix_us()
         line.lane.add(data, _SingleTicket(future), 0, deadline, id, produced_unix_us=produced)
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
         self._session.wake_at(deadline)
 
     async def publish_many(
@@ -149,7 +149,7 @@ class Publisher:
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         ticket = BatchTicket(len(encoded), partial(_resolve_many, future))
-        added, produced = 0, self._produced()
+        added, produced = 0, self._produced_unix_us()
 
         def fill() -> bool:
             nonlocal added
@@ -162,7 +162,7 @@ class Publisher:
                         one[0], ticket, added, deadline, one[1], produced_unix_us=produced
                     )
                 added += 1
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
             self._session.wake_at(deadline)
             return added == len(encoded)
 
@@ -209,8 +209,8 @@ class Publisher:
             )
         return data
 
-    def _produced(self) -> int | None:
-        return self._clock.unix_us(self._now()) if self._clock.is_told else None
+    def _produced_unix_us(self) -> int | None:
+        return self._clock.unix_us(self._now()) if self._clock.is_wanted else None
 
     def _deadline(self, timeout_s: float | None) -> float:
         return NEVER if timeout_s is None else self._loop.time() + timeout_s
@@ -224,7 +224,7 @@ class Publisher:
             line = self._lines[queue] = _LaneQueue(
                 Lane(queue, rng=self._rng, bounds=self._bounds())
             )
-            line.lane.tells_time = self._clock.is_told
+            line.lane.sends_time = self._clock.is_wanted
         return line
 
     def _bounds(self) -> Bounds:
@@ -235,16 +235,16 @@ class Publisher:
 
     def opened(self) -> None:
         """Everything unanswered is sent again, under the same sequences (P4)."""
-        self._clock.opened(self._session.welcome.clock_unix_us, now=self._now())
+        self._clock.on_welcome(self._session.welcome.clock_unix_us, now=self._now())
         for line in self._lines.values():
             line.lane.bounds = self._bounds()
-            line.lane.tells_time = self._clock.is_told
-        self._session.dirty(self)
+            line.lane.sends_time = self._clock.is_wanted
+        self._session.mark_dirty(self)
 
     def disconnected(self) -> None:
         """What was in flight will be sent again."""
         for line in self._lines.values():
-            line.lane.disconnected()
+            line.lane.on_disconnect()
 
     def failed(self, error: TocsinError) -> None:
         """Nothing will be sent any more."""
@@ -258,10 +258,10 @@ class Publisher:
         if not self._session.writable:
             return frames  # `on_writable` asks again
         for line in self._lines.values():
-            news = self._clock.news_us
+            news = self._clock.offset_to_send_us
             for ref, frame in line.lane.take(self._session.refs, now=now, clock_offset_us=news):
-                self._clock.told()
-                self._session.expect(ref, partial(self._answered, line, ref))
+                self._clock.on_offset_sent()
+                self._session.expect(ref, partial(self._on_answer, line, ref))
                 frames.append(frame)
         if frames and self._clock.is_due(now):
             frames.insert(0, self._ask(now))
@@ -270,25 +270,25 @@ class Publisher:
     def _ask(self, now: float) -> bytes:
         """What does the broker's clock show?"""
         ref, asked_at = next(self._session.refs), self._now()
-        self._clock.asked(now)
+        self._clock.on_ping(now)
 
         def answered(answer: wire.Ok | wire.Error | None) -> None:
             if isinstance(answer, wire.Ok) and answer.clock_unix_us is not None:
-                self._clock.answered(asked_at, answer.clock_unix_us, now=self._now())
+                self._clock.on_pong(asked_at, answer.clock_unix_us, now=self._now())
 
         self._session.expect(ref, answered)
         return wire.encode(wire.Ping(ref=ref))
 
-    def _answered(self, line: _LaneQueue, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_answer(self, line: _LaneQueue, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         now = self._loop.time()
         if answer is None:
             return  # `disconnected` follows
         if isinstance(answer, wire.Ok):
-            line.lane.answered(answer, now=now)
+            line.lane.on_answer(answer, now=now)
         else:
-            line.lane.refused(ref, answer.exception(), now=now)
-        line.poke()
-        self._session.dirty(self)
+            line.lane.on_refusal(ref, answer.exception(), now=now)
+        line.admit()
+        self._session.mark_dirty(self)
         self._session.wake_at(line.lane.next_deadline())
 
     def next_deadline(self) -> float | None:
@@ -305,9 +305,9 @@ class Publisher:
         """Give up what is late; send again what has waited long enough."""
         for line in self._lines.values():
             line.lane.expire(now=now)
-            line.poke()
+            line.admit()
         if self._lines:
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
 
 
 def _resolve_many(future: "asyncio.Future[list[Receipt]]", ticket: BatchTicket) -> None:

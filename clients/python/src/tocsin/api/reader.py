@@ -120,7 +120,7 @@ class Reader(SessionSubscription):
     async def close(self) -> None:
         """Leave, and save the position: what was handed out is done. Calling it again does
         nothing. Raises what the position's store raises."""
-        self._ledger.handled()
+        self._ledger.mark_handled()
         await super().close()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -143,7 +143,7 @@ class Reader(SessionSubscription):
             What the position's store raises; iterating again goes on.
         """
         if self._keeper is not None:
-            self._ledger.handled()
+            self._ledger.mark_handled()
             self._keep()
             await self._keeper.save_if_due()
         while (message := self.next_nowait()) is None:
@@ -160,19 +160,19 @@ class Reader(SessionSubscription):
             self._on_gap(item)
         self._keep()
         if item is not None:
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
         return item
 
     def _keep(self) -> None:
         if self._keeper is not None:
-            self._keeper.moved(self._ledger.handled_total, self._ledger.moves)
+            self._keeper.on_move(self._ledger.handled_total, self._ledger.moves)
 
     # --- session.Subscriber ---------------------------------------------------------------------
 
     def _subscribe(self, ref: int) -> wire.Subscribe:
         ledger = self._ledger
         ledger.credit = min(ledger.credit, self._session.welcome.credit_max)
-        granted, position = ledger.opening()
+        granted, position = ledger.reopen()
         if self._opening is None:
             if position is None and isinstance(self._start, wire.Position):
                 position = self._start
@@ -185,31 +185,31 @@ class Reader(SessionSubscription):
             credit=granted if self._opening.takes_messages else 0, keys=self._keys,
         )  # fmt: skip
 
-    def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_answer(self, answer: wire.Ok | wire.Error | None) -> None:
         opening = self._opening
         if answer is None or self._failure is not None or opening is None:
-            super()._answered(answer)  # the opening goes on over the next connection
+            super()._on_answer(answer)  # the opening goes on over the next connection
             return
         try:
-            is_last = opening.answered(answer)
+            is_last = opening.on_answer(answer)
         except TocsinError as error:
             self._leave(error)
             return
         if is_last:
-            super()._answered(answer)
+            super()._on_answer(answer)
             return
         if opening.leaves_first:
             ref = next(self._session.refs)
             self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
         self._join()
 
-    def _accepted(self, answer: wire.Ok) -> None:
+    def _on_accept(self, answer: wire.Ok) -> None:
         opening, self._opening = self._opening, None
         assert opening is not None
         self.verdicts = opening.verdicts(answer)
-        self._ledger.opened(self._number, answer, opening.unknown(answer))
+        self._ledger.on_open(self._number, answer, opening.unknown(answer))
         self._keep()
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
         self._waiters.wake(self._ledger.ready)
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
@@ -259,11 +259,11 @@ class PositionKeeper:
         self._every_s = every_s
         self._position = position
         self._saved: Position | None = None
-        self._done = self._done_saved = 0
+        self._handled = self._handled_saved = 0
         self._moves = 0
-        self._one_at_a_time = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._saving: asyncio.Task[None] | None = None
+        self._save_task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
     async def load(self) -> Position | None:
@@ -272,16 +272,16 @@ class PositionKeeper:
         self._saved = await found if isawaitable(found) else found
         return self._saved
 
-    def moved(self, done: int, moves: int) -> None:
+    def on_move(self, done: int, moves: int) -> None:
         """`done` messages in all are done; `moves` is another number than before if the position
         has moved."""
-        self._done = done
+        self._handled = done
         if moves == self._moves:
             return
         self._moves = moves
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._every_s, self._save_soon)
+            self._timer = loop.call_later(self._every_s, self._on_timer)
 
     async def save_if_due(self) -> None:
         """Save, if so much is done that it is time. Raises what the store raised, now or when it
@@ -289,13 +289,13 @@ class PositionKeeper:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if self._done - self._done_saved >= self._every:
+        if self._handled - self._handled_saved >= self._every:
             await self.save()
 
     async def save(self) -> None:
         """Save, unless nothing has moved. Raises what the store raises."""
-        async with self._one_at_a_time:
-            done, position = self._done, self._position()
+        async with self._save_lock:
+            done, position = self._handled, self._position()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -304,15 +304,15 @@ class PositionKeeper:
                 if isawaitable(saved):
                     await saved
                 self._saved = position
-            self._done_saved = done
+            self._handled_saved = done
 
-    def _save_soon(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._saving = asyncio.get_running_loop().create_task(
-            self._save_by_the_clock(), name="tocsin-position"
+        self._save_task = asyncio.get_running_loop().create_task(
+            self._save_timed(), name="tocsin-position"
         )
 
-    async def _save_by_the_clock(self) -> None:
+    async def _save_timed(self) -> None:
         try:
             await self.save()
         except Exception as error:
@@ -322,8 +322,8 @@ class PositionKeeper:
     async def close(self) -> None:
         """Save for the last time and let go of the name. Raises what the store raises."""
         try:
-            if self._saving is not None:
-                await asyncio.wait((self._saving,))
+            if self._save_task is not None:
+                await asyncio.wait((self._save_task,))
             await self.save()
         finally:
             self.release()

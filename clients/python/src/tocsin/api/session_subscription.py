@@ -86,7 +86,7 @@ class SessionSubscription(ABC):
         return False
 
     @abstractmethod
-    def _accepted(self, answer: wire.Ok) -> None:
+    def _on_accept(self, answer: wire.Ok) -> None:
         """The broker has let us in."""
 
     # --- joining and leaving --------------------------------------------------------------------
@@ -121,7 +121,7 @@ class SessionSubscription(ABC):
             return
         left: asyncio.Future[None] = self._loop.create_future()
         if self._session.is_open:
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
             ref = next(self._session.refs)
             self._session.expect(ref, lambda _: None if left.done() else left.set_result(None))
             self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
@@ -173,10 +173,10 @@ class SessionSubscription(ABC):
         if self._failure is not None or not self._session.is_open:
             return
         ref = next(self._session.refs)
-        self._session.expect(ref, self._answered)
+        self._session.expect(ref, self._on_answer)
         self._session.request(self._subscribe(ref))
 
-    def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_answer(self, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # the connection was lost: `opened` follows
         if self._failure is not None:  # left before the broker had let us in
@@ -184,7 +184,7 @@ class SessionSubscription(ABC):
                 session = self._session
                 session.request(wire.Unsubscribe(ref=next(session.refs), subscription=self._number))
         elif isinstance(answer, wire.Ok):
-            self._accepted(answer)
+            self._on_accept(answer)
             if not self._joined.done():
                 self._joined.set_result(None)
         elif not answer.retry:

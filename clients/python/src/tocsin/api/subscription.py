@@ -71,7 +71,7 @@ class Subscription(SessionSubscription):
             if message is None:
                 await self._wait()
                 continue
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
             if not _may_be_a_killer(message):
                 return message
             try:
@@ -87,7 +87,7 @@ class Subscription(SessionSubscription):
         """The next message whose key is free, if one is here; None: not now."""
         message = self._ledger.next(now=self._loop.time())
         if message is not None:
-            self._session.dirty(self)
+            self._session.mark_dirty(self)
             if _may_be_a_killer(message):
                 self._session.flush()
         return message
@@ -156,7 +156,7 @@ class Subscription(SessionSubscription):
                     self._settle_quietly(message, partial(self.ack, message))
             finally:
                 del self._running[message]
-                self._ledger.finished(message)
+                self._ledger.on_handler_end(message)
                 self._waiters.wake(self._ledger.ready)
             if worker.cancelling():
                 raise asyncio.CancelledError  # the handler has swallowed it
@@ -182,13 +182,13 @@ class Subscription(SessionSubscription):
     def ack(self, message: Message) -> None:
         """Queue an ack. Raises StaleDelivery."""
         self._ledger.ack(message, now=self._loop.time())
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
 
     async def ack_confirmed(self, message: Message) -> None:
         """Ack, and wait until it is durable. Raises StaleDelivery, OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.ack(message, now=self._loop.time(), ticket=confirmed)
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
         await confirmed
 
     def nack(
@@ -198,7 +198,7 @@ class Subscription(SessionSubscription):
         self._ledger.nack(
             message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject
         )
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
 
     async def nack_confirmed(
         self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
@@ -209,7 +209,7 @@ class Subscription(SessionSubscription):
             message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject,
             ticket=confirmed,
         )  # fmt: skip
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
         await confirmed
 
     async def extend(self, message: Message, lease_s: float | None) -> None:
@@ -237,7 +237,7 @@ class Subscription(SessionSubscription):
         if isinstance(got, wire.Error) or got.stale:
             raise StaleDelivery(f"message {message.id}: its lease was not prolonged")
         ledger.check_held(message, now=self._loop.time())
-        ledger.extended(message, until=now + usable_s(lease_s or ledger.lease_s))
+        ledger.on_extension(message, until=now + usable_s(lease_s or ledger.lease_s))
         self._session.wake_at(ledger.next_deadline())
 
     def gone(self, message: Message) -> bool:
@@ -259,7 +259,7 @@ class Subscription(SessionSubscription):
         # Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
         comes_back = self._is_held and session.is_known
         if comes_back:
-            self._ledger.count_anew()
+            self._ledger.restart_count()
         else:
             self._abandon()
         return wire.Subscribe(
@@ -269,7 +269,7 @@ class Subscription(SessionSubscription):
             deletes_max=self._deletes_max or None,
         )  # fmt: skip
 
-    def _accepted(self, answer: wire.Ok) -> None:
+    def _on_accept(self, answer: wire.Ok) -> None:
         lease_s = LEASE_S_DEFAULT if answer.lease_s is None else answer.lease_s
         if self._is_held:
             self._hold()
@@ -286,26 +286,26 @@ class Subscription(SessionSubscription):
     def _hold(self) -> None:
         """Say what is held (R22); the answer to the last frame says what of it is not ours."""
         ledger, session = self._ledger, self._session
-        lists = list(split_deliveries(ledger.holding())) or [[]]
+        lists = list(split_deliveries(ledger.held_deliveries())) or [[]]
         for place, part in enumerate(lists, 1):
             ref, is_last = next(session.refs), place == len(lists)
-            session.expect(ref, self._resumed if is_last else _ignored)
+            session.expect(ref, self._on_resume if is_last else _ignored)
             session.request(
                 wire.Held(
-                    ref=ref, subscription=self._number, received=ledger.received_there,
+                    ref=ref, subscription=self._number, received=ledger.received_at_broker,
                     deliveries=part, more=not is_last,
                 )
             )  # fmt: skip
 
-    def _resumed(self, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_resume(self, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None or self._failure is not None:
             return  # lost again: the next welcome asks again
         if isinstance(answer, wire.Error):
             logger.error("the broker does not take what is held here: %s", answer.exception())
-            self._session.begin_anew()
+            self._session.restart()
             return
-        self._ledger.resumed(answer.revoked)
-        self._session.dirty(self)
+        self._ledger.on_resume(answer.revoked)
+        self._session.mark_dirty(self)
         self._session.wake_at(self._ledger.next_deadline())
         self._waiters.wake_all()
 
@@ -321,7 +321,7 @@ class Subscription(SessionSubscription):
         """Nothing that was delivered can be settled any more."""
         self._is_held = False
         lost = OutcomeUnknown("unknown", "the session was lost before it was confirmed")
-        for ticket in self._ledger.lost():
+        for ticket in self._ledger.on_session_loss():
             _finish(ticket, lost)
         self._waiters.wake_all()
 
@@ -330,14 +330,14 @@ class Subscription(SessionSubscription):
         released = self._ledger.released
         self._ledger.receive(push, now=now)
         if self._ledger.released != released:
-            self._session.dirty(self)  # R25: what is discarded makes room at once
+            self._session.mark_dirty(self)  # R25: what is discarded makes room at once
         self._session.wake_at(self._ledger.next_deadline())
         self._waiters.wake(self._ledger.ready)
 
     def revoked(self, revoked: wire.Revoked) -> None:
         """Discard what was taken back (R17)."""
         self._ledger.revoke(revoked.deliveries)
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
 
     def collect(self, *, now: float) -> list[bytes]:
         """Acks, nacks, marks, prolongations and credit of this turn."""
@@ -350,27 +350,27 @@ class Subscription(SessionSubscription):
         self._waiters.wake(self._ledger.ready)
         return frames
 
-    def _nacked(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_nack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is not None:  # else it is said again
-            self._finish(answer, partial(self._ledger.nack_answered, ref))
+            self._finish(answer, partial(self._ledger.on_nack_answer, ref))
 
-    def _prolonged(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_extend_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # it is asked again
         leases = self._ledger.leases
         if isinstance(answer, wire.Ok):
-            leases.answered(ref, answer.stale)
+            leases.on_answer(ref, answer.stale)
         elif answer.deliveries:
-            leases.answered(ref, answer.stale + answer.deliveries)
+            leases.on_answer(ref, answer.stale + answer.deliveries)
         else:
-            leases.failed(ref)
+            leases.on_failure(ref)
         self._session.wake_at(self._ledger.next_deadline())
 
-    def _confirmed(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_ack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # it is said again
-        self._ledger.settlements.heard(ref, is_durable=isinstance(answer, wire.Ok))
-        self._finish(answer, partial(self._ledger.settlements.confirmed, ref))
+        self._ledger.acks.on_durability_answer(ref, is_durable=isinstance(answer, wire.Ok))
+        self._finish(answer, partial(self._ledger.acks.on_ack_answer, ref))
 
     def _finish(
         self,
@@ -399,7 +399,7 @@ class Subscription(SessionSubscription):
     def expire(self, *, now: float) -> None:
         """Discard what has been held for as long as its lease."""
         self._ledger.expire(now=now)
-        self._session.dirty(self)
+        self._session.mark_dirty(self)
         if self._ledger.is_paused:
             self._waiters.wake_all()  # who waits for a connection, to prolong what is over now
 
@@ -433,7 +433,7 @@ def _ignored(_: wire.Ok | wire.Error | None) -> None:
 
 
 _ANSWERED: Final[dict[type, Callable[[Subscription, int, wire.Ok | wire.Error | None], None]]] = {
-    wire.Ack: Subscription._confirmed,
-    wire.Nack: Subscription._nacked,
-    wire.Extend: Subscription._prolonged,
+    wire.Ack: Subscription._on_ack_answer,
+    wire.Nack: Subscription._on_nack_answer,
+    wire.Extend: Subscription._on_extend_answer,
 }

@@ -35,7 +35,7 @@ class Carrier(Protocol):
     transport: Transport
     writable: bool
     """False: too much waits to be sent."""
-    heard_at: float
+    received_at: float
     """When something was received last, in the loop's seconds."""
     is_receiving: bool
     """In the middle of a message that is not complete."""

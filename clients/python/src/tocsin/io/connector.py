@@ -50,13 +50,13 @@ class ConnectorListener(Listener, Protocol):
     def hello(self) -> bytes:
         """What to begin with."""
 
-    def welcomed(self, carrier: Carrier, welcome: wire.Welcome) -> None:
+    def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
         """The session goes on here; `lost` was called for the carrier before."""
 
-    def lost(self) -> None:
+    def on_loss(self) -> None:
         """What was on its way is lost; perhaps the session goes on elsewhere."""
 
-    def failed(self, error: TocsinError) -> None:
+    def on_failure(self, error: TocsinError) -> None:
         """It goes on nowhere."""
 
 
@@ -64,9 +64,9 @@ class _Handshake:
     """The Listener of a carrier until its welcome."""
 
     def __init__(self, dialer: "Connector", carrier: Carrier) -> None:
-        self._dialer = dialer
+        self._connector = dialer
         self._carrier = carrier
-        self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(self, data: bytes) -> None:
         """The welcome, or why there is none."""
@@ -77,9 +77,9 @@ class _Handshake:
             return
         for frame in frames:
             if isinstance(frame, wire.Welcome):
-                self._dialer.on_welcome(self._carrier, frame, data)
-                if not self.welcomed.done():
-                    self.welcomed.set_result(None)
+                self._connector.on_welcome(self._carrier, frame, data)
+                if not self.done.done():
+                    self.done.set_result(None)
                 return
             if isinstance(frame, wire.Error):
                 self._refused(frame.exception())
@@ -99,8 +99,8 @@ class _Handshake:
         )
 
     def _refused(self, error: Exception) -> None:
-        if not self.welcomed.done():
-            self.welcomed.set_exception(error)
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class ConnectionInterrupted(ConnectionResetError):
@@ -131,16 +131,16 @@ class Connector:
         self._tls = tls
         self._open_carrier = open_carrier or self._open_default
         self._connect_timeout_s = connect_timeout_s
-        self._choice = TransportChoice(mode, rng=rng)
-        self._reconnecting = ReconnectDelay(rng=rng, fresh_tokens=callable(token))
+        self._transport_choice = TransportChoice(mode, rng=rng)
+        self._delay = ReconnectDelay(rng=rng, fresh_tokens=callable(token))
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._carrier_end: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._welcomed_at = 0.0
-        self._attempting = False
-        self._ended_meanwhile: tuple[int, str] | None = None
+        self._is_attempting = False
+        self._end_during_attempt: tuple[int, str] | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._returning: asyncio.Task[None] | None = None
-        self._closed = False
+        self._return_task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -170,8 +170,8 @@ class Connector:
 
     async def close(self) -> None:
         """End the session in an orderly way."""
-        self._closed = True
-        tasks = [task for task in (self._runner, self._returning) if task is not None]
+        self._is_closed = True
+        tasks = [task for task in (self._runner, self._return_task) if task is not None]
         for task in tasks:
             task.cancel()
         try:
@@ -190,13 +190,15 @@ class Connector:
             await self._go_on()
         except Exception as error:
             logger.exception("the client breaks off")
-            self._host.failed(TocsinError(f"an unexpected error: {error!r}"))  # nobody waits for it
+            self._host.on_failure(
+                TocsinError(f"an unexpected error: {error!r}")
+            )  # nobody waits for it
 
     async def _go_on(self) -> None:
         while True:
-            close_code, reason = await self._ended
-            if not self._reconnecting.may_reconnect(close_code):
-                self._host.failed(
+            close_code, reason = await self._carrier_end
+            if not self._delay.may_reconnect(close_code):
+                self._host.on_failure(
                     Unauthorized("unauthorized", reason)
                     if close_code == close_codes.UNAUTHORIZED
                     else SessionEnded(close_code, reason)
@@ -205,14 +207,14 @@ class Connector:
             logger.warning("connection lost (%s): reconnecting", f"{close_code} {reason}".strip())
             error = await self._reconnect()
             if error is not None:
-                self._host.failed(error)
+                self._host.on_failure(error)
                 return
 
     async def _reconnect(self) -> TocsinError | None:
         """Until a session stands; or why there will be none."""
         strangers = 0
         while True:
-            await asyncio.sleep(self._reconnecting.delay_s(now=self._loop.time()))
+            await asyncio.sleep(self._delay.delay_s(now=self._loop.time()))
             try:
                 await self._attempt_each()
             except OSError as error:
@@ -226,7 +228,7 @@ class Connector:
                 if not self._is_worth_repeating(error):
                     return error
                 if isinstance(error, Busy) and error.retry_after_s is not None:
-                    self._reconnecting.limited(error.retry_after_s)
+                    self._delay.on_rate_limit(error.retry_after_s)
                 logger.info("cannot reconnect to %s yet: %s", self._url, error)
             else:
                 return None
@@ -235,12 +237,12 @@ class Connector:
         """How long to wait for the limit that was reached; None: it was none."""
         if error.code != "rate_limited" or error.retry_after_s is None:
             return None
-        self._reconnecting.limited(error.retry_after_s)
-        return self._reconnecting.delay_s(now=self._loop.time())
+        self._delay.on_rate_limit(error.retry_after_s)
+        return self._delay.delay_s(now=self._loop.time())
 
     def _is_worth_repeating(self, error: TocsinError) -> bool:
         if isinstance(error, Unauthorized):
-            return self._reconnecting.may_reconnect(close_codes.UNAUTHORIZED)
+            return self._delay.may_reconnect(close_codes.UNAUTHORIZED)
         if isinstance(error, SessionEnded):
             return False
         return isinstance(error, CannotConnect) or (isinstance(error, BrokerError) and error.retry)
@@ -250,17 +252,17 @@ class Connector:
     async def _attempt_each(self) -> None:
         """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
         token = await fresh_token(self._token)
-        transport = self._choice.next
+        transport = self._transport_choice.next
         try:
             await self._attempt(transport, token)
         except (OSError, NotABroker, CannotConnect) as error:
-            if not self._choice.failed(transport, reached=_is_reached(error)):
+            if not self._transport_choice.on_failure(transport, reached=_is_reached(error)):
                 raise
             logger.info("no WebSocket to %s (%s): trying long poll", self._url, reason_of(error))
             try:
-                await self._attempt(self._choice.next, token)
+                await self._attempt(self._transport_choice.next, token)
             except (OSError, CannotConnect):
-                self._choice.failed("long-poll", reached=True)
+                self._transport_choice.on_failure("long-poll", reached=True)
                 raise error from None
             logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
 
@@ -268,9 +270,9 @@ class Connector:
         """A session over this transport, or an exception. Another one that stands goes on
         meanwhile: whatever ends it counts only when this fails."""
         timeout_s = self._connect_timeout_s
-        if transport == "websocket" and self._choice.has_both:
+        if transport == "websocket" and self._transport_choice.has_both:
             timeout_s *= _UPGRADE_SHARE
-        self._attempting, self._ended_meanwhile = True, None
+        self._is_attempting, self._end_during_attempt = True, None
         carrier: Carrier | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -278,7 +280,7 @@ class Connector:
                 greeting = _Handshake(self, carrier)
                 carrier.listen(greeting)
                 carrier.send([self._host.hello()])
-                await greeting.welcomed
+                await greeting.done
         except BaseException as error:
             if carrier is not None and carrier is not self.carrier:
                 carrier.listen(None)  # its end must not be taken for that of the next one
@@ -287,10 +289,10 @@ class Connector:
                 return  # the welcome came in the same turn of the loop
             raise
         finally:
-            self._attempting = False
-            ended, self._ended_meanwhile = self._ended_meanwhile, None
-            if ended is not None and not self._ended.done():
-                self._ended.set_result(ended)
+            self._is_attempting = False
+            ended, self._end_during_attempt = self._end_during_attempt, None
+            if ended is not None and not self._carrier_end.done():
+                self._carrier_end.set_result(ended)
 
     async def _open_default(self, transport: Transport, token: str | None) -> Carrier:
         if transport == "websocket":
@@ -303,29 +305,29 @@ class Connector:
         if before is not None:
             before.listen(None)
             before.abort()
-            self._host.lost()
+            self._host.on_loss()
             logger.info("the session goes on over %s", carrier.transport)
-        self._ended_meanwhile = None
-        if self._ended.done():
-            self._ended = self._loop.create_future()
+        self._end_during_attempt = None
+        if self._carrier_end.done():
+            self._carrier_end = self._loop.create_future()
         self._welcomed_at = self._loop.time()
-        self._choice.welcomed(carrier.transport)
-        self._reconnecting.connected()
+        self._transport_choice.on_welcome(carrier.transport)
+        self._delay.on_connect()
         carrier.listen(self._host)
-        self._host.welcomed(carrier, welcome)
+        self._host.on_welcome(carrier, welcome)
         self._host.on_message(data)
         is_polled = carrier.transport == "long-poll" and self.carrier is carrier
-        if is_polled and self._choice.has_both and not self._closed:
-            if self._returning is not None:
-                self._returning.cancel()  # it belongs to a long poll that is gone
-            self._returning = self._loop.create_task(self._return(), name="tocsin-return")
+        if is_polled and self._transport_choice.has_both and not self._is_closed:
+            if self._return_task is not None:
+                self._return_task.cancel()  # it belongs to a long poll that is gone
+            self._return_task = self._loop.create_task(self._return(), name="tocsin-return")
 
     async def _return(self) -> None:
         """Back to a WebSocket as soon as one gets through."""
         standing = self.carrier
         while True:
-            await asyncio.sleep(self._choice.return_delay_s())
-            if self.carrier is not standing or self._attempting:
+            await asyncio.sleep(self._transport_choice.return_delay_s())
+            if self.carrier is not standing or self._is_attempting:
                 return  # lost meanwhile: a new long poll has a task of its own
             with contextlib.suppress(OSError, TocsinError):
                 await self._attempt("websocket", await fresh_token(self._token))
@@ -333,27 +335,27 @@ class Connector:
 
     # --- what the session tells -----------------------------------------------------------------
 
-    def advised(self, after_s: float) -> None:
+    def on_drain(self, after_s: float) -> None:
         """The broker has said to come back after so many seconds."""
-        self._reconnecting.advised(after_s, now=self._loop.time())
+        self._delay.on_drain(after_s, now=self._loop.time())
 
-    def ended(self, close_code: int, reason: str) -> None:
+    def on_carrier_closed(self, close_code: int, reason: str) -> None:
         """The carrier that stood has ended."""
         if self.carrier is not None:
-            self._choice.lost(
+            self._transport_choice.on_loss(
                 self.carrier.transport,
                 lived_s=self._loop.time() - self._welcomed_at,
                 was_told=close_code != ABNORMAL,
             )
         self.carrier = None
         if close_code == close_codes.PROTOCOL_ERROR:
-            self._reconnecting.broken()
+            self._delay.on_protocol_error()
         if close_code == close_codes.REPLACED:
             close_code = ABNORMAL  # by an attempt of this client, whose welcome may be lost
-        if self._attempting:
-            self._ended_meanwhile = (close_code, reason)
-        elif not self._ended.done():
-            self._ended.set_result((close_code, reason))
+        if self._is_attempting:
+            self._end_during_attempt = (close_code, reason)
+        elif not self._carrier_end.done():
+            self._carrier_end.set_result((close_code, reason))
 
 
 def _is_reached(error: Exception) -> bool:

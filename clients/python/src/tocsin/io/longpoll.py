@@ -73,7 +73,7 @@ class LongPoll:
         self.writable = True
         self.refusal: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self.is_receiving = False
         self.patient_until = 0.0
         self._http = open_http(url, tls, timeout_s=REQUEST_TIMEOUT_S)
@@ -81,9 +81,9 @@ class LongPoll:
         self._trace = trace
         self._listener: Listener | None = None
         self._bytes_max = ANSWER_BYTES_MAX
-        self._said: deque[bytes] = deque()
-        self._said_bytes = 0
-        self._something = asyncio.Event()
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._has_work = asyncio.Event()
         self._path = ""
         self._ending: tuple[int, str] | None = None
         self._ended = False
@@ -108,10 +108,10 @@ class LongPoll:
         """As Carrier.send."""
         if self._ended:
             return
-        self._said.extend(frames)
-        self._said_bytes += sum(map(len, frames))
-        self.writable = self._said_bytes < WRITE_BUFFER_BYTES
-        self._something.set()
+        self._unsent.extend(frames)
+        self._unsent_bytes += sum(map(len, frames))
+        self.writable = self._unsent_bytes < WRITE_BUFFER_BYTES
+        self._has_work.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """As Carrier.close: what was said is posted, then the session is deleted. With another
@@ -120,7 +120,7 @@ class LongPoll:
             self._end(code, reason)  # deleted, the session could not go on elsewhere
         elif self._ending is None:
             self._ending = (code, reason)
-            self._something.set()
+            self._has_work.set()
             self._loop.call_later(CLOSE_TIMEOUT_S, self._end, code, reason)
 
     async def wait_closed(self) -> None:
@@ -150,40 +150,40 @@ class LongPoll:
             self._end(ABNORMAL, repr(error))
 
     async def _post_all(self) -> None:
-        await self._something.wait()
-        hello = self._said.popleft()
-        self._said_bytes -= len(hello)
+        await self._has_work.wait()
+        hello = self._unsent.popleft()
+        self._unsent_bytes -= len(hello)
         self._show("sent", hello)
         batch = await self._ask("POST", _SESSIONS, hello)
         self._path = f"{_SESSIONS}/{quote(batch.session, safe='')}/frames"
-        self._tell(batch)
+        self._deliver(batch)
         if self._ended:
             return
         poll = self._loop.create_task(self._work(self._poll_all(batch)), name="tocsin-poll")
         self._tasks.add(poll)
         number = 0
         while not self._ended:
-            while self._said:
+            while self._unsent:
                 message, count = self._next_message()
                 number += 1
                 self._show("sent", message)
                 await self._repeat("POST", f"{self._path}?number={number}", message)
                 for _ in range(count):
-                    self._said_bytes -= len(self._said.popleft())
+                    self._unsent_bytes -= len(self._unsent.popleft())
                 self._drained()
             if self._ending is not None:
                 with contextlib.suppress(BrokerError, CannotConnect):
                     await self._request("DELETE", self._path.removesuffix("/frames"), None)
                 self._end(*self._ending)
                 return
-            self._something.clear()
-            await self._something.wait()
+            self._has_work.clear()
+            await self._has_work.wait()
 
     def _next_message(self) -> tuple[bytes, int]:
         """What waits, as far as one message takes it: (message, how many frames of it)."""
         frames: list[bytes] = []
         size = 0
-        for frame in self._said:
+        for frame in self._unsent:
             if frames and (
                 size + len(frame) > REQUEST_BYTES_AIM or len(frames) >= wire.FRAMES_PER_MESSAGE_MAX
             ):
@@ -193,7 +193,7 @@ class LongPoll:
         return join_frames(frames, REQUEST_BYTES_AIM)[0], len(frames)
 
     def _drained(self) -> None:
-        if not self.writable and self._said_bytes < WRITE_BUFFER_BYTES:
+        if not self.writable and self._unsent_bytes < WRITE_BUFFER_BYTES:
             self.writable = True
             if self._listener is not None:
                 self._listener.on_writable()
@@ -211,13 +211,13 @@ class LongPoll:
                 )
             if batch.batch != after:
                 after = batch.batch
-                self._tell(batch)
+                self._deliver(batch)
             elif batch.close is None and self._loop.time() < asked_at + PAUSE_S:
                 await asyncio.sleep(PAUSE_S)  # whatever answers does not wait
             if batch.close is not None:
                 self._end(batch.close.code, batch.close.reason)
 
-    def _tell(self, batch: _Batch) -> None:
+    def _deliver(self, batch: _Batch) -> None:
         data = bytes(batch.frames)
         self._show("received", data)
         if self._listener is not None and data != b"[]":
@@ -277,14 +277,14 @@ class LongPoll:
                 self.patient_until = 0.0
             else:
                 self.is_receiving = False
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         if answer.is_success:
             return data
         raise refusal_of(answer.status_code, data)
 
     async def _whole(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
         """The body of an answer; as long as it goes on, `patience` does."""
-        began_at = self.heard_at = self._loop.time()
+        began_at = self.received_at = self._loop.time()
         parts: list[bytes] = []
         size = 0
         patience.reschedule(began_at + REQUEST_TIMEOUT_S)
@@ -293,10 +293,10 @@ class LongPoll:
             size += len(part)
             if size > self._bytes_max:
                 raise NotABroker(f"an answer of more than {self._bytes_max} bytes")
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
             self.is_receiving = self.is_receiving or answer.request.method == "GET"
             over_at = began_at + BODY_TIMEOUT_S + size / SLOWEST_BYTES_PER_S
-            patience.reschedule(min(self.heard_at + REQUEST_TIMEOUT_S, over_at))
+            patience.reschedule(min(self.received_at + REQUEST_TIMEOUT_S, over_at))
         return b"".join(parts)
 
     def _show(self, direction: Literal["sent", "received"], data: bytes) -> None:

@@ -98,7 +98,7 @@ class Session:
         """Whether the session has kept its name at the last welcome."""
         self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
-        self._dialer = Connector(
+        self._connector = Connector(
             self, url, token=token, mode=mode, connect_timeout_s=connect_timeout_s, rng=rng,
             trace=trace, open_carrier=open_carrier, tls=tls,
         )  # fmt: skip
@@ -112,9 +112,9 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         """uvloop's handles do not know it where it has passed."""
-        self._said_at = 0.0
+        self._sent_at = 0.0
         """When something was said last, in the loop's seconds."""
-        self._asked_at = 0.0
+        self._pinged_at = 0.0
         """When it asked for a sign of life last."""
         self.is_open = False
         self.is_draining = False
@@ -130,17 +130,17 @@ class Session:
             CannotConnect: nothing answers, or no broker.
             BrokerError: the broker refused, e.g. Unauthorized.
         """
-        await self._dialer.open()
+        await self._connector.open()
 
     async def close(self) -> None:
         """Send what is queued, end the session and everything that still waits."""
         if self.is_open:
             self.flush()
         if self.failure is None:
-            self.failed(ClientClosed())
+            self.on_failure(ClientClosed())
         if self._timer is not None:
             self._timer.cancel()
-        await self._dialer.close()
+        await self._connector.close()
 
     @property
     def transport(self) -> Transport | None:
@@ -157,7 +157,7 @@ class Session:
         )  # fmt: skip
         return wire.encode(hello)
 
-    def welcomed(self, carrier: Carrier, welcome: wire.Welcome) -> None:
+    def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
         """As Host.welcomed."""
         self._carrier = carrier
         self.welcome = welcome
@@ -173,24 +173,24 @@ class Session:
         for part in list(self._parts):
             part.opened()
 
-    def lost(self) -> None:
+    def on_loss(self) -> None:
         """As Host.lost."""
         was_open, self.is_open = self.is_open, False
         self._carrier = None
         if was_open:
-            self._answer_all_lost()
+            self._lose_pending()
             for part in list(self._parts):
                 part.disconnected()
 
-    def failed(self, error: TocsinError) -> None:
+    def on_failure(self, error: TocsinError) -> None:
         """As Host.failed; also when the client is closed."""
         self.failure = error
         self.is_open = False
-        self._answer_all_lost()
+        self._lose_pending()
         for part in list(self._parts):
             part.failed(error)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """What the broker says of this session cannot be: end it, and go on with another one."""
         self.session_id = ""
         self._break_off(1000, "another session is needed")
@@ -229,7 +229,7 @@ class Session:
             self._send(self._carrier, [wire.encode(frame)])
 
     def _send(self, carrier: Carrier, frames: list[bytes]) -> None:
-        self._said_at = self._loop.time()
+        self._sent_at = self._loop.time()
         carrier.send(frames)
 
     def present(self, token: str) -> None:
@@ -237,14 +237,14 @@ class Session:
         if self._carrier is not None:
             self._carrier.present(token)
 
-    def dirty(self, part: SessionPart) -> None:
+    def mark_dirty(self, part: SessionPart) -> None:
         """It has something to send: at the end of this turn of the loop."""
         self._dirty[part] = None
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush_soon)
+            self._loop.call_soon(self._flush_scheduled_parts)
 
-    def _flush_soon(self) -> None:
+    def _flush_scheduled_parts(self) -> None:
         self._flush_scheduled = False
         self.flush()
 
@@ -294,32 +294,32 @@ class Session:
         carrier, heartbeat_s = self._carrier, self.welcome.heartbeat_s
         if not self.is_open or carrier is None:
             return
-        silent_s, share_s = now - carrier.heard_at, heartbeat_s * SILENT_SHARE
+        silent_s, share_s = now - carrier.received_at, heartbeat_s * SILENT_SHARE
         is_busy = now < carrier.patient_until
         if silent_s >= heartbeat_s and not is_busy:
             logger.info("nothing was heard over %s for %.1f s", carrier.transport, silent_s)
             carrier.abort()
             return
         if silent_s >= share_s:
-            is_asked = carrier.heard_at <= self._asked_at and now < self._asked_at + share_s
+            is_asked = carrier.received_at <= self._pinged_at and now < self._pinged_at + share_s
         else:
-            is_asked = not carrier.is_receiving or now < self._said_at + share_s
+            is_asked = not carrier.is_receiving or now < self._sent_at + share_s
         if not is_asked:
-            self._asked_at = now
+            self._pinged_at = now
             self._send(carrier, [wire.encode(wire.Ping())])
         if silent_s >= share_s:
-            self.wake_at(now + share_s if is_busy else carrier.heard_at + heartbeat_s)
+            self.wake_at(now + share_s if is_busy else carrier.received_at + heartbeat_s)
         elif carrier.is_receiving:
-            self.wake_at(min(carrier.heard_at, self._said_at) + share_s)
+            self.wake_at(min(carrier.received_at, self._sent_at) + share_s)
         else:
-            self.wake_at(carrier.heard_at + share_s)
+            self.wake_at(carrier.received_at + share_s)
 
     # --- what the carrier tells (carrier.Listener) ----------------------------------------------
 
     def on_message(self, data: bytes) -> None:
         """A WebSocket message: one frame or several."""
         try:
-            self._take_in(wire.decode(data))
+            self._receive(wire.decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("a message that is not tocsin.v1: %s", error)
             self._break_off(close_codes.PROTOCOL_ERROR, "not tocsin.v1")
@@ -335,7 +335,7 @@ class Session:
             carrier.close(code, why)
             self.on_closed(code, why)
 
-    def _take_in(self, frames: list[wire.ReceivedFrame]) -> None:
+    def _receive(self, frames: list[wire.ReceivedFrame]) -> None:
         now = self._loop.time()
         for frame in frames:
             if isinstance(frame, wire.Push):
@@ -364,7 +364,7 @@ class Session:
             case wire.Drain():
                 logger.info("the broker drains: %s", frame.reason)
                 self.is_draining = True
-                self._dialer.advised(frame.reconnect_after_s)
+                self._connector.on_drain(frame.reconnect_after_s)
             case wire.Pong():
                 answered = None if frame.ref is None else self._pending.pop(frame.ref, None)
                 if answered is not None:
@@ -385,14 +385,14 @@ class Session:
     def on_writable(self) -> None:
         """The socket has drained: go on publishing."""
         for part in self._parts:
-            self.dirty(part)
+            self.mark_dirty(part)
 
     def on_closed(self, close_code: int, reason: str) -> None:
         """The carrier has ended."""
-        self.lost()
-        self._dialer.ended(close_code, reason)
+        self.on_loss()
+        self._connector.on_carrier_closed(close_code, reason)
 
-    def _answer_all_lost(self) -> None:
+    def _lose_pending(self) -> None:
         pending, self._pending = self._pending, {}
         for answered in pending.values():
             answered(None)

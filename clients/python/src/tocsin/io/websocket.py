@@ -52,7 +52,7 @@ class WebSocket(asyncio.Protocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self.writable = True
         self.refusal: Exception | None = None
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         """When something was received last, in the loop's seconds."""
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
@@ -70,7 +70,7 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the protocol; hand on what is complete."""
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self._ws.receive_data(data)
         events = self._ws.events_received()
         self.is_receiving = not events
@@ -87,14 +87,14 @@ class WebSocket(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.TEXT and frame.fin:
-            self._tell(cast("bytes", frame.data))
+            self._deliver(cast("bytes", frame.data))
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT, Opcode.BINARY):
             self._parts.append(cast("bytes", frame.data))
             if frame.fin:
                 data, self._parts = b"".join(self._parts), []
-                self._tell(data)
+                self._deliver(data)
 
-    def _tell(self, data: bytes) -> None:
+    def _deliver(self, data: bytes) -> None:
         if self._trace is not None:
             self._trace("received", "websocket", data)
         if self._listener is not None:

@@ -39,9 +39,9 @@ class AckLedger:
         self._started: list[Message] = []
         self._acked: list[HeldPush] = []
         self._again: wire.DeliveryList = []
-        self._unheard: wire.DeliveryList = []  # acked since the last question
-        self._asked: wire.DeliveryList = []  # acked before it
-        self._question: int | None = None
+        self._unconfirmed: wire.DeliveryList = []  # acked since the last question
+        self._queried: wire.DeliveryList = []  # acked before it
+        self._query_ref: int | None = None
         self._confirm: list[_Waiting] = []
         self._confirming: dict[int, list[_Waiting]] = {}
         self._repeated: set[Message] = set()  # of these, what was asked before
@@ -101,13 +101,13 @@ class AckLedger:
         frames += acks
         frames += self._confirms(refs)
         frames += self._nacks(refs, closed)
-        self._unheard += acked
-        if len(self._unheard) > UNHEARD_ROWS_MAX:
-            del self._unheard[:-UNHEARD_ROWS_MAX]
-        if self._question is None and len(self._unheard) >= UNHEARD_ROWS:
-            self._question = next(refs)
-            self._asked, self._unheard = self._unheard, []
-            frames.append(wire.Ack(subscription=subscription, deliveries=[], ref=self._question))
+        self._unconfirmed += acked
+        if len(self._unconfirmed) > UNHEARD_ROWS_MAX:
+            del self._unconfirmed[:-UNHEARD_ROWS_MAX]
+        if self._query_ref is None and len(self._unconfirmed) >= UNHEARD_ROWS:
+            self._query_ref = next(refs)
+            self._queried, self._unconfirmed = self._unconfirmed, []
+            frames.append(wire.Ack(subscription=subscription, deliveries=[], ref=self._query_ref))
         return frames
 
     def _confirms(self, refs: Iterator[int]) -> Iterator[wire.Ack]:
@@ -125,7 +125,7 @@ class AckLedger:
                 nacked = messages[start : start + wire.RANGES_PER_FRAME_MAX]
                 ref = next(refs)
                 self._nacking[ref] = how, nacked
-                closed.ask(ref, nacked)
+                closed.on_nack(ref, nacked)
                 yield wire.Nack(
                     subscription=self.subscription, ref=ref,
                     delay_s=how[0], reason=how[1], reject=how[2],
@@ -135,23 +135,23 @@ class AckLedger:
 
     # --- what was heard -------------------------------------------------------------------------
 
-    def heard(self, ref: int, *, is_durable: bool = True) -> None:
+    def on_durability_answer(self, ref: int, *, is_durable: bool = True) -> None:
         """The question is answered: what was acked before it is durable, or another's by now; or
         else nobody knows."""
-        if ref == self._question:
-            self._question = None
+        if ref == self._query_ref:
+            self._query_ref = None
             if not is_durable:
-                self._unheard = self._asked + self._unheard
-            self._asked = []
+                self._unconfirmed = self._queried + self._unconfirmed
+            self._queried = []
 
-    def nack_answered(self, ref: int, refused: Sequence[list[int]] = ()) -> _Outcome:
+    def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> _Outcome:
         """Take the answer to a nack: the broker has read it. The tickets are sorted as
         `confirmed` does."""
         _, nacked = self._nacking.pop(ref, (None, ()))
         waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
         return self._outcome(waiting, refused)
 
-    def confirmed(self, ref: int, refused: Sequence[list[int]]) -> _Outcome:
+    def on_ack_answer(self, ref: int, refused: Sequence[list[int]]) -> _Outcome:
         """The answer to a confirmed ack: tickets of (what is settled, what is not, what may have
         been settled when it was asked for first). `refused` are the deliveries that the broker did
         not settle now."""
@@ -176,7 +176,7 @@ class AckLedger:
 
     # --- coming back ----------------------------------------------------------------------------
 
-    def unheard(self) -> wire.DeliveryList:
+    def unconfirmed(self) -> wire.DeliveryList:
         """What is settled or returned here, and perhaps not at the broker."""
         messages = [message for message, _ in self._confirm]
         messages += [m for pairs in self._confirming.values() for m, _ in pairs]
@@ -184,13 +184,13 @@ class AckLedger:
         messages += [m for _, nacked in self._nacking.values() for m in nacked]
         queued = ((held.place, offset) for held in self._acked for offset in held.acked)
         places = delivery_list([*queued, *((m.held.place, m.offset) for m in messages)])
-        return [*_last([*self._again, *self._asked, *self._unheard]), *places]
+        return [*_last([*self._again, *self._queried, *self._unconfirmed]), *places]
 
-    def say_again(self, handed: Iterable[Message]) -> list[Message]:
+    def repeat(self, handed: Iterable[Message]) -> list[Message]:
         """Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the
         messages that are to be nacked again."""
-        self._again = [*self._again, *self._asked, *self._unheard]
-        self._asked, self._unheard, self._question = [], [], None
+        self._again = [*self._again, *self._queried, *self._unconfirmed]
+        self._queried, self._unconfirmed, self._query_ref = [], [], None
         repeated = [pair for pairs in self._confirming.values() for pair in pairs]
         self._repeated.update(message for message, _ in repeated)
         self._confirm = repeated + self._confirm
@@ -202,7 +202,7 @@ class AckLedger:
         self._started = list(handed)
         return [message for messages in self._nacked.values() for message in messages]
 
-    def lost(self) -> list[Ticket]:
+    def on_session_loss(self) -> list[Ticket]:
         """Nothing that was said counts. Returns the tickets that still wait."""
         tickets = [ticket for _, ticket in self._confirm]
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]

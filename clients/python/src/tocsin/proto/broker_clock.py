@@ -36,37 +36,37 @@ class BrokerClock:
         self._base_us = wall_unix_us - int(now * 1_000_000)
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
         self._offset_us: int | None = None
-        self._told_us: int | None = None
-        self._asked_at = 0.0
-        self._asked = 0
-        self.is_told = False
+        self._sent_us: int | None = None
+        self._pinged_at = 0.0
+        self._pings = 0
+        self.is_wanted = False
         """The broker says what its clock shows, and wants to know."""
 
     def unix_us(self, now: float) -> int:
         """This client's clock, in unix microseconds."""
         return self._base_us + int(now * 1_000_000)
 
-    def opened(self, broker_unix_us: int | None, *, now: float) -> None:
+    def on_welcome(self, broker_unix_us: int | None, *, now: float) -> None:
         """A welcome came, and said this; None: the broker does not say, and must not be told. It is
         perhaps another broker than before."""
         self._samples.clear()
-        self._asked = 0
-        self._told_us = None
-        self.is_told = broker_unix_us is not None
+        self._pings = 0
+        self._sent_us = None
+        self.is_wanted = broker_unix_us is not None
         if broker_unix_us is not None:  # until a round trip is known, too early by the way back
             self._offset_us = broker_unix_us - self.unix_us(now)
 
     def is_due(self, now: float) -> bool:
         """Whether the broker is to be asked now."""
-        every_s = FIRST_EVERY_S if self._asked < FIRST else EVERY_S
-        return self.is_told and (not self._asked or now - self._asked_at >= every_s)
+        every_s = FIRST_EVERY_S if self._pings < FIRST else EVERY_S
+        return self.is_wanted and (not self._pings or now - self._pinged_at >= every_s)
 
-    def asked(self, now: float) -> None:
+    def on_ping(self, now: float) -> None:
         """It is asked."""
-        self._asked += 1
-        self._asked_at = now
+        self._pings += 1
+        self._pinged_at = now
 
-    def answered(self, asked_at: float, broker_unix_us: int, *, now: float) -> None:
+    def on_pong(self, asked_at: float, broker_unix_us: int, *, now: float) -> None:
         """What it was asked at `asked_at` it answers now."""
         sent_us, received_us = self.unix_us(asked_at), self.unix_us(now)
         fresh = _Sample(received_us - sent_us, broker_unix_us - (sent_us + received_us) // 2)
@@ -79,14 +79,14 @@ class BrokerClock:
         self._offset_us = min(self._samples).offset_us
 
     @property
-    def news_us(self) -> int | None:
+    def offset_to_send_us(self) -> int | None:
         """By how much the broker's clock is ahead, where that is to be told; None: nothing is."""
-        if not self.is_told or self._offset_us is None:
+        if not self.is_wanted or self._offset_us is None:
             return None
-        told_us = self._told_us
+        told_us = self._sent_us
         is_news = told_us is None or abs(self._offset_us - told_us) >= NEWS_US
         return self._offset_us if is_news else None
 
-    def told(self) -> None:
+    def on_offset_sent(self) -> None:
         """The news was said."""
-        self._told_us = self._offset_us
+        self._sent_us = self._offset_us

@@ -19,12 +19,12 @@ from tocsin.proto.message import Message
 
 
 class _ClosedKey:
-    __slots__ = ("is_told", "offset", "partition")
+    __slots__ = ("is_sent", "offset", "partition")
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition
         self.offset = offset
-        self.is_told = False
+        self.is_sent = False
 
 
 class ClosedKeys:
@@ -33,7 +33,7 @@ class ClosedKeys:
     def __init__(self) -> None:
         self._by_key: dict[str, _ClosedKey] = {}
         self._by_place: dict[tuple[int, int], str] = {}
-        self._asked: dict[int, list[tuple[str, _ClosedKey]]] = {}
+        self._nacked: dict[int, list[tuple[str, _ClosedKey]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
@@ -55,29 +55,29 @@ class ClosedKeys:
         self._by_key[key] = _ClosedKey(partition, message.offset)
         self._by_place[partition, message.offset] = key
 
-    def ask(self, ref: int, messages: list[Message]) -> None:
+    def on_nack(self, ref: int, messages: list[Message]) -> None:
         """The broker has been told of these in one nack; its answer opens their keys."""
         keys = {message.key for message in messages if message.key in self._by_key}
-        self._asked[ref] = [(key, self._by_key[key]) for key in keys if key is not None]
+        self._nacked[ref] = [(key, self._by_key[key]) for key in keys if key is not None]
 
-    def answered(self, ref: int) -> None:
+    def on_nack_answer(self, ref: int) -> None:
         """It has answered: what it sends from now on it sends knowing of the nack."""
-        for key, closing in self._asked.pop(ref, ()):
+        for key, closing in self._nacked.pop(ref, ()):
             if self._by_key.get(key) is closing:
                 self._open(key)
 
-    def tell(self) -> None:
+    def on_held_sent(self) -> None:
         """The broker is about to be told what is held, and with that what is not."""
         for closing in self._by_key.values():
-            closing.is_told = True
+            closing.is_sent = True
 
-    def told(self) -> None:
+    def on_held_answer(self) -> None:
         """It has answered, and has heard no nack that is still to be answered."""
-        for key in [key for key, closing in self._by_key.items() if closing.is_told]:
+        for key in [key for key, closing in self._by_key.items() if closing.is_sent]:
             self._open(key)
-        self._asked.clear()
+        self._nacked.clear()
 
-    def revoked(self, partition: int, first: int, last: int) -> None:
+    def on_revoke(self, partition: int, first: int, last: int) -> None:
         """It has taken these back."""
         if last - first < len(self._by_place):
             places = [(partition, offset) for offset in range(first, last + 1)]
@@ -88,7 +88,7 @@ class ClosedKeys:
             if key is not None:
                 self._open(key)
 
-    def admits(self, key: str, partition: int, offset: int) -> bool:
+    def admit(self, key: str, partition: int, offset: int) -> bool:
         """Whether this message may come in. The one that closed the key opens it."""
         closing = self._by_key.get(key)
         if closing is None:

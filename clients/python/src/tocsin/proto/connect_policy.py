@@ -56,7 +56,7 @@ class TransportChoice:
         """Whether there is anything to choose."""
         return self.mode == "auto"
 
-    def failed(self, transport: Transport, *, reached: bool) -> bool:
+    def on_failure(self, transport: Transport, *, reached: bool) -> bool:
         """An attempt has failed; `reached`: not because nobody was there. Returns whether the
         other transport may be tried at once."""
         if self.has_both and transport == "websocket" and reached:
@@ -66,14 +66,14 @@ class TransportChoice:
             self._next = "websocket"
         return False
 
-    def welcomed(self, transport: Transport) -> None:
+    def on_welcome(self, transport: Transport) -> None:
         """A session stands."""
         if self.has_both:
             self._next = transport
         if transport == "websocket":
             self._return_s = RETURN_S
 
-    def lost(self, transport: Transport, *, lived_s: float, was_told: bool) -> None:
+    def on_loss(self, transport: Transport, *, lived_s: float, was_told: bool) -> None:
         """A session's transport has ended; `was_told`: the broker had said why."""
         if transport != "websocket":
             return
@@ -104,21 +104,21 @@ class ReconnectDelay:
         self._advised_at: float | None = None
         self._limited_s = 0.0
 
-    def connected(self) -> None:
+    def on_connect(self) -> None:
         """A session stands: the next loss starts from the beginning."""
         self._attempts_before, self._attempts = self._attempts, 0
         self._unauthorized = 0
         self._advised_at = None
 
-    def broken(self) -> None:
+    def on_protocol_error(self) -> None:
         """What that session said was no protocol: it counts as an attempt that failed."""
         self._attempts = max(self._attempts, self._attempts_before)
 
-    def advised(self, after_s: float, *, now: float) -> None:
+    def on_drain(self, after_s: float, *, now: float) -> None:
         """The broker has said to come back after so many seconds."""
         self._advised_at = now + after_s
 
-    def limited(self, after_s: float) -> None:
+    def on_rate_limit(self, after_s: float) -> None:
         """The attempt was over a limit, and would not be after so many seconds. Others have heard
         the same: the usual delay comes on top."""
         self._limited_s = min(after_s, LIMITED_S_MAX)

@@ -71,7 +71,7 @@ class DeliveryLedger:
         self._ghosts: dict[str, Message] = {}  # per key, what is gone and still at work
         self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self.leases = Leases(self._pushes, lease_s=lease_s, auto_extend=auto_extend)
-        self.settlements = AckLedger(subscription)
+        self.acks = AckLedger(subscription)
         self.begin(credit=credit, lease_s=lease_s)
 
     def begin(self, *, credit: int, lease_s: float) -> None:
@@ -116,7 +116,7 @@ class DeliveryLedger:
             held.doubtful = True
             self._doubtful[push.partition] = max(0, doubtful - held.left)
         self._pushes[held.place] = held
-        self.leases.received(held)
+        self.leases.on_push(held)
         lines, ready, deliveries = self._lines, self._ready, held.deliveries
         closed = self._closed if self._closed else None
         for offset, content in zip(push.places(), push.messages, strict=False):
@@ -125,7 +125,7 @@ class DeliveryLedger:
             key = content.key
             if key is None:
                 ready.append(message)
-            elif closed is not None and not closed.admits(key, push.partition, offset):
+            elif closed is not None and not closed.admit(key, push.partition, offset):
                 self._drop(message, _GONE)
             elif key not in lines:
                 lines[key] = None
@@ -153,7 +153,7 @@ class DeliveryLedger:
                 if held is not None:
                     self._lose(held, first, last)
                 if self._closed:
-                    self._closed.revoked(partition, first, last)
+                    self._closed.on_revoke(partition, first, last)
 
     def expire(self, *, now: float) -> None:
         """Discard what has been held for as long as its lease."""
@@ -172,17 +172,17 @@ class DeliveryLedger:
         """Nothing carries the session: what is not handed out yet stays here."""
         self.is_paused = True
 
-    def holding(self) -> wire.DeliveryList:
+    def held_deliveries(self) -> wire.DeliveryList:
         """What is held, and what was settled or returned and perhaps not heard."""
-        self._closed.tell()
+        self._closed.on_held_sent()
         held = [
             [*held.place, *ranges_of(offsets)]
             for held in self._pushes.values()
-            if (offsets := [message.offset for message in held.open()])
+            if (offsets := [message.offset for message in held.held_messages()])
         ]
-        return held + self.settlements.unheard()
+        return held + self.acks.unconfirmed()
 
-    def count_anew(self) -> None:
+    def restart_count(self) -> None:
         """The broker has started anew, and counts only what it gives from now on."""
         self.uncounted = self.received = self.received - self.released
         self.released = self._released_granted = 0
@@ -193,24 +193,26 @@ class DeliveryLedger:
         return max(0, self.credit + self.released - self.uncounted)
 
     @property
-    def received_there(self) -> int:
+    def received_at_broker(self) -> int:
         """How many messages ever came, as the broker counts."""
         return self.received - self.uncounted
 
-    def resumed(self, revoked: wire.DeliveryList) -> None:
+    def on_resume(self, revoked: wire.DeliveryList) -> None:
         """The broker knows what is held; of that, these are not this consumer's any more. What it
         sends from now on it sends knowing that: keys are open, but for those whose nack it may
         not have heard, and those closed since that was said."""
         self.revoke(revoked)
-        self._closed.told()
-        handed = [m for held in self._pushes.values() for m in held.open() if m.state is _HANDED]
-        for message in self.settlements.say_again(handed):
+        self._closed.on_held_answer()
+        handed = [
+            m for held in self._pushes.values() for m in held.held_messages() if m.state is _HANDED
+        ]
+        for message in self.acks.repeat(handed):
             self._closed.close(message)
         self.leases.restart()
         self._released_granted = -self.credit  # the grant, too, is said again
         self.is_paused = False
 
-    def lost(self) -> list[Ticket]:
+    def on_session_loss(self) -> list[Ticket]:
         """The session is gone, and every delivery with it. Returns the tickets of the acks and
         nacks whose confirmation has not come."""
         for held in list(self._pushes.values()):
@@ -220,7 +222,7 @@ class DeliveryLedger:
         self._closed = ClosedKeys()
         self.leases.restart()
         self._released_granted = self.released  # there is nobody left to grant it
-        return self.settlements.lost()
+        return self.acks.on_session_loss()
 
     # --- handing out and settling ---------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class DeliveryLedger:
             ready.popleft()
             if message.state is _READY:
                 message.state = _HANDED
-                self.settlements.start(message)
+                self.acks.start(message)
                 return message
             self._ready_gone -= 1
         return None
@@ -267,9 +269,9 @@ class DeliveryLedger:
         message.state = _ACKED
         held = message.held
         if ticket is None:
-            self.settlements.ack(message)
+            self.acks.ack(message)
         else:
-            self.settlements.confirm(message, ticket)
+            self.acks.confirm(message, ticket)
         self.released += 1
         held.left -= 1
         if not held.left:
@@ -289,7 +291,7 @@ class DeliveryLedger:
         if not line:
             self._lines[key] = None
 
-    def finished(self, message: Message) -> None:
+    def on_handler_end(self, message: Message) -> None:
         """Nothing is at work on it any more. It was not gone: nothing happens."""
         key = message.key
         if key is not None and self._ghosts.get(key) is message:
@@ -309,7 +311,7 @@ class DeliveryLedger:
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
         self._closed.close(message)
-        self.settlements.nack(message, (delay_s, reason, reject), ticket)
+        self.acks.nack(message, (delay_s, reason, reject), ticket)
 
     def check_held(self, message: Message, *, now: float) -> None:
         """Raises StaleDelivery unless the message was handed out and is still this consumer's."""
@@ -318,21 +320,21 @@ class DeliveryLedger:
         if message.state is not _HANDED:
             raise StaleDelivery(f"message {message.id} {_WHY[message.state]}")
 
-    def extended(self, message: Message, *, until: float) -> None:
+    def on_extension(self, message: Message, *, until: float) -> None:
         """The broker has prolonged the lease; it may be worked on until `until`, in seconds."""
         if message.state <= _HANDED:
-            self.leases.extended(message, until=until)
+            self.leases.on_extension(message, until=until)
 
     # --- answers --------------------------------------------------------------------------------
 
-    def nack_answered(
+    def on_nack_answer(
         self, ref: int, refused: Sequence[list[int]] = ()
     ) -> tuple[list[Ticket], list[Ticket], list[Ticket]]:
         """Take the answer to a nack: what the broker sends from now on may be let in. Returns the
         tickets of what it returned, what it did not, and what it may have when it was asked
         first; `refused` are the deliveries that it did not return now."""
-        self._closed.answered(ref)
-        return self.settlements.nack_answered(ref, refused)
+        self._closed.on_nack_answer(ref)
+        return self.acks.on_nack_answer(ref, refused)
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -391,8 +393,8 @@ class DeliveryLedger:
         """The frames that are to be sent now, in this order; none while it is paused."""
         if self.is_paused:
             return []
-        frames = self.settlements.take(refs, self._closed)
-        frames += self.leases.ask(refs, self.subscription, self._far, now=now)
+        frames = self.acks.take(refs, self._closed)
+        frames += self.leases.request_extensions(refs, self.subscription, self._far, now=now)
         if self.released > self._released_granted and (frames or self._credit_due()):
             self._released_granted = self.released
             frames.append(wire.Credit(subscription=self.subscription, granted=self.granted))

@@ -44,7 +44,7 @@ class Leases:
         self._auto_extend = auto_extend
         self._deadlines = Deadlines()
         self._late: list[HeldPush] = []  # more time is to be asked for
-        self._asked: dict[int, tuple[wire.DeliveryList, float]] = {}
+        self._requested: dict[int, tuple[wire.DeliveryList, float]] = {}
         self._in_hand: dict[Message, int] = {}
         """How often more time was asked for while it was in hand."""
         self.begin(lease_s)
@@ -59,7 +59,7 @@ class Leases:
     def restart(self) -> None:
         """Whatever was asked for is asked for again."""
         self._late.clear()
-        self._asked.clear()
+        self._requested.clear()
         for held in self._pushes.values():
             self._set_times(held)
         self._deadlines.reset(self._pushes.values())
@@ -69,11 +69,11 @@ class Leases:
         until = now + self.usable_s
         return until, until - self.lead_s if self._auto_extend else NEVER
 
-    def received(self, held: HeldPush) -> None:
+    def on_push(self, held: HeldPush) -> None:
         """It is held, with these `times`."""
-        self._deadlines.received(held)
+        self._deadlines.append(held)
 
-    def extended(self, message: Message, *, until: float) -> None:
+    def on_extension(self, message: Message, *, until: float) -> None:
         """This one may be worked on until then."""
         message.deadline = until
         self._set_times(message.held)
@@ -84,9 +84,9 @@ class Leases:
         over: list[Message] = []
         for held in self._deadlines.take(now=now):
             if held.deadline <= now:
-                over += [m for m in held.open() if m.deadline <= now]
+                over += [m for m in held.held_messages() if m.deadline <= now]
                 held.deadline = min(
-                    (m.deadline for m in held.open() if m.deadline > now), default=NEVER
+                    (m.deadline for m in held.held_messages() if m.deadline > now), default=NEVER
                 )
             if held.extend_at <= now:
                 self._late.append(held)
@@ -106,7 +106,7 @@ class Leases:
         }  # fmt: skip
         return [message for message, times in self._in_hand.items() if times > 1]
 
-    def ask(
+    def request_extensions(
         self, refs: Iterator[int], subscription: int, far: Callable[[], Set[Message]], *,
         now: float,
     ) -> list[wire.Extend]:  # fmt: skip
@@ -117,12 +117,14 @@ class Leases:
         late, self._late = self._late, []
         soon = now + self.lead_s
         rows = []
-        for message in (m for held in late for m in held.open() if m.state is State.HANDED):
+        for message in (
+            m for held in late for m in held.held_messages() if m.state is State.HANDED
+        ):
             if message.deadline <= soon:
                 self._in_hand[message] = self._in_hand.get(message, 0) + 1
         without = far()
         for held in late:
-            due = [message for message in held.open() if message.deadline <= soon]
+            due = [message for message in held.held_messages() if message.deadline <= soon]
             offsets = [message.offset for message in due if message not in without]
             if offsets:
                 rows.append([*held.place, *ranges_of(offsets)])
@@ -132,14 +134,14 @@ class Leases:
         frames = []
         for part in split_deliveries(rows):
             ref = next(refs)
-            self._asked[ref] = part, now
+            self._requested[ref] = part, now
             frames.append(wire.Extend(subscription=subscription, deliveries=part, ref=ref))
         return frames
 
-    def answered(self, ref: int, refused: wire.DeliveryList) -> None:
+    def on_answer(self, ref: int, refused: wire.DeliveryList) -> None:
         """Of what was asked for, all but this. What was refused ends with its lease, and is not
         asked for again."""
-        part, asked_at = self._asked.pop(ref, ([], 0.0))
+        part, asked_at = self._requested.pop(ref, ([], 0.0))
         until = asked_at + self.usable_s
         gone = {(*row[:3], offset) for row in refused for offset in offsets_of(row)}
         for row in part:
@@ -147,19 +149,19 @@ class Leases:
             if held is None:
                 continue
             named = {offset for offset in offsets_of(row) if (*held.place, offset) not in gone}
-            granted = [m for m in held.open() if m.offset in named]
+            granted = [m for m in held.held_messages() if m.offset in named]
             for message in granted:
                 message.deadline = max(message.deadline, until)
-            held.deadline = min((m.deadline for m in held.open()), default=NEVER)
+            held.deadline = min((m.deadline for m in held.held_messages()), default=NEVER)
             held.extend_at = NEVER
             if granted:
                 again_at = min(m.deadline for m in granted) - self.lead_s
                 held.extend_at = max(again_at, asked_at + self.lead_s / 2)
             self._deadlines.put(held)
 
-    def failed(self, ref: int) -> None:
+    def on_failure(self, ref: int) -> None:
         """It could not be answered: leases end when they did, and it is asked again before."""
-        part, asked_at = self._asked.pop(ref, ([], 0.0))
+        part, asked_at = self._requested.pop(ref, ([], 0.0))
         for row in part:
             held = self._pushes.get((row[0], row[1], row[2]))
             if held is not None:
@@ -167,7 +169,7 @@ class Leases:
                 self._deadlines.put(held)
 
     def _set_times(self, held: HeldPush) -> None:
-        held.deadline = min((m.deadline for m in held.open()), default=NEVER)
+        held.deadline = min((m.deadline for m in held.held_messages()), default=NEVER)
         held.extend_at = held.deadline - self.lead_s if self._auto_extend else NEVER
 
 
@@ -183,7 +185,7 @@ class Deadlines:
         self._others: list[tuple[float, int, HeldPush]] = []
         self._numbers = itertools.count()
 
-    def received(self, held: HeldPush) -> None:
+    def append(self, held: HeldPush) -> None:
         """A push with the latest deadline so far."""
         self._fresh.append((held.due, held))
 

@@ -177,7 +177,7 @@ class HeldPush:
         """When there is something to do about its lease."""
         return min(self.deadline, self.extend_at)
 
-    def open(self) -> Iterator["Message"]:
+    def held_messages(self) -> Iterator["Message"]:
         """Its messages that are held."""
         return (message for message in self.deliveries if message.state <= State.HANDED)
 

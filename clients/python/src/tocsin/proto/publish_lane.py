@@ -112,7 +112,7 @@ class Lane:
     def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
         self.queue = queue
         self.bounds = bounds or Bounds()
-        self.tells_time = False
+        self.sends_time = False
         """Whether the broker is told when messages were produced."""
         self.deferred: dict[str, int] = {}
         """How many messages the broker has refused for the moment, by the error code of the first
@@ -206,7 +206,7 @@ class Lane:
                 run[0].sequence,
                 self._resolved,
                 data,
-                produced_unix_us=run[0].produced_unix_us if self.tells_time else None,
+                produced_unix_us=run[0].produced_unix_us if self.sends_time else None,
                 clock_offset_us=None if frames else clock_offset_us,
             )
             frames.append((ref, frame))
@@ -229,7 +229,7 @@ class Lane:
         if run:
             yield run
 
-    def answered(self, answer: wire.Ok, *, now: float) -> None:
+    def on_answer(self, answer: wire.Ok, *, now: float) -> None:
         """The broker's answer to a frame; a ref of an earlier connection does nothing."""
         run = self._in_flight.pop(answer.ref, None)
         if run is None:
@@ -250,24 +250,24 @@ class Lane:
                     # As many as came before it pass at once: ask for no more of them at a time.
                     self._limited = 0
                     passed = entry.sequence - run[0].sequence
-                    self._slow_down(max(1, passed), error.retry_after_s or 0.0, now)
+                    self._on_rate_limit(max(1, passed), error.retry_after_s or 0.0, now)
                 refused |= self._refuse(entry, error, now)
         for entry in run[len(answer.receipts) :]:  # a broken answer: nothing is known of these
             refused |= self._refuse(entry, _missing(), now)
         if not refused:
-            self._went_well()
+            self._on_success()
         self._advance()
 
-    def refused(self, ref: int, error: BrokerError, *, now: float) -> None:
+    def on_refusal(self, ref: int, error: BrokerError, *, now: float) -> None:
         """The whole frame was refused."""
         run = self._in_flight.pop(ref, [])
         if error.code == LIMITED and now >= self._not_before and run:
-            self._slow_down(len(run), error.retry_after_s or 0.0, now)
+            self._on_rate_limit(len(run), error.retry_after_s or 0.0, now)
         for entry in run:
             self._refuse(entry, error, now)
         self._advance()
 
-    def _slow_down(self, count: int, after_s: float, now: float) -> None:
+    def _on_rate_limit(self, count: int, after_s: float, now: float) -> None:
         """A frame of so many messages was over a limit. `after_s` is when it would not be."""
         pause_s = min(LIMITED_S_MAX, after_s * self._rng.uniform(1.0, 1.1))
         self._pace = count if not self._limited else max(1, count // 2)
@@ -276,7 +276,7 @@ class Lane:
         self._limited += 1
         self._not_before = now + max(pause_s, BACKOFF_S / 10)
 
-    def _went_well(self) -> None:
+    def _on_success(self) -> None:
         self._limited = 0
         if self._pace is not None:
             self._pace = min(2 * self._pace, self.bounds.messages_per_publish_max)
@@ -328,7 +328,7 @@ class Lane:
         while self._resolved < self._next and self._resolved not in self._entries:
             self._resolved += 1
 
-    def disconnected(self) -> None:
+    def on_disconnect(self) -> None:
         """The connection is lost: whatever was in flight is to be sent again, at once."""
         for run in self._in_flight.values():
             self._again += [entry for entry in run if entry.sequence in self._entries]

@@ -60,7 +60,7 @@ class ReadLedger:
         self._handled: Places = {}
         self._last: ReadMessage | Gap | None = None
 
-    def opened(
+    def on_open(
         self, subscription: int, answer: wire.Ok, unknown: Collection[int] = frozenset()
     ) -> None:
         """The broker has opened the reader, on this connection, at these positions. In the
@@ -90,7 +90,7 @@ class ReadLedger:
                 self._wanted = dict(turned)  # the other queue may have fewer partitions
             self._items.append(_HistoryChange(answer.queue_id, turned))
 
-    def opening(self) -> tuple[int, wire.Position | None]:
+    def reopen(self) -> tuple[int, wire.Position | None]:
         """What the next `subscribe` says: (granted so far, position or None at the first time).
         Until it is answered no credit is granted, and no push belongs to it."""
         self.is_open = False
@@ -117,7 +117,7 @@ class ReadLedger:
     def next(self) -> ReadMessage | Gap | None:
         """The next message, or the gap that comes before it; None: nothing is there now. What was
         handed out before is handled."""
-        self.handled()
+        self.mark_handled()
         while self._items:
             item = self._items.popleft()
             if isinstance(item, wire.Push):
@@ -126,7 +126,7 @@ class ReadLedger:
                 self.moves += 1
                 continue
             if isinstance(item, _HistoryChange):
-                self._turn(item)
+                self._change_history(item)
                 continue
             if isinstance(item, ReadMessage):
                 self._buffered -= 1
@@ -135,7 +135,7 @@ class ReadLedger:
             return item
         return None
 
-    def handled(self) -> None:
+    def mark_handled(self) -> None:
         """What was handed out last is done."""
         last, self._last = self._last, None
         if last is not None:
@@ -143,7 +143,7 @@ class ReadLedger:
             self.moves += 1
             _move(self._handled, last.partition, _behind(last))
 
-    def _turn(self, turn: _HistoryChange) -> None:
+    def _change_history(self, turn: _HistoryChange) -> None:
         self.moves += 1
         if turn.queue_id != self._queue_id_handed:
             self._handed.clear()

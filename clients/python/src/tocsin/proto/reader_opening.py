@@ -47,7 +47,7 @@ class ReaderOpening:
         """Whether the next subscribe may grant credit."""
         return not self._seeks_the_end
 
-    def answered(self, answer: wire.Ok | wire.Error) -> bool:
+    def on_answer(self, answer: wire.Ok | wire.Error) -> bool:
         """Whether the answer is the last one; else subscribe again.
 
         Raises:
