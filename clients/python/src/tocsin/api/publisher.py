@@ -1,4 +1,4 @@
-"""The shell around the lanes of `publishing`: callers wait here for room and for answers."""
+"""The publisher of a client: callers wait here for room in a lane, and for answers."""
 
 import asyncio
 import time
@@ -72,7 +72,6 @@ class _SingleTicket:
         self._future = future
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """As Ticket.settle."""
         if self._future.done():  # cancelled: nobody waits any more
             return
         if isinstance(outcome, Receipt):
@@ -231,7 +230,7 @@ class Publisher:
         welcome = self._session.welcome
         return Bounds(welcome.messages_per_publish_max, welcome.in_flight_max)
 
-    # --- session.Part ---------------------------------------------------------------------------
+    # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
         """Everything unanswered is sent again, under the same sequences (P4)."""

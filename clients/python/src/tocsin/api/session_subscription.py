@@ -157,7 +157,7 @@ class SessionSubscription(ABC):
         if self._failure is not None:
             raise self._failure
 
-    # --- session.Part ---------------------------------------------------------------------------
+    # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
         """The session stands: join, or go on."""

@@ -241,7 +241,7 @@ class Subscription(SessionSubscription):
         self._session.wake_at(ledger.next_deadline())
 
     def gone(self, message: Message) -> bool:
-        """As Settler.gone: a handler that runs is cancelled, unless it has nacked it itself."""
+        """Cancel the handler that runs on it, unless that has nacked it itself."""
         worker = self._running.get(message)
         if worker is None:
             return False

@@ -192,12 +192,12 @@ class Reader(_Open[tocsin.Reader]):
 
     @property
     def position(self) -> Position | None:
-        """As tocsin.Reader has it: behind the last message that was handed out."""
+        """The position behind the last message that was handed out."""
         return self._loop.run(lambda: self._source.position)
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """As tocsin.Reader has them: what was said of the position, per partition."""
+        """The verdicts on the position, per partition."""
         return dict(self._source.verdicts)
 
     def __iter__(self) -> Iterator[ReadMessage]:

@@ -51,7 +51,7 @@ class ConnectorListener(Listener, Protocol):
         """What to begin with."""
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
-        """The session goes on here; `lost` was called for the carrier before."""
+        """The session goes on here; `on_loss` was called for the carrier before."""
 
     def on_loss(self) -> None:
         """What was on its way is lost; perhaps the session goes on elsewhere."""

@@ -93,19 +93,17 @@ class LongPoll:
     # --- Carrier --------------------------------------------------------------------------------
 
     def listen(self, listener: Listener | None) -> None:
-        """As Carrier.listen."""
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """As Carrier.limit. A batch may hold as many bytes of frames as a frame, and one more."""
+        """End when a larger answer comes: a batch may hold the bytes of a frame, and one frame
+        more."""
         self._bytes_max = max(2 * message_bytes_max, ANSWER_BYTES_MAX)
 
     def present(self, token: str) -> None:
-        """As Carrier.present."""
         self._headers.update(bearer(token))
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """As Carrier.send."""
         if self._ended:
             return
         self._unsent.extend(frames)
@@ -114,7 +112,7 @@ class LongPoll:
         self._has_work.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """As Carrier.close: what was said is posted, then the session is deleted. With another
+        """Post what was said, then delete the session. With another
         code than those of a good-bye it goes on without this carrier, which ends at once."""
         if code not in _LAST_WORDS:
             self._end(code, reason)  # deleted, the session could not go on elsewhere
@@ -124,11 +122,9 @@ class LongPoll:
             self._loop.call_later(CLOSE_TIMEOUT_S, self._end, code, reason)
 
     async def wait_closed(self) -> None:
-        """As Carrier.wait_closed."""
         await asyncio.wait((self._closed,))
 
     def abort(self) -> None:
-        """As Carrier.abort."""
         self._end(ABNORMAL, "")
 
     # --- the two tasks --------------------------------------------------------------------------

@@ -147,10 +147,10 @@ class Session:
         """What carries the session now; None: nothing does."""
         return self._carrier.transport if self._carrier is not None and self.is_open else None
 
-    # --- dialing.Host ---------------------------------------------------------------------------
+    # --- connector.ConnectorListener ------------------------------------------------------------
 
     def hello(self) -> bytes:
-        """As Host.hello: with the name of the session that is to go on."""
+        """Return the hello, with the name of the session that is to go on."""
         hello = wire.Hello(
             producer=self.producer, client=self.name,
             linger_s=self._linger_s or None, session=self.session_id or None,
@@ -158,7 +158,6 @@ class Session:
         return wire.encode(hello)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
-        """As Host.welcomed."""
         self._carrier = carrier
         self.welcome = welcome
         self.is_known = bool(self.session_id) and welcome.session == self.session_id
@@ -174,7 +173,6 @@ class Session:
             part.opened()
 
     def on_loss(self) -> None:
-        """As Host.lost."""
         was_open, self.is_open = self.is_open, False
         self._carrier = None
         if was_open:
@@ -183,7 +181,7 @@ class Session:
                 part.disconnected()
 
     def on_failure(self, error: TocsinError) -> None:
-        """As Host.failed; also when the client is closed."""
+        """End everything that waits; also called when the client is closed."""
         self.failure = error
         self.is_open = False
         self._lose_pending()
@@ -218,9 +216,9 @@ class Session:
         """Fresh refs."""
         return self._refs
 
-    def expect(self, ref: int, answered: OnAnswer) -> None:
-        """`answered` gets the answer to the request with this ref."""
-        self._pending[ref] = answered
+    def expect(self, ref: int, on_answer: OnAnswer) -> None:
+        """Call `on_answer` with the answer to the request with this ref."""
+        self._pending[ref] = on_answer
 
     def request(self, frame: wire.SentFrame) -> None:
         """Send a frame at once, behind what the parts have to send. Not open: nothing happens."""
@@ -370,7 +368,7 @@ class Session:
                 if answered is not None:
                     answered(wire.Ok(ref=frame.ref or 0, clock_unix_us=frame.clock_unix_us))
             case _:
-                pass  # the welcome: `welcomed` was called
+                pass  # the welcome: `on_welcome` was called
 
     def _report(self, error: wire.Error) -> None:
         """An error that answers nothing."""
@@ -414,29 +412,24 @@ class TokenRenewal:
         self._task: asyncio.Task[None] | None = None
 
     def opened(self) -> None:
-        """As Part.opened."""
         self._lasts(self._session.welcome.right_lasts_s)
 
     def disconnected(self) -> None:
-        """As Part.disconnected: the next attempt to connect brings a fresh token."""
+        """Stop: the next attempt to connect brings a fresh token."""
         self._due = None
         if self._task is not None:
             self._task.cancel()
 
     def failed(self, error: TocsinError) -> None:
-        """As Part.failed."""
         self.disconnected()
 
     def collect(self, *, now: float) -> list[bytes]:
-        """As Part.collect."""
         return []
 
     def next_deadline(self) -> float | None:
-        """As Part.next_deadline."""
         return self._due
 
     def expire(self, *, now: float) -> None:
-        """As Part.expire."""
         if self._due is not None and now >= self._due:
             self._due = None
             self._task = self._loop.create_task(self._renew(), name="tocsin-token")

@@ -134,18 +134,15 @@ class WebSocket(asyncio.Protocol):
     # --- Carrier -------------------------------------------------------------------------
 
     def listen(self, listener: Listener | None) -> None:
-        """As Carrier.listen."""
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """As Carrier.limit."""
         self._ws.max_message_size = message_bytes_max
 
     def present(self, token: str) -> None:
-        """As Carrier.present: a WebSocket has shown its token once."""
+        """Do nothing: a WebSocket has shown its token once."""
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """As Carrier.send."""
         if self._ws.state is not State.OPEN:
             return
         for message in join_frames(frames):
@@ -155,11 +152,10 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     async def wait_closed(self) -> None:
-        """As Carrier.wait_closed."""
         await asyncio.wait((self._closed,))
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """As Carrier.close: the closing handshake; it is cut off after CLOSE_TIMEOUT_S."""
+        """Begin the closing handshake; cut it off after CLOSE_TIMEOUT_S."""
         if self._ws.state is State.OPEN:
             self._ws.send_close(code, reason)
             self._flush()
@@ -168,7 +164,6 @@ class WebSocket(asyncio.Protocol):
             self._transport.abort()
 
     def abort(self) -> None:
-        """As Carrier.abort."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -146,7 +146,7 @@ class AckLedger:
 
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> _Outcome:
         """Take the answer to a nack: the broker has read it. The tickets are sorted as
-        `confirmed` does."""
+        `on_ack_answer` does."""
         _, nacked = self._nacking.pop(ref, (None, ()))
         waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
         return self._outcome(waiting, refused)

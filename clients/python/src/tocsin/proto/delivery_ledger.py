@@ -7,14 +7,15 @@
 * Of one key, a message is handed out only when the one before it has been settled (R17): the first
   one of a key is READY, the others are QUEUED in the key's line.
 * When a message is returned or goes, the later ones of its key that are held go with it, and what
-  is under way of it is not let in (R17; see `closed`). While something is still at work on it, it
-  stands before the key's line as a ghost: what comes again waits until that has `finished`.
-* What is over by this client's own clock (see `leasing`) is treated as revoked (R17), so nothing
+  is under way of it is not let in (R17; see `closed_keys`). While something is still at work on it,
+  it stands before the key's line as a ghost: what comes again waits until its handler has ended
+  (`on_handler_end`).
+* What is over by this client's own clock (see `leases`) is treated as revoked (R17), so nothing
   is handed out that another consumer may have by now.
 * Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
   prolonged: the others go back when their leases end, uncounted, and make room (P8).
 * Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
-  (`holding`), and goes on with what is still its own (`resumed`, R22).
+  (`held_deliveries`), and goes on with what is still its own (`on_resume`, R22).
 * Credit is granted in total: what was asked for at first, and one for each that was released (R25).
 """
 
@@ -75,7 +76,8 @@ class DeliveryLedger:
         self.begin(credit=credit, lease_s=lease_s)
 
     def begin(self, *, credit: int, lease_s: float) -> None:
-        """The subscription has been opened anew, and nothing is held: `lost` came before."""
+        """The subscription has been opened anew, and nothing is held: `on_session_loss` came
+        before."""
         self.credit = credit
         self.lease_s = lease_s
         self.leases.begin(lease_s)
@@ -258,7 +260,7 @@ class DeliveryLedger:
 
     def ack(self, message: Message, *, now: float, ticket: object = None) -> None:
         """Settle a message that was handed out. With a ticket the ack is confirmed: see
-        `confirmed`. Without, an ack of what was acked already does nothing.
+        `AckLedger.on_ack_answer`. Without, an ack of what was acked already does nothing.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
@@ -303,7 +305,7 @@ class DeliveryLedger:
         reason: str | None = None, reject: bool = False, ticket: Ticket | None = None,
     ) -> None:  # fmt: skip
         """Return a message that was handed out; the later ones of its key that are held go too.
-        With a ticket the nack is confirmed: see `nack_answered`.
+        With a ticket the nack is confirmed: see `on_nack_answer`.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.

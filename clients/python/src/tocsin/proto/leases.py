@@ -111,7 +111,7 @@ class Leases:
         now: float,
     ) -> list[wire.Extend]:  # fmt: skip
         """The frames that ask for more time for what needs it, but for what is `far` from its turn;
-        see `answered`."""
+        `on_answer` takes the answers."""
         if not self._late:
             return []
         late, self._late = self._late, []

@@ -143,7 +143,8 @@ class Settler(Protocol):
 
     def gone(self, message: "Message") -> bool:
         """A message that was handed out is no longer this consumer's. Whether something is still
-        at work on it: then nothing of its key is handed out until `Ledger.finished`."""
+        at work on it: then nothing of its key is handed out until
+        `DeliveryLedger.on_handler_end`."""
 
 
 class HeldPush:

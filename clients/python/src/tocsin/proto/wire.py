@@ -102,7 +102,7 @@ class Subscribe(_Sent, tag="subscribe"):
     group: str | None = None
     start: Literal["earliest", "latest"] | StartAt | None = None
     deletes_max: int | None = None
-    """As many messages may go that were kept for the first group."""
+    """The number of messages that may go which were kept for the first group."""
     position: Position | None = None
     keys: list[str] | None = None
     held: bool | None = None
