@@ -501,12 +501,11 @@ def merged(final: str, parts: list[Part]) -> str:
     duplicates: set[str] = set()
     for part in ordered(parts):
         body = part.body
-        for name, kind in part.names.items():
-            if kind == "def":
-                continue
+        own = {name: kind for name, kind in part.names.items() if kind != "def"}
+        for name, kind in own.items():
             if kind in duplicates:
                 body = _without(body, name)
-            duplicates.add(kind)
+        duplicates |= set(own.values())
         text += "\n\n" + body + "\n"
     return text
 
