@@ -17,9 +17,8 @@ from typing import Final
 import msgspec
 
 from loadtests.clients import wire
-from loadtests.clients.places import Place, delivery_list, places
 from loadtests.clients.recorder import GROUP, QUEUE, ClientFailed, Door, Field, identity, message
-from loadtests.clients.wire import offsets_of
+from loadtests.clients.wire import Place, delivery_list, offsets_of, places
 
 WINDOW: Final = 1500
 """Unanswered messages of a producer; the protocol allows 10,000."""

@@ -4,6 +4,8 @@ It speaks just enough of RFC 6455: no compression, whole frames, of one kind onl
 Speech says binary. A client must mask what it sends; the mask 00000000 is a mask like any other and
 leaves the payload as it is. A Wire hands every message of the server to a callback as bytes, on the
 loop, and copies nothing more than once.
+
+Delivery lists, as acks name deliveries.
 """
 
 import asyncio
@@ -326,3 +328,29 @@ def open_push(data: bytes) -> tuple[Push, int, int]:
     """
     place = data.index(_MESSAGES) + len(_MESSAGES)
     return _PUSH.decode(data[: place - 1] + b"0}"), place, len(data) - 2
+
+
+Place = tuple[int, int, int, int]
+"""(partition, epoch, push, offset): one delivery."""
+
+
+def places(deliveries: list[list[int]]) -> list[Place]:
+    """The deliveries that a delivery list names."""
+    return [
+        (partition, epoch, push, offset)
+        for partition, epoch, push, *ranges in deliveries
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True)
+        for offset in range(first, last + 1)
+    ]
+
+
+def delivery_list(named: list[Place]) -> list[list[int]]:
+    """The delivery list that names these."""
+    lists: dict[tuple[int, int, int], list[int]] = {}
+    for partition, epoch, push, offset in sorted(named):
+        ranges = lists.setdefault((partition, epoch, push), [])
+        if ranges and ranges[-1] == offset - 1:
+            ranges[-1] = offset
+        else:
+            ranges += [offset, offset]
+    return [[*place, *ranges] for place, ranges in lists.items()]

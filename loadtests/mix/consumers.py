@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from loadtests.clients.places import Place, delivery_list, places
+from loadtests.clients.wire import Place, delivery_list, places
 from loadtests.mix.calls import Gone
 from loadtests.mix.desk import NS, Desk
 from loadtests.mix.frames import Frame, Verdict

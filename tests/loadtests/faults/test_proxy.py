@@ -7,8 +7,17 @@ from random import Random
 
 import pytest
 
-from loadtests.faults.proxy import HELD, SWALLOWED, Link, Proxy, Treatment
-from loadtests.faults.proxy_http import HEAD_BYTES_MAX, Requests, refusal, without_upgrade
+from loadtests.faults.proxy import (
+    HEAD_BYTES_MAX,
+    HELD,
+    SWALLOWED,
+    Link,
+    Proxy,
+    Requests,
+    Treatment,
+    refusal,
+    without_upgrade,
+)
 
 UPGRADE = b"GET /v1/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
 POST = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
