@@ -1,18 +1,28 @@
-"""The scenarios of `tocsin bench`. Each is end to end: published, durable, pushed, acknowledged
-with the acks confirmed, except that readers (fanout5k) acknowledge nothing by nature."""
+"""The scenarios of `tocsin bench`.
+
+Each is end to end: published, durable, pushed, acknowledged with the acks confirmed, except that
+readers (fanout5k) acknowledge nothing by nature.
+
+`queues` and `keys` measure what a message costs when there is more of everything else. The load
+runs over few of them while there are only few, and then over few and over many in turns, in one
+broker. The median of the ratios of two neighbours is compared, because a machine whose speed
+changes from minute to minute hits both.
+"""
 
 import asyncio
 import gc
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Final
 
-from loadtests.bench.adapter import Party
-from loadtests.bench.growth import keys, queues
+from loadtests.bench.adapter import GROUP, Party, Tocsin
 from loadtests.bench.load_run import (
     CONSUMERS,
     DRAIN_TIMEOUT_S,
+    PARTITIONS,
     PRODUCERS,
     WARM_UP_S,
     Bench,
@@ -20,10 +30,286 @@ from loadtests.bench.load_run import (
     Line,
     quiet,
 )
-from loadtests.bench.polls import polls
 from loadtests.bench.sdk_load import sdk100
-from loadtests.clients.load import LoadFailed, stamp
+from loadtests.clients.load import Consumer, LoadFailed, Producer, Shape, stamp
+from loadtests.clients.rest import Rest
 from loadtests.histogram import Histogram
+
+# --- growth
+
+QUEUES: Final = (10, 10_000)
+KEYS: Final = (1_000, 1_000_000)
+KEYS_OF_QUEUES: Final = 100_000
+"""Of all queues of `queues` together."""
+SESSIONS: Final = 40
+"""Of consumers, however many queues there are: one subscribes to 256 at most."""
+BLOCKS: Final = 5_000
+"""Ready-made frames of each producer where there are a million keys: 2 million messages of random
+keys have about 865,000 different ones. With fewer keys they are as many."""
+WINDOW: Final = 6_000
+MESSAGES_PER_FRAME: Final = 100
+PAIRS: Final = 5
+REST_S: Final = 1.2
+"""Between two stretches. Who brings much beside others that have brought little in the last second
+is taken for a flood, and what he has waiting is bounded (push.company): here nobody is beside."""
+_CREATED_AT_ONCE: Final = 32
+
+
+async def queues(bench: Bench) -> Figures:
+    """The same messages in frames of 100, each frame to the next one of 10 queues, and then of
+    10,000; each queue has one partition and a group. There are as many keys in all, or it would be
+    them that grow."""
+    return await _grown(bench, "queues", QUEUES, lambda many: _over_queues(bench, many))
+
+
+async def keys(bench: Bench) -> Figures:
+    """The same messages in frames of 100 to one queue, of 1,000 keys and then of a million."""
+    return await _grown(bench, "keys", KEYS, lambda many: _of_keys(bench, many))
+
+
+async def _grown(
+    bench: Bench, what: str, counts: tuple[int, int], opened: Callable[[int], Awaitable[Line]]
+) -> Figures:
+    few, many = counts
+    async with quiet(await opened(few)) as small:
+        alone = await _stretch(bench, small, f"{few:,} {what}, before there are more")
+        async with quiet(await opened(many)) as large:
+            pairs = []
+            for number in range(PAIRS):
+                both = [(small, f"{few:,} {what}"), (large, f"{many:,} {what}")]
+                turn = 1 if number % 2 == 0 else -1  # the one that begins changes, too
+                found = [await _stretch(bench, line, name) for line, name in both[::turn]][::turn]
+                pairs.append((found[0], found[1]))
+            figures = large.note(_compared(alone, pairs, few))
+    figures.conditions[what] = list(counts)
+    return figures
+
+
+async def _stretch(bench: Bench, line: Line, name: str) -> Figures:
+    count, elapsed, cpu_us = await line.run(bench.seconds / 2, name)
+    await line.drain()
+    await asyncio.sleep(REST_S)
+    latency = Histogram()
+    latency.add(line.latency)
+    return Figures(count / elapsed, latency, cpu_us)
+
+
+def _compared(alone: Figures, pairs: list[tuple[Figures, Figures]], few: int) -> Figures:
+    """Over many: medians, and the latencies of all stretches."""
+    latency = Histogram()
+    for _, over_many in pairs:
+        assert over_many.latency is not None
+        latency.add(over_many.latency)
+    rate = median(over_many.messages_per_s or 0.0 for _, over_many in pairs)
+    costs = [(a.server_cpu_us_per_message, b.server_cpu_us_per_message) for a, b in pairs]
+    known = [(before, after) for before, after in costs if before and after]
+    figures = Figures(rate, latency, median(after for _, after in known) if known else None)
+    if known:
+        ratios = [after / before for before, after in known]
+        figures.more |= {
+            f"server_cpu_us_per_message_{few}": round(median(before for before, _ in known), 3),
+            f"server_cpu_us_per_message_{few}_alone": round(
+                alone.server_cpu_us_per_message or 0.0, 3
+            ),
+            "ratio": round(median(ratios), 3),
+            "ratios": [round(ratio, 2) for ratio in ratios],
+        }
+    return figures
+
+
+async def _over_queues(bench: Bench, many: int) -> Line:
+    names = [f"queues{many}-{number}" for number in range(many)]
+    await _create(bench, names)
+    bench.progress(f"queues: {many:,} are there")
+    shape = Shape(bench.shape.body_bytes, KEYS_OF_QUEUES // many)
+    line = Line(bench, names[0], MESSAGES_PER_FRAME, WINDOW)
+    for number in range(PRODUCERS):
+        # Each begins elsewhere, so that they are not at one queue all at once.
+        begin = number * many // PRODUCERS
+        await _produce(bench, line, shape, names[begin:] + names[:begin])
+    for number in range(SESSIONS):
+        await _consume(bench, line, shape, names[number::SESSIONS])
+    return line
+
+
+async def _of_keys(bench: Bench, many: int) -> Line:
+    name, shape = f"keys{many}", Shape(bench.shape.body_bytes, many)
+    await Tocsin(bench.url, bench.token).shared(name, PARTITIONS)
+    line = Line(bench, name, MESSAGES_PER_FRAME, WINDOW)
+    for _ in range(PRODUCERS):
+        await _produce(bench, line, shape, [name], blocks=BLOCKS)
+    for _ in range(CONSUMERS):
+        await _consume(bench, line, shape, [name])
+    return line
+
+
+async def _produce(
+    bench: Bench, line: Line, shape: Shape, queues: Sequence[str], *, blocks: int = 0
+) -> None:
+    name = f"growth-{len(line.producers)}"
+    producer = Producer(name, queues, shape, MESSAGES_PER_FRAME, bench.random, blocks=blocks)
+    producer.on_answers = line.fill
+    await producer.open(bench.url, bench.token, producer.name)
+    line.producers.append(producer)
+
+
+async def _consume(bench: Bench, line: Line, shape: Shape, queues: Sequence[str]) -> None:
+    consumer = Consumer(f"growth-{len(line.consumers)}", shape, line.latency, bench.random)
+    consumer.on_settled = line.fill
+    await consumer.open(bench.url, bench.token)
+    for queue in queues:
+        await consumer.subscribe(queue, GROUP)
+    line.consumers.append(consumer)
+
+
+async def _create(bench: Bench, names: Sequence[str]) -> None:
+    async def some(mine: Sequence[str]) -> None:
+        rest = Rest(bench.url, bench.token)
+        try:
+            for name in mine:
+                await rest.call("PUT", f"/v1/queues/{name}", {"partitions": 1})
+                await rest.call("PUT", f"/v1/queues/{name}/groups/{GROUP}", {})
+        finally:
+            rest.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(_CREATED_AT_ONCE):
+            tasks.create_task(some(names[number::_CREATED_AT_ONCE]))
+
+
+# --- polls
+
+POLLS_WARM_UP: Final = 200
+WAIT_S: Final = 20.0
+"""How long a poll waits, as the SDK's do."""
+_OPENING_AT_ONCE: Final = 64
+_POLLS_QUEUE: Final = "polls"
+
+
+class Waiting:
+    """A session over one keep-alive connection: polls, one after another, that bring nothing."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.polls = 0
+        self._rest = Rest(bench.url, bench.token)
+        self._path = ""
+        self._batch = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, first_wait_s: float) -> None:
+        """Say hello, become a reader, and begin to wait. The first poll is the shorter one, so
+        that not all sessions poll again at the same time."""
+        hello = {"type": "hello", "client": "bench"}
+        opened = await self._rest.call("POST", "/v1/sessions", hello)
+        self._path, self._batch = f"/v1/sessions/{opened['session']}/frames", opened["batch"]
+        subscribe = {
+            "type": "subscribe",
+            "ref": 1,
+            "subscription": 1,
+            "queue": _POLLS_QUEUE,
+            "credit": 9,
+        }
+        await self._rest.call("POST", f"{self._path}?number=1", subscribe)
+        frames = await self._poll(WAIT_S)
+        if [frame["type"] for frame in frames] != ["ok"]:
+            raise LoadFailed(f"a subscribe by long poll was answered {frames}")
+        self._task = asyncio.create_task(self._wait(first_wait_s))
+
+    async def _wait(self, wait_s: float) -> None:
+        while True:
+            if frames := await self._poll(wait_s):
+                raise LoadFailed(f"an idle poll was answered {frames}")
+            self.polls += 1
+            wait_s = WAIT_S
+
+    async def _poll(self, wait_s: float) -> list[dict[str, object]]:
+        path = f"{self._path}?after={self._batch}&wait_s={wait_s:.3f}"
+        status, answer = await self._rest.request("GET", path)
+        if status != 200:
+            raise LoadFailed(f"a poll was answered {status}: {answer.decode(errors='replace')}")
+        batch = json.loads(answer)
+        self._batch = batch["batch"]
+        frames: list[dict[str, object]] = batch["frames"]
+        return frames
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Wait no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        self._rest.close()
+
+
+async def polls(bench: Bench) -> Figures:
+    """Resident memory of the server per session by long poll that holds one reader, and the CPU
+    time it takes to hold them all open."""
+    if bench.server is None:
+        raise LoadFailed("polls needs the server's pid (--pid)")
+    rest = Rest(bench.url, bench.token)
+    try:
+        await rest.call("PUT", f"/v1/queues/{_POLLS_QUEUE}", {"partitions": 1, "retention_s": 60})
+    finally:
+        rest.close()
+    sessions: list[Waiting] = []
+    try:
+        await _open_polls(bench, sessions, POLLS_WARM_UP)
+        await asyncio.sleep(1.0)
+        before = bench.server.rss_bytes()
+        await _open_polls(bench, sessions, bench.connections)
+        await asyncio.sleep(2.0)
+        kib = (bench.server.rss_bytes() - before) / bench.connections / 1024
+        began, cpu_s, polled = time.monotonic(), bench.cpu_s(), _polled(sessions)
+        await asyncio.sleep(bench.seconds)
+        elapsed = time.monotonic() - began
+        share = (bench.cpu_s() - cpu_s) / elapsed
+        rate = (_polled(sessions) - polled) / elapsed
+    finally:
+        for session in sessions:
+            await session.close()
+    bench.progress(f"polls: {kib:.1f} KiB a session, {share:.1%} of a CPU, {rate:.0f} polls/s")
+    figures = Figures()
+    figures.more = {
+        "kib_per_session": round(kib, 2),
+        "server_cpu_share": round(share, 4),
+        "polls_per_s": round(rate, 1),
+    }
+    figures.conditions = {
+        "counted": f"VmRSS of the server, growth over {bench.connections} sessions by long poll "
+        f"(after {POLLS_WARM_UP} uncounted) that hold one reader and one waiting poll; no kernel "
+        "memory",
+        "wait_s": WAIT_S,
+    }
+    return figures
+
+
+async def _open_polls(bench: Bench, sessions: list[Waiting], count: int) -> None:
+    """`count` more."""
+    done = 0
+    while done < count:
+        fresh = [Waiting(bench) for _ in range(min(_OPENING_AT_ONCE, count - done))]
+        sessions += fresh
+        waits = [bench.random.uniform(1.0, WAIT_S) for _ in fresh]
+        await asyncio.gather(
+            *(session.open(wait_s) for session, wait_s in zip(fresh, waits, strict=True))
+        )
+        done += len(fresh)
+        if done // _OPENING_AT_ONCE % 16 == 0:
+            bench.progress(f"polls: {done:,} of {count:,} sessions")
+
+
+def _polled(sessions: list[Waiting]) -> int:
+    """Polls that ended. Raises what went wrong with any session."""
+    for session in sessions:
+        session.check()
+    return sum(session.polls for session in sessions)
+
+
+# --- the load of producers and consumers, readers, and what is idle
 
 OPEN_RATE: Final = 10_000
 """Messages a second of open10k."""
@@ -36,7 +322,6 @@ CONNECTIONS: Final = 5_000
 """Of fanout5k, idle and polls."""
 IDLE_WARM_UP: Final = 200
 FAN_PAUSE_S: Final = 0.1
-_OPENING_AT_ONCE: Final = 64
 
 
 async def batch100(bench: Bench) -> Figures:

@@ -9,8 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from loadtests.checker.chaos_history import Ended, FaultBegins, FaultEnds, Lost, Serves, World
-from loadtests.checker.history import Acked, Confirmed, Delivered, Event, Extended, Revoked
+from loadtests.checker.history import (
+    Acked,
+    Confirmed,
+    Delivered,
+    Ended,
+    Event,
+    Extended,
+    FaultBegins,
+    FaultEnds,
+    Lost,
+    Revoked,
+    Serves,
+    World,
+)
 
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9

@@ -13,11 +13,16 @@ from statistics import median
 from typing import Final
 
 from loadtests.checker.causes import NS, Causes
-from loadtests.checker.chaos_history import (  # fmt: skip
+from loadtests.checker.history import (
+    Answered,
+    Attempt,
     ChaosInterpreter,
+    Delivered,
     Drained,
+    Event,
     FaultBegins,
     FaultEnds,
+    Line,
     Publishing,
     Read,
     ReaderTold,
@@ -25,7 +30,6 @@ from loadtests.checker.chaos_history import (  # fmt: skip
     ReplicaIn,
     World,
 )
-from loadtests.checker.history import Answered, Attempt, Delivered, Event, Line
 from loadtests.checker.judge import Judge
 from loadtests.checker.verdict import KINDS, Verdict, Violations
 

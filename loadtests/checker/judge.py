@@ -2,9 +2,9 @@
 
 In the manner of Jepsen's total-queue and Kafka checkers, from nothing but what the clients sent and
 received. Bodies are unique: a body names the message. What an event order over several sockets
-cannot prove is not called a violation; see `known.Key`.
+cannot prove is not called a violation; see `Key`.
 
-What the judge knows: of each message, of its latest delivery to a group, and of each key.
+The judge knows something of each message, of its latest delivery to a group, and of each key.
 """
 
 from collections.abc import Iterable, Iterator

@@ -59,7 +59,7 @@ class Recorder:
         )
 
     def world(self, call: str, *, server: int = 0, socket: int = 0, **told: object) -> None:
-        """Something happened to the clients' world: `loadtests.checker.chaos_history` knows
+        """Something happened to the clients' world: `loadtests.checker.history` knows
         what."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"world","way":"out","call":"%b","frame":%b}\n'

@@ -5,7 +5,8 @@ Speech says binary. A client must mask what it sends; the mask 00000000 is a mas
 leaves the payload as it is. A Wire hands every message of the server to a callback as bytes, on the
 loop, and copies nothing more than once.
 
-Delivery lists, as acks name deliveries.
+Below the socket stands what clients read and write in frames: the head of a push, offsets with
+gaps, and the delivery lists by which acks name deliveries.
 """
 
 import asyncio

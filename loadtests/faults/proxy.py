@@ -2,7 +2,8 @@
 all of them: it delays, trickles, holds, swallows, cuts, half-opens and refuses, and lets WebSockets
 through or not while ordinary HTTP passes.
 
-Where requests of one connection begin and end, and which of them ask for a WebSocket. Pure.
+`Requests` knows where the requests of one connection begin and end, and which of them ask for a
+WebSocket.
 """
 
 import asyncio

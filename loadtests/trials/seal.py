@@ -1,15 +1,21 @@
 """Encryption at rest on bad days: the master key is rotated under load, also while the broker is
 killed; bits of a store at rest are flipped; and a text that every message holds is looked for in
 whatever the broker has written.
+
+The store at rest is looked at from outside, as whoever has its disk would: its records, their
+nonces, and whatever text its files hold.
 """
 
 import asyncio
 import contextlib
 import json
 import shutil
+import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,9 +24,102 @@ from typing import Any, Final
 from loadtests.clients.load import Client
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE, Server
-from loadtests.trials import sealed_store as store
-from loadtests.trials.sealed_store import Place
 from loadtests.trials.trial import Finding, Progress, admin, administer
+
+STORE: Final = "store.sqlite"
+CATALOG: Final = "catalog.sqlite"
+_OFFSET_BITS: Final = 40
+_NONCE: Final = slice(1, 21)
+"""Of a sealed payload: behind its version the data key's id, 8 bytes, and the nonce, 12."""
+Place = tuple[int, int]
+"""(partition, offset)"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record of a store."""
+
+    row_id: int
+    partition: int
+    first: int
+    count: int
+
+    def places(self) -> list[Place]:
+        """Of its messages."""
+        return [(self.partition, offset) for offset in range(self.first, self.first + self.count)]
+
+
+def rows_of(folder: Path, queue: str) -> list[Row]:
+    """The records of a queue, in a store that nobody has open."""
+    with closing(sqlite3.connect(folder / CATALOG)) as catalog:
+        found = catalog.execute("SELECT queue_id FROM queues WHERE name = ?", (queue,)).fetchone()
+    with closing(sqlite3.connect(folder / STORE)) as store:
+        rows = store.execute(
+            "SELECT record.id, number, count FROM record JOIN partition "
+            f"ON partition.id = record.id >> {_OFFSET_BITS} WHERE queue_id = ? ORDER BY record.id",
+            found,
+        ).fetchall()
+    mask = (1 << _OFFSET_BITS) - 1
+    return [Row(row_id, number, row_id & mask, count) for row_id, number, count in rows]
+
+
+def nonces_of(folder: Path) -> tuple[int, int]:
+    """(records that are sealed, different pairs of data key and nonce among them), those in the
+    quarantine too. Raises AssertionError: a record is plain."""
+    with closing(sqlite3.connect(folder / STORE)) as store:
+        payloads = store.execute(
+            "SELECT payload FROM record UNION ALL SELECT payload FROM quarantine"
+        ).fetchall()
+    assert all(payload[:1] == b"\x01" for (payload,) in payloads), "a payload is plain"
+    return len(payloads), len({payload[_NONCE] for (payload,) in payloads})
+
+
+def quarantined_in(folder: Path) -> int:
+    """How many records were put aside."""
+    with closing(sqlite3.connect(folder / STORE)) as store:
+        (count,) = store.execute("SELECT count(*) FROM quarantine").fetchone()
+    return int(count)
+
+
+def flip(folder: Path, rows: Iterable[Row], random: Random) -> None:
+    """Flip one bit of the header or the payload of each of these records. Every other one gets the
+    checksum that fits, as somebody would do who writes to the disk on purpose: then only the tag
+    can tell."""
+    with closing(sqlite3.connect(folder / STORE)) as store:
+        for number, row in enumerate(rows):
+            found = store.execute(
+                "SELECT count, published_unix_ms, bytes, skips, header, payload FROM record "
+                "WHERE id = ?",
+                (row.row_id,),
+            ).fetchone()
+            *fields, skips, header, payload = found
+            blobs = {"header": bytearray(header), "payload": bytearray(payload)}
+            column = random.choice(("header", "payload", "payload"))
+            bit = random.randrange(8 * len(blobs[column]))
+            blobs[column][bit // 8] ^= 1 << bit % 8
+            store.execute(
+                f"UPDATE record SET {column} = ? WHERE id = ?", (bytes(blobs[column]), row.row_id)
+            )
+            if number % 2:
+                checksum = _checksum(row.row_id, fields, (skips or b"", *blobs.values()))
+                store.execute("UPDATE record SET checksum = ? WHERE id = ?", (checksum, row.row_id))
+        store.commit()
+
+
+def _checksum(row_id: int, fields: Sequence[int], blobs: Iterable[bytes | bytearray]) -> int:
+    crc = zlib.crc32(repr((row_id, tuple(fields))).encode())
+    for blob in blobs:
+        crc = zlib.crc32(blob, crc)
+    return crc
+
+
+def files_with(text: str, *folders: Path) -> tuple[int, list[str]]:
+    """(how many files were looked into, those that hold this text), in these folders and below
+    them; a path of a file is looked into as well."""
+    files = [path for folder in folders for path in (folder, *folder.rglob("*")) if path.is_file()]
+    raw = text.encode()
+    return len(files), [str(path) for path in files if raw in path.read_bytes()]
+
 
 ROTATIONS: Final = 10
 FLIPS: Final = 10_000
@@ -121,7 +220,7 @@ async def seal(plan: Plan, progress: Progress) -> Finding:
             not lost and not invented, f"{len(there):,} messages, {len(lost)} lost",
         )  # fmt: skip
         reported = await _flip(finding, plan, server, there, random=random, progress=progress)
-        looked, found = store.files_with(CANARY, folder)
+        looked, found = files_with(CANARY, folder)
         finding.check(
             "the canary is in no file, log or answer", not found and not refusals,
             f"{looked} files, {found + refusals}",
@@ -195,7 +294,7 @@ async def _look_at_rest(finding: Finding, server: Server, plan: Plan) -> None:
         verified["ok"] and verified["opened"] and verified["sealed"] == verified["rows"]["record"],
         f"{verified['sealed']:,} records, {verified['rows']['data_keys'] // 2} data keys",
     )
-    sealed, pairs = store.nonces_of(server.data_dir)
+    sealed, pairs = nonces_of(server.data_dir)
     finding.check("no data key and nonce occur twice", sealed == pairs, f"{sealed:,} records")
     finding.figures |= {"rotations": plan.rotations, "kills": plan.rotations // 2}
 
@@ -301,7 +400,7 @@ async def _flip(
     progress: Progress,
 ) -> int:
     """Flip bits in copies of the store, and look at what each costs. How many were reported."""
-    rows = await _call(store.rows_of, server.data_dir, "orders")
+    rows = await _call(rows_of, server.data_dir, "orders")
     flipped = reported = wrong = lost_beside = 0
     copy = Server(server.data_dir.with_name("copy"), command=plan.command, level="debug")
     shutil.copyfile(server.key_path, copy.key_path)
@@ -309,7 +408,7 @@ async def _flip(
         some = random.sample(rows, min(FLIPS_AT_ONCE, len(rows), plan.flips - flipped))
         shutil.rmtree(copy.data_dir, ignore_errors=True)
         await _call(shutil.copytree, server.data_dir, copy.data_dir)
-        await _call(store.flip, copy.data_dir, some, random)
+        await _call(flip, copy.data_dir, some, random)
         await _start(copy)
         read = await _read(copy)
         status = await admin(copy, "status")
@@ -318,7 +417,7 @@ async def _flip(
         lost_beside += len(there.keys() - read.keys() - hit)
         wrong += sum(there.get(place) != body for place, body in read.items())
         wrong += len(hit & read.keys())
-        quarantined = await _call(store.quarantined_in, copy.data_dir)
+        quarantined = await _call(quarantined_in, copy.data_dir)
         reported += min(status["damage_reports"], quarantined)
         flipped += len(some)
         progress(f"seal: {flipped:,} of {plan.flips:,} bits flipped, {reported:,} reported")

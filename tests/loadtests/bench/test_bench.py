@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests.bench import growth, polls, scenarios, sdk_load
-from loadtests.bench import load_run as line
+from loadtests.bench import load_run, scenarios, sdk_load
 from loadtests.bench.command import bench
 from loadtests.bench.scenarios import SCENARIOS
-from tests.loadtests.mix.longer import longer
+from tests.loadtests.longer import longer
 
 FIELDS = {
     "scenario", "messages_per_s", "p50_ms", "p99_ms", "p999_ms", "server_cpu_us_per_message",
@@ -28,16 +27,16 @@ CONDITIONS = {
 @pytest.fixture(autouse=True)
 def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm-up makes figures steady, and nothing else."""
-    for module in (line, scenarios, sdk_load):
+    for module in (load_run, scenarios, sdk_load):
         monkeypatch.setattr(module, "WARM_UP_S", 0.2)
     monkeypatch.setattr(sdk_load, "SETTLING", 2000)
     monkeypatch.setattr(sdk_load, "CLIENTS", 20)
     monkeypatch.setattr(scenarios, "IDLE_WARM_UP", 20)
-    monkeypatch.setattr(polls, "WARM_UP", 20)
-    monkeypatch.setattr(growth, "QUEUES", (2, 60))
-    monkeypatch.setattr(growth, "KEYS", (100, 5_000))
-    monkeypatch.setattr(growth, "BLOCKS", 20)
-    monkeypatch.setattr(growth, "PAIRS", 1)
+    monkeypatch.setattr(scenarios, "POLLS_WARM_UP", 20)
+    monkeypatch.setattr(scenarios, "QUEUES", (2, 60))
+    monkeypatch.setattr(scenarios, "KEYS", (100, 5_000))
+    monkeypatch.setattr(scenarios, "BLOCKS", 20)
+    monkeypatch.setattr(scenarios, "PAIRS", 1)
 
 
 def run(*arguments: str) -> list[dict[str, object]]:

@@ -10,9 +10,15 @@ from random import Random
 from typing import Final
 
 from loadtests.checker.causes import NS
-from loadtests.checker.chaos_history import (  # fmt: skip
+from loadtests.checker.history import (
+    Acked,
+    Answered,
+    Attempt,
+    Confirmed,
+    Delivered,
     Drained,
     Ended,
+    Event,
     FaultBegins,
     FaultEnds,
     Lost,
@@ -21,10 +27,10 @@ from loadtests.checker.chaos_history import (  # fmt: skip
     ReaderTold,
     ReplicaGone,
     ReplicaIn,
+    Revoked,
     Serves,
     World,
 )
-from loadtests.checker.history import Acked, Answered, Attempt, Confirmed, Delivered, Event, Revoked
 
 QUEUE: Final = "q"
 GROUP: Final = "q/g"

@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.checker.causes import CAUSES, NS
-from loadtests.checker.chaos_history import (  # fmt: skip
+from loadtests.checker.checker import ALL_KINDS, ChaosVerdict, Checker
+from loadtests.checker.history import (  # fmt: skip
+    Acked,
+    Answered,
+    Attempt,
     ChaosInterpreter,
+    Confirmed,
+    Delivered,
     Drained,
     FaultBegins,
     FaultEnds,
@@ -24,17 +30,9 @@ from loadtests.checker.chaos_history import (  # fmt: skip
     ReaderTold,
     ReplicaGone,
     ReplicaIn,
-    receipt_epoch,
-)
-from loadtests.checker.checker import ALL_KINDS, ChaosVerdict, Checker
-from loadtests.checker.history import (  # fmt: skip
-    Acked,
-    Answered,
-    Attempt,
-    Confirmed,
-    Delivered,
     Unreadable,
     read_lines,
+    receipt_epoch,
 )
 from tests.loadtests.checker.stories import (  # fmt: skip
     AWAY_S,

@@ -23,7 +23,7 @@ from loadtests.peers.entrants import ENTRANTS, Entrant, Running
 from loadtests.peers.medians import Run, read
 from loadtests.peers.meter import Mark, Meter
 from loadtests.peers.programs import Missing
-from tests.loadtests.mix.longer import longer
+from tests.loadtests.longer import longer
 
 ALONE = Plan(rounds=1, readers=20, connections=40)
 
