@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -165,14 +166,27 @@ def _photographed(out: Path, names: list[str]) -> str:
     shown = ", ".join(f"{name}.svg" for name in names)
     try:
         from loadtests.chromium import ChromiumMissing
-        from loadtests.peers.photos import photograph
     except ImportError as error:
         return f"{shown}; no PNG, because {error}"
     try:
-        asyncio.run(photograph(out, names))
+        asyncio.run(_photograph(out, names))
     except ChromiumMissing as error:
         return f"{shown}; no PNG, because {error}"
     return f"{shown}, and as PNG"
+
+
+async def _photograph(folder: Path, names: Sequence[str]) -> None:
+    """Write `<name>.png` beside each `<name>.svg`. Raises ChromiumMissing."""
+    from loadtests.chromium import browsing
+
+    async with browsing() as browser:
+        for name in names:
+            page = await browser.new_page(device_scale_factor=2)
+            await page.set_content(
+                f'<body style="margin:0">{(folder / f"{name}.svg").read_text()}</body>'
+            )
+            await page.locator("svg").screenshot(path=folder / f"{name}.png")
+            await page.close()
 
 
 def _command() -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from loadtests.bench import adapter as dialect
+from loadtests.bench import adapter
 from loadtests.bench.adapter import Dialect
 from loadtests.bench.command import version_of
 from loadtests.peers import programs, servers
-from loadtests.peers.bodies import Bodies
+from loadtests.peers.clients import Bodies
 from loadtests.peers.medians import OFFERED
 from loadtests.peers.nats import Nats
 from loadtests.peers.programs import Missing
@@ -62,7 +62,7 @@ def _tocsin_version() -> str:
 @contextmanager
 def _tocsin(folder: Path) -> Iterator[Running]:
     with servers.tocsin(folder) as server:
-        yield Running(dialect.Tocsin(server.url, None), (server.pid,))
+        yield Running(adapter.Tocsin(server.url, None), (server.pid,))
 
 
 def _tocsin_on_redis_version() -> str:
@@ -75,7 +75,7 @@ def _tocsin_on_redis(folder: Path) -> Iterator[Running]:
         url = f"redis://127.0.0.1:{port}"
         servers.provision(url)
         with servers.tocsin(folder, url) as server:
-            yield Running(dialect.Tocsin(server.url, None), (server.pid, pid))
+            yield Running(adapter.Tocsin(server.url, None), (server.pid, pid))
 
 
 def _nats_version() -> str:

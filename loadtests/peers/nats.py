@@ -18,10 +18,8 @@ from typing import Any, Final
 from loadtests.clients.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.clients.wire import BINARY, Speech, Wire, connect
 from loadtests.histogram import Histogram
-from loadtests.peers.bodies import Bodies
+from loadtests.peers.clients import Bodies, Sending, Settling
 from loadtests.peers.nats_wire import Broken, Message, Parser, attempts, published
-from loadtests.peers.sending import Sending
-from loadtests.peers.settling import Settling
 
 SPEECH: Final = Speech("/", None, BINARY)
 PARTITIONS: Final = 16

@@ -15,9 +15,7 @@ from typing import Final
 from loadtests.clients.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.clients.wire import Speech, Wire, connect
 from loadtests.histogram import Histogram
-from loadtests.peers.bodies import Bodies
-from loadtests.peers.sending import Sending
-from loadtests.peers.settling import Settling
+from loadtests.peers.clients import Bodies, Sending, Settling
 from loadtests.peers.stomp_wire import Broken, Frame, frame, frames
 
 SPEECH: Final = Speech("/ws", "v12.stomp")

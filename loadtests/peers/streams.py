@@ -17,9 +17,7 @@ import hiredis
 from loadtests.bench.adapter import GROUP
 from loadtests.clients.load import ANSWER_TIMEOUT_S, LoadFailed
 from loadtests.histogram import Histogram
-from loadtests.peers.bodies import Bodies
-from loadtests.peers.sending import Sending
-from loadtests.peers.settling import Settling
+from loadtests.peers.clients import Bodies, Sending, Settling
 from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, partition_of
 
 FEEDS: Final = ("fanout5k", "idle")

@@ -19,9 +19,8 @@ import uvloop
 from loadtests.clients.load import BODY_BYTES, LoadFailed, Producer, Shape, stamp
 from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.swarm.coordination import FILES_SPARE, Order, processes
 from loadtests.swarm.fleet import All, Fleet, SwarmBroke
-from loadtests.swarm.orders import Order
-from loadtests.swarm.spread import FILES_SPARE, processes
 from loadtests.trials.trial import Finding
 
 SETTLES_S: Final = 30.0

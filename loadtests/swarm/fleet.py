@@ -10,9 +10,8 @@ from typing import Final, Self
 import msgspec
 
 from loadtests.histogram import Histogram
-from loadtests.swarm import orders
-from loadtests.swarm.orders import News, Order, Post
-from loadtests.swarm.spread import addresses, shares
+from loadtests.swarm import coordination
+from loadtests.swarm.coordination import News, Order, Post, addresses, shares
 
 LINE_BYTES_MAX: Final = 1 << 20
 _MARGIN_S: Final = 60.0
@@ -72,7 +71,7 @@ class Fleet:
                 )  # fmt: skip
                 self._processes.append(process)
                 assert process.stdin is not None
-                process.stdin.write(orders.encode(post) + b"\n")
+                process.stdin.write(coordination.encode(post) + b"\n")
         except BaseException:
             await self.__aexit__()
             raise
@@ -92,14 +91,14 @@ class Fleet:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(order.timeout_s + _MARGIN_S):
-                process.stdin.write(orders.encode(order) + b"\n")
+                process.stdin.write(coordination.encode(order) + b"\n")
                 await process.stdin.drain()
                 line = await process.stdout.readline()
         except (OSError, TimeoutError) as error:
             raise SwarmBroke(f"{order.do} was not answered: {error!r}") from None
         if not line:
             raise SwarmBroke(f"a process ended over {order.do}")
-        return orders.decode_news(line)
+        return coordination.decode_news(line)
 
     async def __aexit__(self, *_: object) -> None:
         """Their stdin ends, and so do they; by force what has not within _END_S."""

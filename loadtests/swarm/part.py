@@ -12,8 +12,8 @@ import uvloop
 
 from loadtests.clients.load import LoadFailed, Reader, Shape
 from loadtests.histogram import Histogram
-from loadtests.swarm import orders
-from loadtests.swarm.orders import News, Order, Post
+from loadtests.swarm import coordination
+from loadtests.swarm.coordination import News, Order, Post
 
 _AGAIN_S: Final = (0.1, 1.0)
 """Before a connection is tried again: from, to."""
@@ -140,10 +140,10 @@ async def _serve() -> None:
     stdin = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    part = Part(orders.decode_post(await stdin.readline()))
+    part = Part(coordination.decode_post(await stdin.readline()))
     while line := await stdin.readline():
-        news = await part.do(orders.decode_order(line))
-        sys.stdout.buffer.write(orders.encode(news) + b"\n")
+        news = await part.do(coordination.decode_order(line))
+        sys.stdout.buffer.write(coordination.encode(news) + b"\n")
         sys.stdout.buffer.flush()
 
 

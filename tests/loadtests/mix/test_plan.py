@@ -21,7 +21,6 @@ from loadtests.mix.plan import (
     shares,
 )
 from loadtests.mix.processes import CLASSES
-from loadtests.swarm import spread
 
 LOCUSTFILE = Path(plan.__file__).with_name("locustfile.py")
 
@@ -111,35 +110,6 @@ def test_the_locustfile_has_the_class_of_each_role() -> None:
             found[ast.literal_eval(said.value)] = node.name
     assert found == CLASSES
     assert set(found) == set(ROLES) == set(SHARES)
-
-
-@given(st.integers(1, 200_000), st.integers(1, 200))
-def test_sockets_are_dealt_out_evenly_over_addresses_that_no_two_processes_share(
-    sockets: int, parts: int
-) -> None:
-    dealt = spread.shares(sockets, parts)
-    assert sum(dealt) == sockets
-    assert max(dealt) - min(dealt) <= 1
-    places = [spread.addresses(number, many) for number, many in enumerate(dealt)]
-    everywhere = [address for some in places for address in some]
-    assert len(everywhere) == len(set(everywhere))
-    for some, many in zip(places, dealt, strict=True):
-        assert many <= len(some) * spread.PER_ADDRESS
-        assert all(address.startswith("127.0.") for address in some)
-
-
-def test_a_process_has_no_more_sockets_than_files() -> None:
-    for sockets in (2, 15_000, 30_001, 100_000):
-        parts = spread.processes(sockets)
-        assert max(spread.shares(sockets, parts)) <= spread.PER_PROCESS_MAX
-        assert parts >= 2
-
-
-def test_too_many_sockets_for_the_addresses_are_refused() -> None:
-    with pytest.raises(ValueError, match="too many"):
-        spread.addresses(0, spread.PER_ADDRESS * 255)
-    with pytest.raises(ValueError, match="too many"):
-        spread.addresses(254, 1)
 
 
 def test_with_more_users_each_publisher_is_as_fast_as_before_and_consumers_have_queues() -> None:

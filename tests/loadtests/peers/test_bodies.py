@@ -8,7 +8,7 @@ import pytest
 
 from loadtests.clients.load import STAMP_BYTES, WAVES, LoadFailed, stamp
 from loadtests.histogram import Histogram
-from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.clients import Acks, Bodies
 
 
 def test_a_block_is_whole_messages_of_one_size_with_the_stamp_in_each() -> None:

@@ -6,14 +6,13 @@ from random import Random
 
 import pytest
 
-from loadtests.bench import load_run as line
 from loadtests.bench import scenarios
 from loadtests.bench.adapter import Dialect
 from loadtests.bench.load_run import Bench, Figures, Line, quiet
 from loadtests.bench.scenarios import fanout5k, open_loop, single
 from loadtests.clients.load import LoadFailed
 from loadtests.histogram import Histogram
-from loadtests.peers.bodies import Bodies
+from loadtests.peers.clients import Bodies
 from loadtests.peers.nats import Nats
 from loadtests.peers.stomp import Stomp
 from tests.loadtests.peers.fake_nats import FakeNats
@@ -43,7 +42,7 @@ SHARING: list[Callable[[Bench], Awaitable[Figures]]] = [single, by_ten, on_sched
 
 @pytest.fixture(autouse=True)
 def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (line, scenarios):
+    for module in (load_run, scenarios):
         monkeypatch.setattr(module, "WARM_UP_S", 0.1)
 
 

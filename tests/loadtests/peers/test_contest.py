@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests.bench import load_run as line
-from loadtests.bench import scenarios
+from loadtests.bench import load_run, scenarios
 from loadtests.bench.load_run import Figures
 from loadtests.peers import contest as contests
 from loadtests.peers import entrants as known
@@ -30,7 +29,7 @@ ALONE = Plan(rounds=1, readers=20, connections=40)
 
 @pytest.fixture(autouse=True)
 def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (line, scenarios):
+    for module in (load_run, scenarios):
         monkeypatch.setattr(module, "WARM_UP_S", 0.2)
     monkeypatch.setattr(scenarios, "IDLE_WARM_UP", 20)
 

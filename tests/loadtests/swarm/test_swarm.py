@@ -12,8 +12,8 @@ from loadtests.clients.load import Shape
 from loadtests.histogram import Histogram
 from loadtests.server import Server
 from loadtests.swarm.__main__ import main
+from loadtests.swarm.coordination import News, Order, Post, decode_news, decode_order, encode
 from loadtests.swarm.fleet import All, Fleet, SwarmBroke
-from loadtests.swarm.orders import News, Order, Post, decode_news, decode_order, encode
 from loadtests.swarm.part import Part, Waiting
 
 

@@ -1,8 +1,14 @@
-"""Bodies as the clients of all brokers send them, and what is common to whoever is given them."""
+"""What the clients of all peers have in common.
+
+`Bodies` are the messages that all of them send, `Acks` the random order in which they acknowledge.
+`Sending` is the part of a producer that no protocol touches: it writes blocks of messages and
+counts confirmations. `Settling` is that of a consumer: its counts and acknowledgements.
+"""
 
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from random import Random
@@ -99,3 +105,81 @@ class Acks(Generic[T]):
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+
+BLOCKS_MIN: Final = 16
+MESSAGES_MADE_MIN: Final = 2048
+
+
+class Sending(ABC):
+    """The part of Producing that no protocol touches. Goes before the protocol's client among the
+    bases: `_turn` is what that one calls after all that one read brought."""
+
+    def __init__(
+        self,
+        bodies: Bodies,
+        messages: int,
+        random: Random,
+        around: Callable[[bytes], tuple[bytes, bytes]],
+    ) -> None:
+        """`messages`: so many go out together. `around`: what stands before and behind the body
+        of a message with this key."""
+        self.messages_per_frame = messages
+        self.unanswered = 0
+        self.answered = 0
+        self.on_answers: Callable[[], None] | None = None
+        self.durability: object = None
+        count = max(BLOCKS_MIN, MESSAGES_MADE_MIN // messages)
+        self._blocks = itertools.cycle(
+            [bodies.block(messages, random, around) for _ in range(count)]
+        )
+        self._out: list[bytes] = []
+
+    def publish(self, due: bytes) -> None:
+        """As Producing says."""
+        self.unanswered += self.messages_per_frame
+        self._out.append(due.join(next(self._blocks)))
+
+    def flush(self) -> None:
+        """As Producing says."""
+        if self._out:
+            out, self._out = self._out, []
+            self._send(out)
+
+    @abstractmethod
+    def _send(self, blocks: list[bytes]) -> None:
+        """Write these."""
+
+    def _confirmed(self) -> None:
+        self.unanswered -= 1
+        self.answered += 1
+
+    def _turn(self) -> None:
+        if self.on_answers is not None:
+            self.on_answers()
+
+
+Ack = TypeVar("Ack")
+"""What a protocol names a delivery by when it is acknowledged."""
+
+
+class Settling(ABC, Generic[Ack]):
+    """The part of Consuming that no protocol touches. Goes before the protocol's client among the
+    bases."""
+
+    def __init__(self, bodies: Bodies, histogram: Histogram, random: Random) -> None:
+        self.delivered = 0
+        self.settled = 0
+        self.redelivered = 0
+        self.on_settled: Callable[[], None] | None = None
+        self._bodies = bodies
+        self._histogram = histogram
+        self._acks: Acks[Ack] = Acks(random, self._acknowledge)
+
+    @abstractmethod
+    def _acknowledge(self, due: list[Ack]) -> None:
+        """Acknowledge these, and ask for a word on it."""
+
+    def _told(self) -> None:
+        if self.on_settled is not None:
+            self.on_settled()
