@@ -16,11 +16,11 @@ from typing import Final
 import click
 import msgspec
 
-from loadtests.mix import books, outages, phases, plan, stamps
-from loadtests.mix.figures import figures
-from loadtests.mix.gates import Judged, NoGate, gates, held
+from loadtests.mix import coordination, outages, plan
+from loadtests.mix.coordination import LoadBroke
+from loadtests.mix.gates import Judged, NoGate, figures, gates, held
 from loadtests.mix.judge import judge
-from loadtests.mix.processes import LoadBroke
+from loadtests.mix.ledger import BODY_BYTES_MIN
 from loadtests.mix.report import page
 from loadtests.mix.run import Found, Run
 from loadtests.server import Server, ServerFailed, raise_file_limit
@@ -111,7 +111,7 @@ class NotRun(click.ClickException):
 )  # fmt: skip
 @click.option("--url", "urls", multiple=True, help="A running broker in place of one of our own.")
 @click.option("--token", envvar="TOCSIN_TOKEN", help="With --url: the bearer token.")
-@click.option("--body-bytes", type=click.IntRange(stamps.BODY_BYTES_MIN, 65_536), default=256,
+@click.option("--body-bytes", type=click.IntRange(BODY_BYTES_MIN, 65_536), default=256,
               show_default=True)  # fmt: skip
 @click.option(
     "--storm-every", type=click.FloatRange(1, 3_600), default=30.0, show_default=True,
@@ -203,12 +203,12 @@ def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Server | None]]:
 
 def _again(folder: Path) -> tuple[plan.Plan, Found]:
     """What a run has kept."""
-    drawn = plan.read(folder / phases.PLAN)
+    drawn = plan.read(folder / coordination.PLAN)
     paths = sorted(folder.glob("ledger-*.json"))
     if len(paths) != drawn.processes:
         raise LoadBroke(f"{folder} has {len(paths)} ledgers of {drawn.processes}")
-    drained = phases.phase(folder).is_drained
-    outcome = judge((books.read(path) for path in paths), drained=drained)
+    drained = coordination.phase(folder).is_drained
+    outcome = judge((coordination.read_ledger(path) for path in paths), drained=drained)
     found = outages.read(folder / outages.FILE)
     return drawn, Found(outcome, {"judged again from": str(folder)}, outages=found)
 

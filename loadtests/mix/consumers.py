@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from loadtests.clients.wire import Place, delivery_list, places
-from loadtests.mix.calls import Gone
-from loadtests.mix.desk import NS, Desk
-from loadtests.mix.frames import Frame, Verdict
-from loadtests.mix.ledger import Stream
+from loadtests.mix.calls import Frame, Gone, Verdict
+from loadtests.mix.ledger import Stamp, Stream
 from loadtests.mix.plan import role_of
+from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.sessions import Session
-from loadtests.mix.stamps import Stamp
 from loadtests.mix.transports import MakeTransport, Socket
 
 CREDIT: Final = 200
@@ -46,17 +44,22 @@ class Consumer(Session):
     returns one in NACK_CHANCE, and keeps that one's key closed until it is answered (R17)."""
 
     def __init__(
-        self, desk: Desk, role: str, transport: MakeTransport = Socket, *, work_s: float = 0.0,
+        self,
+        context: ProcessContext,
+        role: str,
+        transport: MakeTransport = Socket,
+        *,
+        work_s: float = 0.0,
         nack_chance: float = NACK_CHANCE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`work_s`: what it takes over each message; `nack_chance`: that it returns one."""
-        super().__init__(desk, role, transport, desk.queue(role))
+        super().__init__(context, role, transport, context.queue(role))
         self._group = role_of(self.queue)
         self._work_s = work_s
         self._nack_chance = nack_chance
         name = f"{self.queue}/{self._group}"
-        desk.ledger.subscriber(name, self.queue)
-        self._stream = Stream(desk.ledger, name, role, settles=True)
+        context.ledger.subscriber(name, self.queue)
+        self._stream = Stream(context.ledger, name, role, settles=True)
         self._credit = CREDIT_SLOW if work_s else CREDIT
         self._granted = self._ended = 0
         self._is_leaving = False
@@ -75,7 +78,7 @@ class Consumer(Session):
 
     def began(self, answer: Frame) -> None:
         """Note who came first: a group knows itself where it goes on."""
-        self.desk.joined(self.queue)
+        self.context.joined(self.queue)
 
     def lost(self, *, asked: bool = False) -> None:
         """What was held has returned; an ack that was not answered may have counted or not."""
@@ -88,9 +91,9 @@ class Consumer(Session):
     def close(self) -> None:
         """Hear the answers to what was said, then leave. What still comes is given to nobody."""
         self._is_leaving = True
-        deadline_ns = self.desk.now_ns() + LEAVE_NS
+        deadline_ns = self.context.now_ns() + LEAVE_NS
         with contextlib.suppress(Gone):
-            while self._asked and self.transport and self.desk.now_ns() < deadline_ns:
+            while self._asked and self.transport and self.context.now_ns() < deadline_ns:
                 self.heard(self.transport.receive(0.1))
         super().close()
         self.lost()
@@ -106,20 +109,20 @@ class Consumer(Session):
             elif frame.ref is not None and frame.ref in self._asked:
                 self._answered(frame.ref, frame)
             elif frame.type == "drain":
-                self.desk.sleep(frame.reconnect_after_s)
+                self.context.sleep(frame.reconnect_after_s)
                 raise Gone("the gateway is going down")
             elif frame.type == "error":
-                self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                self.context.ledger.counts[f"answered {frame.code}"] += 1
                 raise Gone(f"{frame.code}: {frame.detail}", frame.code)
         self._grant()
 
     # --- what is given
 
     def _pushed(self, frame: Frame) -> None:
-        now_ns, desk = self.desk.now_ns(), self.desk
-        desk.given_at_ns = now_ns
+        now_ns, context = self.context.now_ns(), self.context
+        context.given_at_ns = now_ns
         fresh: list[Place] = []
-        since_ns = desk.joined(self.queue)
+        since_ns = context.joined(self.queue)
         for offset, message in zip(frame.places, frame.messages, strict=True):
             place = (frame.partition, frame.epoch, frame.push, offset)
             stamp = self.take(message, self._stream, now_ns, since_ns)
@@ -138,13 +141,13 @@ class Consumer(Session):
 
     def _work(self, fresh: list[Place]) -> None:
         """Handle them, then settle them; of a key behind one that is returned, nothing."""
-        random = self.desk.random
+        random = self.context.random
         done: list[Place] = []
         closed: set[str | None] = set()
         for place in fresh:
-            if self._work_s and not self.desk.is_over:
-                self.desk.sleep(self._work_s)
-                self.desk.given_at_ns = self.desk.now_ns()
+            if self._work_s and not self.context.is_over:
+                self.context.sleep(self._work_s)
+                self.context.given_at_ns = self.context.now_ns()
             key = self._held[place].key
             if key in closed:
                 continue
@@ -173,7 +176,7 @@ class Consumer(Session):
         held.asked, held.is_returned = ref, True
         if held.stamp is not None:
             self._stream.ended(held.stamp)
-        self.desk.ledger.counts["nacked"] += 1
+        self.context.ledger.counts["nacked"] += 1
         self.say(
             {
                 "type": "nack", "ref": ref, "subscription": 1, "delay_s": NACK_DELAY_S,
@@ -191,21 +194,21 @@ class Consumer(Session):
         left = [place for place in some if place in self._held]
         was_nack = any(self._held[place].is_returned for place in left)
         if frame.type == "error" and frame.code != "not_delivered":
-            self.desk.ledger.counts[f"answered {frame.code}"] += 1
+            self.context.ledger.counts[f"answered {frame.code}"] += 1
             if frame.retry and frame.code != "unknown" and not was_nack and left:
-                self.desk.sleep(frame.retry_after_s or _AGAIN_S)
+                self.context.sleep(frame.retry_after_s or _AGAIN_S)
                 self._ack(left)
                 return
             for place in left:
-                self.desk.told("nack" if was_nack else "settle", self.role, None, 0, frame.code)
+                self.context.told("nack" if was_nack else "settle", self.role, None, 0, frame.code)
                 self._end(place, settled=False)
             return
         gone = set(places(frame.stale)) | set(places(frame.deliveries))
-        self.desk.given_at_ns = now_ns = self.desk.now_ns()
+        self.context.given_at_ns = now_ns = self.context.now_ns()
         for place in left:
             if place not in gone:
                 took_ns = now_ns - self._held[place].given_ns
-                self.desk.told("nack" if was_nack else "settle", self.role, took_ns, 0)
+                self.context.told("nack" if was_nack else "settle", self.role, took_ns, 0)
             self._end(place, settled=not was_nack and place not in gone)
 
     def _revoked(self, place: Place) -> None:
@@ -239,15 +242,15 @@ class Reader(Session):
     """Reads one key of a queue from the start, and goes on by its position."""
 
     def __init__(
-        self, desk: Desk, role: str = "reader", transport: MakeTransport = Socket, *,
+        self, context: ProcessContext, role: str = "reader", transport: MakeTransport = Socket, *,
         is_whole: bool = True,
     ) -> None:  # fmt: skip
         """`is_whole`: it stays until the run is over, and is to have everything of its key."""
-        super().__init__(desk, role, transport, desk.random.choice(desk.plan.all_queues))
-        self._key = f"k{desk.random.randrange(desk.plan.keys):04d}"
+        super().__init__(context, role, transport, context.random.choice(context.plan.all_queues))
+        self._key = f"k{context.random.randrange(context.plan.keys):04d}"
         name = f"{self.queue}//{self.name}"
-        desk.ledger.subscriber(name, self.queue, [self._key], is_whole=is_whole)
-        self._stream = Stream(desk.ledger, name, role, settles=False)
+        context.ledger.subscriber(name, self.queue, [self._key], is_whole=is_whole)
+        self._stream = Stream(context.ledger, name, role, settles=False)
         self._queue_id = ""
         self._position: dict[str, list[int]] = {}
         """Partition → generation of its log, next offset."""
@@ -271,7 +274,7 @@ class Reader(Session):
 
     def began(self, answer: Frame) -> None:
         """What was there before is no news, and its age is not the broker's latency."""
-        self._began_ns = self.desk.now_ns()
+        self._began_ns = self.context.now_ns()
         self._queue_id = answer.queue_id
         for one in answer.positions:
             assert isinstance(one, Verdict)
@@ -285,10 +288,10 @@ class Reader(Session):
             if frame.type == "push":
                 self._pushed(frame)
             elif frame.type == "drain":
-                self.desk.sleep(frame.reconnect_after_s)
+                self.context.sleep(frame.reconnect_after_s)
                 raise Gone("the gateway is going down")
             elif frame.type == "error":
-                self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                self.context.ledger.counts[f"answered {frame.code}"] += 1
                 raise Gone(f"{frame.code}: {frame.detail}", frame.code)
         if self._since * 4 >= CREDIT and self.transport is not None:
             self._granted += self._since
@@ -299,7 +302,7 @@ class Reader(Session):
         if isinstance(frame.positions, dict) and frame.positions:
             self._position |= frame.positions
             return
-        now_ns = self.desk.now_ns()
+        now_ns = self.context.now_ns()
         for message in frame.messages:
             self.take(message, self._stream, now_ns, self._began_ns)
         if frame.gap:
@@ -307,4 +310,4 @@ class Reader(Session):
         generation = self._position[str(frame.partition)][0]
         self._position[str(frame.partition)] = [generation, frame.next]
         self._since += len(frame.messages)
-        self.desk.given_at_ns = now_ns
+        self.context.given_at_ns = now_ns

@@ -5,10 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from loadtests.checker.verdict import EXAMPLES_MAX, Violations
 from loadtests.histogram import Histogram
-from loadtests.mix.ledger import KINDS, Ledger, Sent, Subscriber, Taken
-from loadtests.mix.series import Series
-from loadtests.mix.spans import Spans
-from loadtests.mix.stamps import key_of
+from loadtests.mix.ledger import KINDS, Ledger, Sent, Series, Spans, Subscriber, Taken, key_of
 
 
 class Outcome(Violations):

@@ -4,17 +4,244 @@ A process keeps one Ledger. What a single session can know is judged at once: a 
 again although it is held or settled, one that comes behind a later one of its line. What only all
 of them together know (loss, what nobody sent, what two processes settled) is judged from the
 ledgers of all processes at the end: `loadtests.mix.judge`.
+
+A message names itself by its stamp, so that whoever is given it knows what it was. All messages
+that one publisher sends under one key are a **line**, numbered from 1: `3f.12/k007`. A number that
+is missing is a loss, one that comes twice a repetition, one that comes behind a larger one an
+inversion; and the sets that say so are ranges, which cost nothing while all is well.
 """
 
+import zlib
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from loadtests.checker.verdict import Violations
 from loadtests.histogram import Histogram
-from loadtests.mix.series import Series
-from loadtests.mix.spans import Spans
-from loadtests.mix.stamps import Stamp
+
+SLOT_S: Final = 5
+"""A run of five minutes has 60 points, of which each rests on thousands of messages."""
+_SLOT_NS: Final = SLOT_S * 1_000_000_000
+
+
+class Series:
+    """Durations in nanoseconds, by the slot of SLOT_S seconds in which they ended."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Histogram] = {}
+
+    def record(self, at_ns: int, value: int) -> None:
+        """At a time since the run's beginning; what was before it counts as its beginning."""
+        slot = max(0, at_ns // _SLOT_NS)
+        if slot not in self.slots:
+            self.slots[slot] = Histogram()
+        self.slots[slot].record(value)
+
+    def add(self, other: "Series") -> None:
+        """Take over what another one has."""
+        for slot, histogram in other.slots.items():
+            self.slots.setdefault(slot, Histogram()).add(histogram)
+
+    def points(self, percent: float) -> list[tuple[float, float]]:
+        """(seconds since the beginning, milliseconds), in the order of time."""
+        return [
+            ((slot + 0.5) * SLOT_S, self.slots[slot].percentile(percent) / 1e6)
+            for slot in sorted(self.slots)
+        ]
+
+    def rates(self) -> list[tuple[float, float]]:
+        """(seconds since the beginning, how many a second), without the last slot: it is not over.
+        A slot in which there was nothing is 0."""
+        if not self.slots:
+            return []
+        return [
+            ((slot + 0.5) * SLOT_S, (self.slots[slot].count if slot in self.slots else 0) / SLOT_S)
+            for slot in range(max(self.slots))
+        ]
+
+
+class Spans:
+    """A set of whole numbers. Adding at its end costs the same however many there are."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, pairs: Iterable[Iterable[int]] = ()) -> None:
+        """`pairs`: (first, last), ascending, neither touching nor overlapping."""
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in pairs:
+            if first > last or (self._lasts and first <= self._lasts[-1] + 1):
+                raise ValueError(f"ranges that are none, or not in order: {first} to {last}")
+            self._firsts.append(first)
+            self._lasts.append(last)
+
+    def add(self, number: int) -> bool:
+        """Put it in; whether it was new."""
+        firsts, lasts = self._firsts, self._lasts
+        if lasts and number == lasts[-1] + 1:
+            lasts[-1] = number
+            return True
+        index = bisect_right(firsts, number) - 1  # the last range that begins there or before
+        if index >= 0 and number <= lasts[index]:
+            return False
+        touches_before = index >= 0 and lasts[index] == number - 1
+        touches_behind = index + 1 < len(firsts) and firsts[index + 1] == number + 1
+        if touches_before and touches_behind:
+            lasts[index] = lasts.pop(index + 1)
+            del firsts[index + 1]
+        elif touches_before:
+            lasts[index] = number
+        elif touches_behind:
+            firsts[index + 1] = number
+        else:
+            firsts.insert(index + 1, number)
+            lasts.insert(index + 1, number)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        index = bisect_right(self._firsts, number) - 1
+        return index >= 0 and number <= self._lasts[index]
+
+    def __len__(self) -> int:
+        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.pairs():
+            yield from range(first, last + 1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spans) and self.pairs() == other.pairs()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Spans({self.pairs()})"
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(first, last) of each range, ascending."""
+        return list(zip(self._firsts, self._lasts, strict=True))
+
+    def both(self, other: "Spans") -> "Spans":
+        """What is in this one and in the other one."""
+        found = []
+        mine, theirs = self.pairs(), other.pairs()
+        here = there = 0
+        while here < len(mine) and there < len(theirs):
+            first = max(mine[here][0], theirs[there][0])
+            last = min(mine[here][1], theirs[there][1])
+            if first <= last:
+                found.append((first, last))
+            if mine[here][1] < theirs[there][1]:
+                here += 1
+            else:
+                there += 1
+        return Spans(found)
+
+    def without(self, other: "Spans") -> "Spans":
+        """What is in this one and not in the other one."""
+        found = []
+        theirs, there = other.pairs(), 0
+        for begin, last in self.pairs():
+            first = begin
+            while there < len(theirs) and theirs[there][1] < first:
+                there += 1
+            place = there
+            while place < len(theirs) and theirs[place][0] <= last:
+                if first < theirs[place][0]:
+                    found.append((first, theirs[place][0] - 1))
+                first = theirs[place][1] + 1
+                place += 1
+            if first <= last:
+                found.append((first, last))
+        return Spans(found)
+
+    def either(self, other: "Spans") -> "Spans":
+        """What is in one of them, or in both."""
+        joined: list[list[int]] = []
+        for first, last in sorted([*self.pairs(), *other.pairs()]):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1][1] = max(joined[-1][1], last)
+            else:
+                joined.append([first, last])
+        return Spans(joined)
+
+
+BODY_BYTES_MIN: Final = 160
+"""Of a body: what names it takes fewer than that, whatever the numbers are."""
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    line: str
+    number: int
+    due: int
+    check: int
+    pad: str
+
+
+_DECODE: Final = msgspec.json.Decoder(_Body).decode
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One message: its line, its number there, and when it was due (monotonic nanoseconds, the
+    same clock for all processes of a machine)."""
+
+    line: str
+    number: int
+    due_ns: int
+
+    @property
+    def key(self) -> str:
+        """The key of its line."""
+        return key_of(self.line)
+
+
+class NotOurs(ValueError):
+    """A body that no publisher of the mix has made, or that was changed on its way."""
+
+
+def line_of(publisher: str, key: str) -> str:
+    """The line of a publisher's messages under a key."""
+    return f"{publisher}/{key}"
+
+
+def key_of(line: str) -> str:
+    """The key of a line."""
+    return line.partition("/")[2]
+
+
+def _stamp_check(line: str, number: int, due_ns: int) -> int:
+    return zlib.crc32(b"%b:%d:%d" % (line.encode(), number, due_ns))
+
+
+def stamp_body(stamp: Stamp, body_bytes: int) -> bytes:
+    """The JSON of its body, filled up to `body_bytes` (at least BODY_BYTES_MIN)."""
+    assert body_bytes >= BODY_BYTES_MIN
+    check = _stamp_check(stamp.line, stamp.number, stamp.due_ns)
+    bare = _ENCODE(_Body(stamp.line, stamp.number, stamp.due_ns, check, ""))
+    return bare[:-2] + b"x" * (body_bytes - len(bare)) + b'"}'
+
+
+def read_stamp(text: bytes, body_bytes: int) -> Stamp:
+    """What a body names.
+
+    Raises:
+        NotOurs: byte for byte it is not what `stamp_body` makes.
+    """
+    try:
+        found = _DECODE(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotOurs(f"{error}: {text[:120]!r}") from None
+    whole = len(text) == body_bytes and found.pad.count("x") == len(found.pad)
+    if not whole or found.check != _stamp_check(found.line, found.number, found.due):
+        raise NotOurs(f"changed on its way: {text[:120]!r}")
+    return Stamp(found.line, found.number, found.due)
+
 
 KINDS: Final = {
     "lost": "P1: certified to its publisher, never given to a group or reader that wanted it",

@@ -18,9 +18,9 @@ if len(_HERE.parents) > 2 and (_HERE.parents[2] / "loadtests" / "mix" / _HERE.na
     # Locust is started in any folder, and a folder `loadtests` may be there as well.
     sys.path.insert(0, str(_HERE.parents[2]))
 
-from loadtests.mix import plain, roles, run_process  # noqa: E402 - not before it is to be found
-from loadtests.mix.desk import Desk  # noqa: E402
-from loadtests.mix.processes import FOLDER  # noqa: E402
+from loadtests.mix import plain, run_process, users  # noqa: E402 - not before it is to be found
+from loadtests.mix.coordination import FOLDER  # noqa: E402
+from loadtests.mix.process_context import ProcessContext  # noqa: E402
 
 
 class MixUser(User):
@@ -30,12 +30,12 @@ class MixUser(User):
     wait_time = constant(0)
     host = plain.HOST
     role: ClassVar[str]
-    desk: ClassVar[Desk]
+    process_context: ClassVar[ProcessContext]
     """Of this process; set before any user is made."""
 
     def on_start(self) -> None:
         """Begin."""
-        self.doing = roles.MAKE[self.role](self.desk)
+        self.doing = users.MAKE[self.role](self.process_context)
 
     def on_stop(self) -> None:
         """Leave. Locust may end a user before it has begun."""
@@ -45,7 +45,7 @@ class MixUser(User):
     @task
     def turn(self) -> None:
         """Do one turn."""
-        roles.turn(self.desk, self.role, self.doing)
+        users.turn(self.process_context, self.role, self.doing)
 
 
 class WebSocketPublisher(MixUser):

@@ -22,14 +22,13 @@ from locust.dispatch import UsersDispatcher
 from locust.exception import StopTest
 from locust.runners import MasterRunner, WorkerNode, WorkerRunner
 
-from loadtests.mix import plan, queues, stamps
+from loadtests.mix import plan
 from loadtests.mix.calls import Http
-from loadtests.mix.desk import NS, Desk, Told
-from loadtests.mix.ledger import KINDS
+from loadtests.mix.coordination import Phase
+from loadtests.mix.ledger import BODY_BYTES_MIN, KINDS
 from loadtests.mix.outages import Change, Watch
-from loadtests.mix.phases import Phase
 from loadtests.mix.plan import Plan
-from loadtests.mix.teller import teller
+from loadtests.mix.process_context import NS, ProcessContext, Told, queues_lag, teller
 
 HOST: Final = os.environ.get("TOCSIN_URL") or "http://127.0.0.1:8080"
 """Unless --host or LOCUST_HOST says another one: where `tocsin serve` listens."""
@@ -82,12 +81,12 @@ class Mix:
     """One process of Locust: the only one, the master, or a worker."""
 
     def __init__(self, users: Any) -> None:
-        """`users`: the class of all users, whose `desk` is set when a test begins."""
+        """`users`: the class of all users, whose `context` is set when a test begins."""
         self._users = users
         self._environment: Any = None
         self._token = ""
         self._plan: Plan | None = None
-        self._desk: Desk | None = None
+        self._context: ProcessContext | None = None
         self._watch: Watch | None = None
         self._is_reported = False
         """Everything that was done is in a report to the master, of a worker."""
@@ -142,7 +141,7 @@ class Mix:
     # --- a test
 
     def on_start(self, environment: Any, **_: object) -> None:
-        """Begin a test: make the plan, or take the master's, and a desk with it."""
+        """Begin a test: make the plan, or take the master's, and a context with it."""
         options, runner = environment.parsed_options, environment.runner
         options.token = options.token or self._token
         if isinstance(runner, WorkerRunner):
@@ -157,11 +156,11 @@ class Mix:
         self._is_reported = False
         if isinstance(runner, MasterRunner):
             return
-        self._desk = self._users.desk = Desk(
+        self._context = self._users.process_context = ProcessContext(
             made, max(0, runner.worker_index), options.token or None,
             told=self._counting(teller(environment)), now_ns=now_ns, makes_queues=True,
         )  # fmt: skip
-        self._desk.enter(Phase("measure", made.began_ns))
+        self._context.enter(Phase("measure", made.began_ns))
         began_s = time.monotonic()
         self._watch = Watch(made.urls, options.token or None, self._say, began_s=began_s)
         self._watch.start()
@@ -196,13 +195,13 @@ class Mix:
         setattr(self._environment.parsed_options, _PLAN, text)
         if isinstance(runner, MasterRunner):
             runner.send_message(_MANNED, {"plan": text})
-        elif self._desk is not None:
-            self._desk.plan = self._plan
+        elif self._context is not None:
+            self._context.plan = self._plan
 
     def _on_manned(self, msg: Any, **_: object) -> None:
         """Take the plan with the counts of all workers together."""
-        if self._desk is not None:
-            self._desk.plan = msgspec.json.decode(msg.data["plan"], type=Plan)
+        if self._context is not None:
+            self._context.plan = msgspec.json.decode(msg.data["plan"], type=Plan)
 
     def _counting(self, count: Told) -> Told:
         """Return what counts what users do, and what the ledger flags meanwhile, as failures."""
@@ -210,8 +209,8 @@ class Mix:
 
         def told(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
             count(kind, name, took_ns, size, error)
-            assert self._desk is not None
-            violations = self._desk.ledger.violations
+            assert self._context is not None
+            violations = self._context.ledger.violations
             if violations != flagged:
                 for broken in (violations - flagged).elements():
                     count("violation", broken, None, 0, KINDS[broken])
@@ -244,26 +243,26 @@ class Mix:
     def _drain(self) -> None:
         """Publish nothing new, and wait until everything is answered and settled and nothing comes.
         Not for a broker that cannot be reached."""
-        desk, watch = self._desk, self._watch
-        if desk is None or watch is None or not desk.is_publishing:
+        context, watch = self._context, self._watch
+        if context is None or watch is None or not context.is_publishing:
             return
-        desk.enter(Phase("drain", desk.plan.began_ns))
+        context.enter(Phase("drain", context.plan.began_ns))
         began_ns, deadline = now_ns(), time.monotonic() + STOP_S
-        http = Http(desk.url(), desk.token)
+        http = Http(context.url(), context.token)
         while time.monotonic() < deadline and watch.out_s() is None:
-            is_quiet = now_ns() - max(began_ns, desk.given_at_ns) >= QUIET_S * NS
-            if is_quiet and not desk.unanswered and not queues.lag(http, desk.plan):
+            is_quiet = now_ns() - max(began_ns, context.given_at_ns) >= QUIET_S * NS
+            if is_quiet and not context.unanswered and not queues_lag(http, context.plan):
                 break
             time.sleep(_LOOK_S)
         http.close()
-        desk.enter(Phase("over", desk.plan.began_ns))
+        context.enter(Phase("over", context.plan.began_ns))
 
     def on_worker_quitting(self, **_: object) -> None:
         """Report to the master before it is told that this worker quits, and hears it no more.
         A Ctrl-C ends all processes of a terminal at once."""
         self._drain()
         deadline = time.monotonic() + REPORT_S
-        while self._desk and not self._is_reported and time.monotonic() < deadline:
+        while self._context and not self._is_reported and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
     def on_stop(self, environment: Any, **_: object) -> None:
@@ -282,7 +281,7 @@ class Mix:
 
     def on_report(self, client_id: str, data: dict[str, Any]) -> None:
         """Say in a report whether it is the last one with anything new."""
-        data["mix_over"] = self._is_reported = self._desk is not None and self._desk.is_over
+        data["mix_over"] = self._is_reported = self._context is not None and self._context.is_over
 
     def on_worker_report(self, client_id: str, data: dict[str, Any]) -> None:
         """Note who has nothing more to report."""
@@ -312,8 +311,8 @@ def _check(environment: Any) -> list[str]:
     options = environment.parsed_options
     if options.publisher_rate <= 0 or options.storm_every <= 0:
         raise ValueError("--publisher-rate and --storm-every must be greater than 0")
-    if not stamps.BODY_BYTES_MIN <= options.body_bytes <= BODY_BYTES_MAX:
-        raise ValueError(f"--body-bytes: {stamps.BODY_BYTES_MIN} to {BODY_BYTES_MAX}")
+    if not BODY_BYTES_MIN <= options.body_bytes <= BODY_BYTES_MAX:
+        raise ValueError(f"--body-bytes: {BODY_BYTES_MIN} to {BODY_BYTES_MAX}")
     return plan.addresses(environment.host)
 
 

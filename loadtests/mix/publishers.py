@@ -12,12 +12,10 @@ from typing import Final
 
 import msgspec
 
-from loadtests.mix import stamps
-from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http
-from loadtests.mix.desk import NS, Desk
-from loadtests.mix.frames import Failure, Frame
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Failure, Frame, Gone, Http
+from loadtests.mix.ledger import Stamp, line_of, stamp_body
 from loadtests.mix.plan import KEYS_EACH, MESSAGES_MAX
-from loadtests.mix.stamps import Stamp
+from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.transports import MakeTransport, Socket, Transport
 
 AGAIN_S: Final = 0.1
@@ -46,42 +44,44 @@ class Batch:
 class _Publisher(ABC):
     """Makes batches when they are due, and says what became of them."""
 
-    def __init__(self, desk: Desk, role: str) -> None:
-        self.desk = desk
-        self.name = desk.name(role)
+    def __init__(self, context: ProcessContext, role: str) -> None:
+        self.context = context
+        self.name = context.name(role)
         self._role = role
-        self._turns = itertools.count(desk.random.randrange(len(desk.plan.all_queues)))
+        self._turns = itertools.count(context.random.randrange(len(context.plan.all_queues)))
         """Publishers that go round the queues do not go in step."""
-        first = int(self.name.rpartition(".")[2]) * desk.plan.processes + desk.process
-        self._keys = [f"k{(first * KEYS_EACH + x) % desk.plan.keys:04d}" for x in range(KEYS_EACH)]
+        first = int(self.name.rpartition(".")[2]) * context.plan.processes + context.process
+        self._keys = [
+            f"k{(first * KEYS_EACH + x) % context.plan.keys:04d}" for x in range(KEYS_EACH)
+        ]
         self._numbers: dict[tuple[str, str], int] = {}
-        self._interval_ns = int(desk.plan.interval_s * NS)
-        self._due_ns = desk.now_ns() + int(desk.random.random() * self._interval_ns)
+        self._interval_ns = int(context.plan.interval_s * NS)
+        self._due_ns = context.now_ns() + int(context.random.random() * self._interval_ns)
 
     def due_in_s(self) -> float:
         """Until the next publish; 0 when it is due."""
-        return max(0, self._due_ns - self.desk.now_ns()) / NS
+        return max(0, self._due_ns - self.context.now_ns()) / NS
 
     def batch(self) -> Batch:
         """The one that is due. Behind schedule, the next one is due at once: nothing is skipped."""
-        queues = self.desk.plan.all_queues  # others, where users came or went meanwhile
+        queues = self.context.plan.all_queues  # others, where users came or went meanwhile
         queue = queues[next(self._turns) % len(queues)]
-        many = self.desk.random.randint(1, min(MESSAGES_MAX, len(set(self._keys))))
+        many = self.context.random.randint(1, min(MESSAGES_MAX, len(set(self._keys))))
         found = []
-        for key in self.desk.random.sample(sorted(set(self._keys)), many):
+        for key in self.context.random.sample(sorted(set(self._keys)), many):
             number = self._numbers[queue, key] = self._numbers.get((queue, key), 0) + 1
-            found.append(Stamp(stamps.line_of(self.name, key), number, self._due_ns))
+            found.append(Stamp(line_of(self.name, key), number, self._due_ns))
         self._due_ns += self._interval_ns
         return Batch(queue, tuple(found))
 
     def wire(self, batch: Batch, *, ids: bool) -> list[dict[str, object]]:
         """Its messages as they are sent."""
-        size = self.desk.plan.body_bytes
+        size = self.context.plan.body_bytes
         found: list[dict[str, object]] = []
         for one in batch.messages:
             message: dict[str, object] = {
                 "key": one.key,
-                "body": msgspec.Raw(stamps.body(one, size)),
+                "body": msgspec.Raw(stamp_body(one, size)),
             }
             if ids:
                 message["id"] = f"{one.line.replace('/', '.')}.{one.number}"
@@ -92,47 +92,49 @@ class _Publisher(ABC):
         """Note what was said of each message; None for a receipt. How many of them, from the first
         one on, have their last answer: what is behind them is to be sent again, those in between
         that are stored included, and what was refused for good before is given up (R6)."""
-        now_ns = self.desk.now_ns()
+        now_ns = self.context.now_ns()
         for stamp, failure in zip(batch.messages, answers, strict=True):
             if failure is None:
-                self.desk.ledger.certified(batch.queue, stamp, now_ns=now_ns, way=way)
+                self.context.ledger.certified(batch.queue, stamp, now_ns=now_ns, way=way)
             elif not failure.retry and failure.code != FORGOTTEN:
-                self.desk.ledger.refused(batch.queue, stamp)
+                self.context.ledger.refused(batch.queue, stamp)
             if failure is not None:
-                self.desk.ledger.counts[f"answered {failure.code}"] += 1
+                self.context.ledger.counts[f"answered {failure.code}"] += 1
             code = "" if failure is None else failure.code
-            self.desk.told("publish", way, now_ns - stamp.due_ns, self.desk.plan.body_bytes, code)
+            self.context.told(
+                "publish", way, now_ns - stamp.due_ns, self.context.plan.body_bytes, code
+            )
         again = (index for index, one in enumerate(answers) if one is not None and one.retry)
         return next(again, len(answers))
 
     def publish(self, batch: Batch) -> None:
         """Send it until each of its messages has its last answer, or the run is over."""
-        self.desk.unanswered += 1
+        self.context.unanswered += 1
         try:
             self._publish(batch)
         finally:  # also when the user is ended meanwhile
-            self.desk.unanswered -= 1
+            self.context.unanswered -= 1
 
     def _publish(self, batch: Batch) -> None:
         for stamp in batch.messages:
-            self.desk.ledger.offers(batch.queue, stamp)
+            self.context.ledger.offers(batch.queue, stamp)
         tries = 0
-        while not self.desk.is_over:
+        while not self.context.is_over:
             try:
-                self.desk.need(batch.queue)
+                self.context.need(batch.queue)
                 done, wait_s = self.exchange(batch)
             except Gone as error:
                 self.lost()
                 done, wait_s = 0, 0.0
                 for _ in batch.messages:
-                    self.desk.told("publish", self._role, None, 0, error.reason)
+                    self.context.told("publish", self._role, None, 0, error.reason)
             batch = batch.behind(done)
             if not batch.messages:
                 return
             tries += 1
-            self.desk.ledger.counts["tries again"] += 1
+            self.context.ledger.counts["tries again"] += 1
             most = min(AGAIN_S_MAX, AGAIN_S * 2 ** min(tries, 10))
-            self.desk.sleep(wait_s + self.desk.random.uniform(AGAIN_S / 2, most))
+            self.context.sleep(wait_s + self.context.random.uniform(AGAIN_S / 2, most))
 
     @abstractmethod
     def exchange(self, batch: Batch) -> tuple[int, float]:
@@ -148,10 +150,10 @@ class SocketPublisher(_Publisher):
     """Over a WebSocket, numbered: what was not answered, or not stored, is sent again under the
     same sequence, over another socket where the first one is gone."""
 
-    def __init__(self, desk: Desk, transport: MakeTransport = Socket) -> None:
-        super().__init__(desk, "websocket")
+    def __init__(self, context: ProcessContext, transport: MakeTransport = Socket) -> None:
+        super().__init__(context, "websocket")
         self._make = transport
-        self._producer = f"{desk.plan.run}.{self.name}"
+        self._producer = f"{context.plan.run}.{self.name}"
         self._socket: Transport | None = None
         self._sequence = 0
         self._ref = 0
@@ -159,34 +161,34 @@ class SocketPublisher(_Publisher):
     def turn(self) -> None:
         """Publish what is due, until it has its last answer; hear the broker where nothing is, or
         it would take us for gone."""
-        wait_s = self.due_in_s() if self.desk.is_publishing else _IDLE_S
+        wait_s = self.due_in_s() if self.context.is_publishing else _IDLE_S
         if wait_s <= 0:
             self.publish(self.batch())
         elif self._socket is None:
-            self.desk.sleep(min(_IDLE_S, wait_s))
+            self.context.sleep(min(_IDLE_S, wait_s))
         else:
             try:
                 self._socket.receive(min(_IDLE_S, wait_s))
             except Gone as error:
-                self.desk.told("session", "websocket", None, 0, error.reason)
+                self.context.told("session", "websocket", None, 0, error.reason)
                 self.lost()
 
     def lost(self) -> None:
         """As _Publisher has it."""
         if self._socket is not None:
             self._socket.cut()
-            self.desk.ledger.counts["sockets lost"] += 1
+            self.context.ledger.counts["sockets lost"] += 1
         self._socket = None
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
         """As _Publisher has it."""
         if self._socket is None:
-            began_ns = self.desk.now_ns()
-            socket = self._make(self.desk.url(), self.desk.token)
+            began_ns = self.context.now_ns()
+            socket = self._make(self.context.url(), self.context.token)
             socket.open({"type": "hello", "client": self.name, "producer": self._producer})
             self._socket = socket
-            self.desk.ledger.counts["sessions"] += 1
-            self.desk.told("open", "websocket", self.desk.now_ns() - began_ns, 0)
+            self.context.ledger.counts["sessions"] += 1
+            self.context.told("open", "websocket", self.context.now_ns() - began_ns, 0)
         self._ref += 1
         publish = {
             "type": "publish", "ref": self._ref, "queue": batch.queue, "sequence": self._sequence,
@@ -237,25 +239,25 @@ class _Problem(msgspec.Struct, gc=False):
 class RestPublisher(_Publisher):
     """Over HTTP, each message under an id of its own: sent again, it is stored once."""
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk, "rest")
-        self._http = Http(desk.url(), desk.token)
+    def __init__(self, context: ProcessContext) -> None:
+        super().__init__(context, "rest")
+        self._http = Http(context.url(), context.token)
         self._answers = msgspec.json.Decoder(_Answer)
         self._problem = msgspec.json.Decoder(_Problem)
 
     def turn(self) -> None:
         """Publish what is due, until it has its last answer; sleep where nothing is."""
-        wait_s = self.due_in_s() if self.desk.is_publishing else _IDLE_S
+        wait_s = self.due_in_s() if self.context.is_publishing else _IDLE_S
         if wait_s <= 0:
             self.publish(self.batch())
         else:
-            self.desk.sleep(min(_IDLE_S, wait_s))
+            self.context.sleep(min(_IDLE_S, wait_s))
 
     def lost(self) -> None:
         """As _Publisher has it."""
         self._http.close()
-        self._http = Http(self.desk.url(), self.desk.token)
-        self.desk.ledger.counts["sockets lost"] += 1
+        self._http = Http(self.context.url(), self.context.token)
+        self.context.ledger.counts["sockets lost"] += 1
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
         """As _Publisher has it."""

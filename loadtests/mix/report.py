@@ -7,8 +7,7 @@ from typing import Final
 
 from loadtests.histogram import Histogram
 from loadtests.mix import plots
-from loadtests.mix.figures import percentiles
-from loadtests.mix.gates import Judged
+from loadtests.mix.gates import Judged, percentiles
 from loadtests.mix.judge import Outcome
 from loadtests.mix.ledger import KINDS
 from loadtests.mix.outages import Outage

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from loadtests.mix import books, outages, phases, plan, queues
+from loadtests.mix import coordination, outages, plan
 from loadtests.mix.calls import Http
+from loadtests.mix.coordination import CLASSES, LoadBroke, Locusts, Phase, Progress
 from loadtests.mix.judge import Outcome, judge
 from loadtests.mix.outages import Outage, Watch
-from loadtests.mix.phases import Phase, Progress
 from loadtests.mix.plan import Plan
-from loadtests.mix.processes import CLASSES, LoadBroke, Locusts
+from loadtests.mix.process_context import make_queue, queues_lag
 from loadtests.server import Process, Server, ServerFailed
 
 START_S: Final = 120.0
@@ -111,8 +111,8 @@ class Run:
         """All of it."""
         with self._watch:
             self._make_queues()
-            plan.write(self._plan, self._folder / phases.PLAN)
-            phases.tell(self._folder, Phase("ramp"))
+            plan.write(self._plan, self._folder / coordination.PLAN)
+            coordination.tell(self._folder, Phase("ramp"))
             with Locusts(self._plan, self._folder, self._token) as locusts:
                 self._ramp(locusts)
                 figures = self._measure(locusts)
@@ -120,13 +120,13 @@ class Run:
                 found = self._watch.outages()
                 paths = self._close(locusts, drained=drained)
         outages.write(found, self._folder / outages.FILE)
-        outcome = judge((books.read(path) for path in paths), drained=drained)
+        outcome = judge((coordination.read_ledger(path) for path in paths), drained=drained)
         self._http.close()
         return Found(outcome, self._conditions(), figures, found)
 
     def _make_queues(self) -> None:
         for queue in self._plan.all_queues:
-            queues.make(self._http, self._plan, queue)
+            make_queue(self._http, self._plan, queue)
 
     def _look(self, locusts: Locusts, phase: str, seconds_left: float) -> list[Progress]:
         """Where the processes are; said aloud from time to time. Raises LoadBroke."""
@@ -134,7 +134,7 @@ class Run:
         locusts.check()
         if self._broker is not None:
             self._broker.look()
-        found = phases.progress(self._folder, self._plan.processes)
+        found = coordination.progress(self._folder, self._plan.processes)
         if time.monotonic() - self._told_at >= _TELL_S:
             self._told_at = time.monotonic()
             line = _line(phase, found, self._plan.users, seconds_left)
@@ -161,14 +161,16 @@ class Run:
             raise LoadBroke(f"Locust made {dict(there)} of {wanted}")
 
     def _measure(self, locusts: Locusts) -> dict[str, float]:
-        phases.tell(self._folder, Phase("measure", time.monotonic_ns()))
+        coordination.tell(self._folder, Phase("measure", time.monotonic_ns()))
         began, cpu_s = time.monotonic(), self._broker.cpu_s if self._broker else 0.0
-        certified = sum(p.certified for p in phases.progress(self._folder, self._plan.processes))
+        certified = sum(
+            p.certified for p in coordination.progress(self._folder, self._plan.processes)
+        )
         while (left_s := began + self._plan.seconds - time.monotonic()) > 0:
             self._look(locusts, "measure", left_s)
         if self._broker is None:
             return {}
-        found = phases.progress(self._folder, self._plan.processes)
+        found = coordination.progress(self._folder, self._plan.processes)
         many = max(1, sum(one.certified for one in found) - certified)
         cpu_us = (self._broker.cpu_s - cpu_s) * 1e6
         return {
@@ -179,8 +181,8 @@ class Run:
 
     def _drain(self, locusts: Locusts) -> bool:
         """Whether nothing was left in time."""
-        since_ns = phases.phase(self._folder).since_ns
-        phases.tell(self._folder, Phase("drain", since_ns))
+        since_ns = coordination.phase(self._folder).since_ns
+        coordination.tell(self._folder, Phase("drain", since_ns))
         began_ns, deadline = time.monotonic_ns(), time.monotonic() + DRAIN_S
         while time.monotonic() < deadline:
             found = self._look(locusts, "drain", deadline - time.monotonic())
@@ -190,14 +192,14 @@ class Run:
             if (
                 quiet
                 and not sum(one.unanswered for one in found)
-                and not queues.lag(self._http, self._plan)
+                and not queues_lag(self._http, self._plan)
             ):
                 return True
         return False
 
     def _close(self, locusts: Locusts, *, drained: bool) -> Sequence[Path]:
-        since_ns = phases.phase(self._folder).since_ns
-        phases.tell(self._folder, Phase("over", since_ns, drained))
+        since_ns = coordination.phase(self._folder).since_ns
+        coordination.tell(self._folder, Phase("over", since_ns, drained))
         deadline = time.monotonic() + LEDGER_S
         while len(paths := locusts.ledgers()) < self._plan.processes:
             locusts.check()

@@ -4,11 +4,9 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Final
 
-from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone
-from loadtests.mix.desk import NS, Desk
-from loadtests.mix.frames import Frame, Given
-from loadtests.mix.ledger import Stream
-from loadtests.mix.stamps import NotOurs, Stamp, read
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Frame, Given, Gone
+from loadtests.mix.ledger import NotOurs, Stamp, Stream, read_stamp
+from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.transports import MakeTransport, Transport
 
 TURN_S: Final = 2.0
@@ -23,12 +21,14 @@ class Session(ABC):
     """Of one user, over as many connections as it takes. None of them is resumed: what was held
     returned with the connection, and comes again."""
 
-    def __init__(self, desk: Desk, role: str, transport: MakeTransport, queue: str) -> None:
+    def __init__(
+        self, context: ProcessContext, role: str, transport: MakeTransport, queue: str
+    ) -> None:
         """`queue`: the one that the session subscribes to."""
-        self.desk = desk
+        self.context = context
         self.queue = queue
         self.role = role
-        self.name = desk.name(role)
+        self.name = context.name(role)
         self._make = transport
         self.transport: Transport | None = None
         self._refs = itertools.count(1)
@@ -49,28 +49,28 @@ class Session(ABC):
         except Gone as error:
             was_open = self._opened
             kind = "session" if was_open else "open"
-            self.desk.told(kind, self.role, None, 0, error.reason)
+            self.context.told(kind, self.role, None, 0, error.reason)
             self.lost()
             self._failures = 0 if was_open else self._failures + 1
             longest = min(PAUSE_S_MAX, PAUSE_S[1] * 2 ** min(self._failures, 10))
-            self.desk.sleep(self.desk.random.uniform(PAUSE_S[0], longest))
+            self.context.sleep(self.context.random.uniform(PAUSE_S[0], longest))
 
     def _open(self) -> None:
-        began_ns = self.desk.now_ns()
-        self.desk.need(self.queue)
-        self.transport = self._make(self.desk.url(), self.desk.token)
+        began_ns = self.context.now_ns()
+        self.context.need(self.queue)
+        self.transport = self._make(self.context.url(), self.context.token)
         self.transport.open({"type": "hello", "client": self.name})
         self.subscribe()
         self._opened = True
-        self.desk.ledger.counts["sessions"] += 1
-        now_ns = self.desk.now_ns()
-        if began_ns >= self.desk.ledger.since_ns:
-            self.desk.ledger.measured(f"open {self.role}", now_ns - began_ns, now_ns)
+        self.context.ledger.counts["sessions"] += 1
+        now_ns = self.context.now_ns()
+        if began_ns >= self.context.ledger.since_ns:
+            self.context.ledger.measured(f"open {self.role}", now_ns - began_ns, now_ns)
         if self._away_since_ns:
             took_ns = now_ns - self._away_since_ns
-            self.desk.ledger.measured(f"comeback {self.role}", took_ns, now_ns)
+            self.context.ledger.measured(f"comeback {self.role}", took_ns, now_ns)
             self._away_since_ns = 0
-        self.desk.told("open", self.role, now_ns - began_ns, 0)
+        self.context.told("open", self.role, now_ns - began_ns, 0)
 
     def ref(self) -> int:
         """A new one."""
@@ -87,14 +87,14 @@ class Session(ABC):
         also where the answer is an error: it may be another one next time."""
         ref = self.ref()
         self.say({**fields, "ref": ref})
-        deadline_ns = self.desk.now_ns() + int(ANSWER_TIMEOUT_S * NS)
-        while (left_ns := deadline_ns - self.desk.now_ns()) > 0 and self.transport is not None:
+        deadline_ns = self.context.now_ns() + int(ANSWER_TIMEOUT_S * NS)
+        while (left_ns := deadline_ns - self.context.now_ns()) > 0 and self.transport is not None:
             frames = self.transport.receive(left_ns / NS)
             for index, frame in enumerate(frames):
                 if frame.ref != ref:
                     continue
                 if frame.type == "error":
-                    self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                    self.context.ledger.counts[f"answered {frame.code}"] += 1
                     raise Gone(f"{frame.code}: {frame.detail}", frame.code)
                 self.began(frame)
                 self.heard(frames[:index] + frames[index + 1 :])
@@ -118,8 +118,8 @@ class Session(ABC):
         """The connection is gone; `asked`: we have cut it."""
         if self.transport is not None:
             self.transport.cut()
-            self.desk.ledger.counts["sockets cut" if asked else "sockets lost"] += 1
-            self._away_since_ns = self._away_since_ns or self.desk.now_ns()
+            self.context.ledger.counts["sockets cut" if asked else "sockets lost"] += 1
+            self._away_since_ns = self._away_since_ns or self.context.now_ns()
         self.transport = None
         self._opened = False
 
@@ -128,13 +128,13 @@ class Session(ABC):
         `since_ns`: what was due before says nothing of the broker's latency."""
         body = bytes(message.body)
         try:
-            stamp = read(body, self.desk.plan.body_bytes)
+            stamp = read_stamp(body, self.context.plan.body_bytes)
         except NotOurs as error:
             stream.invented(f"{message.key}: {error}")
-            self.desk.told("delivery", self.role, None, len(body), "made by no user")
+            self.context.told("delivery", self.role, None, len(body), "made by no user")
             return None
         took_ns = stream.given(stamp, key=message.key, now_ns=now_ns, since_ns=since_ns)
-        self.desk.told("delivery", self.role, took_ns, len(body))
+        self.context.told("delivery", self.role, took_ns, len(body))
         return stamp
 
     def close(self) -> None:

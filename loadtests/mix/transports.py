@@ -18,8 +18,7 @@ from websocket import (
     WebSocketTimeoutException,
 )
 
-from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http, reason
-from loadtests.mix.frames import Frame, decode, encode
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Frame, Gone, Http, decode, encode, reason
 
 POLL_S_MAX: Final = 20.0
 """The broker lets nobody wait for longer than 30 s; who has more time asks again."""

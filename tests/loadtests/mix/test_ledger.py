@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.mix import books
-from loadtests.mix.figures import figures
+from loadtests.mix import coordination
+from loadtests.mix.gates import figures
 from loadtests.mix.judge import Outcome, judge
-from loadtests.mix.ledger import Ledger, Stream
-from loadtests.mix.stamps import NotOurs, Stamp, body, read
+from loadtests.mix.ledger import Ledger, NotOurs, Stamp, Stream, read_stamp, stamp_body
 
 QUEUE, LINE, KEY = "q", "1.0/k0001", "k0001"
 MS = 1_000_000
@@ -206,8 +205,8 @@ def test_a_ledger_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     ledger = publisher(1, 2, 3, 5, refused=(2,))
     give(session(ledger), 1, 3, 2)
     ledger.subscriber("q//r", QUEUE, ["k0002"], is_whole=False)
-    books.write(ledger, tmp_path / "ledger")
-    again = books.read(tmp_path / "ledger")
+    coordination.write_ledger(ledger, tmp_path / "ledger")
+    again = coordination.read_ledger(tmp_path / "ledger")
     mine, theirs = outcome(ledger), outcome(again)
     assert mine.violations == theirs.violations == {"order": 1, "refused_given": 1, "lost": 1}
     assert mine.examples == theirs.examples
@@ -221,26 +220,26 @@ def test_a_ledger_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "ledger").write_bytes(text)
     with pytest.raises(ValueError, match="no ledger"):
-        books.read(tmp_path / "ledger")
+        coordination.read_ledger(tmp_path / "ledger")
 
 
 @pytest.mark.parametrize("number", [1, 10**9])
 def test_a_body_says_what_it_is_and_has_the_size_that_was_asked_for(number: int) -> None:
     one = Stamp("ffff.99999/k0999", number, 10**18 + number)
-    text = body(one, 256)
+    text = stamp_body(one, 256)
     assert len(text) == 256
-    assert read(text, 256) == one
+    assert read_stamp(text, 256) == one
     assert one.key == "k0999"
 
 
 @pytest.mark.parametrize("place", [12, 40, 60, 200, 255])
 def test_a_body_that_was_changed_anywhere_is_not_ours(place: int) -> None:
-    text = bytearray(body(stamp(7), 256))
+    text = bytearray(stamp_body(stamp(7), 256))
     text[place] ^= 1
     with pytest.raises(NotOurs):
-        read(bytes(text), 256)
+        read_stamp(bytes(text), 256)
 
 
 def test_a_body_that_was_cut_or_padded_is_not_ours() -> None:
     with pytest.raises(NotOurs):
-        read(body(stamp(7), 255), 256)
+        read_stamp(stamp_body(stamp(7), 255), 256)

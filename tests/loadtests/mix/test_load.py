@@ -20,13 +20,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtests.mix import books, outages, phases, plan
+from loadtests.mix import coordination, outages, plan
 from loadtests.mix.__main__ import NOT_RUN, load
+from loadtests.mix.coordination import Phase
 from loadtests.mix.gates import gates
-from loadtests.mix.ledger import Ledger, Stream
+from loadtests.mix.ledger import Ledger, Stamp, Stream
 from loadtests.mix.outages import Outage
-from loadtests.mix.phases import Phase
-from loadtests.mix.stamps import Stamp
 from loadtests.server import Server
 from tests.layout.tree import ROOT
 
@@ -38,7 +37,7 @@ def kept(folder: Path, *given: int, drained: bool = True) -> None:
     queue = "load.r.worker-0"
     plan.write(
         plan.Plan("r", ["http://b"], {"websocket": 1, "worker": 1}, 1, 1.0, 5.0, 0.0, 256, 1, 0),
-        folder / phases.PLAN,
+        folder / coordination.PLAN,
     )
     ledger = Ledger(0)
     ledger.since_ns = 0
@@ -52,8 +51,8 @@ def kept(folder: Path, *given: int, drained: bool = True) -> None:
         stamp = Stamp("websocket-0.0/k0001", number, number * MS)
         stream.given(stamp, key="k0001", now_ns=number * MS + MS // 3)
         stream.settled(stamp)
-    books.write(ledger, folder / phases.LEDGER.format(0))
-    phases.tell(folder, Phase("over", 0, drained))
+    coordination.write_ledger(ledger, folder / coordination.LEDGER.format(0))
+    coordination.tell(folder, Phase("over", 0, drained))
 
 
 def judged(folder: Path, *arguments: str) -> Result:
@@ -122,9 +121,9 @@ def test_a_command_that_is_wrong_ends_with_2(folder: Path, words: tuple[str, ...
 
 def test_ledgers_that_are_missing_or_damaged_are_no_run(folder: Path) -> None:
     kept(folder, 1, 2, 3)
-    (folder / phases.LEDGER.format(0)).write_bytes(b"{")
+    (folder / coordination.LEDGER.format(0)).write_bytes(b"{")
     assert judged(folder).exit_code == NOT_RUN
-    (folder / phases.LEDGER.format(0)).unlink()
+    (folder / coordination.LEDGER.format(0)).unlink()
     assert judged(folder).exit_code == NOT_RUN
 
 
@@ -200,10 +199,10 @@ def test_a_run_without_an_outage_says_so_in_its_report(folder: Path) -> None:
 
 def test_what_users_wrote_is_text_in_the_report(folder: Path) -> None:
     kept(folder, 1, 2, 3)
-    place = folder / phases.LEDGER.format(0)
-    ledger = books.read(place)
+    place = folder / coordination.LEDGER.format(0)
+    ledger = coordination.read_ledger(place)
     ledger.flag("invented", "<script>alert(1)</script>")
-    books.write(ledger, place)
+    coordination.write_ledger(ledger, place)
     judged(folder)
     page = (folder.with_name("report.html")).read_text()
     assert "<script" not in page

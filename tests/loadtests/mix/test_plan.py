@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.mix import plan
-from loadtests.mix.phases import Phase, Progress, phase, progress, report, tell
+from loadtests.mix.coordination import CLASSES, Phase, Progress, phase, progress, report, tell
 from loadtests.mix.plan import (
     CONSUMING,
     ROLES,
@@ -20,7 +20,6 @@ from loadtests.mix.plan import (
     role_of,
     shares,
 )
-from loadtests.mix.processes import CLASSES
 
 LOCUSTFILE = Path(plan.__file__).with_name("locustfile.py")
 

@@ -5,8 +5,8 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from loadtests.mix.ledger import SLOT_S, Series
 from loadtests.mix.plots import HEIGHT, WIDTH, lines
-from loadtests.mix.series import SLOT_S, Series
 
 NS = 1_000_000_000
 POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9)), min_size=1, max_size=20)

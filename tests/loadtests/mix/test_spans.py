@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.mix.spans import Spans
+from loadtests.mix.ledger import Spans
 
 NUMBERS = st.lists(st.integers(0, 60), max_size=60)
 

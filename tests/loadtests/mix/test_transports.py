@@ -7,10 +7,10 @@ import pytest
 
 from loadtests.mix.calls import Gone, Http
 from loadtests.mix.consumers import Consumer, Reader
-from loadtests.mix.desk import NS, Desk
+from loadtests.mix.coordination import Phase
 from loadtests.mix.judge import judge
-from loadtests.mix.phases import Phase
 from loadtests.mix.plan import Plan, role_of
+from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.publishers import RestPublisher, SocketPublisher
 from loadtests.mix.transports import MakeTransport, Poll, Socket
 from loadtests.server import Server, free_port
@@ -24,9 +24,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-def desk(url: str, run: str) -> Desk:
+def context(url: str, run: str) -> ProcessContext:
     counts = {"websocket": 1, "rest": 1, "worker": 1, "reader": 1}
-    made = Desk(Plan(run, [url], counts, 1, 1000.0, 5.0, 0.0, 256, 1, 0), 0)
+    made = ProcessContext(Plan(run, [url], counts, 1, 1000.0, 5.0, 0.0, 256, 1, 0), 0)
     made.enter(Phase("measure", 0))
     http = Http(url, None)
     for queue in made.plan.all_queues:
@@ -40,7 +40,7 @@ def desk(url: str, run: str) -> Desk:
 def test_what_is_published_either_way_is_consumed_in_order_and_once(
     way: MakeTransport, url: str
 ) -> None:
-    made = desk(url, way.__name__.lower())
+    made = context(url, way.__name__.lower())
     consumer = Consumer(made, "worker", way, nack_chance=0.1)
     readers = [Reader(made) for _ in range(3)]
     publishers: list[SocketPublisher | RestPublisher] = [SocketPublisher(made), RestPublisher(made)]

@@ -8,17 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtests.mix import stamps
-from loadtests.mix.calls import Gone
+from loadtests.mix.calls import Frame, Gone, decode, encode
 from loadtests.mix.consumers import LEAVE_NS, Consumer, Reader
-from loadtests.mix.desk import NS, Desk
-from loadtests.mix.frames import Frame, decode, encode
-from loadtests.mix.habits import DAY, Day, Storm
-from loadtests.mix.phases import Phase
+from loadtests.mix.coordination import Phase
+from loadtests.mix.ledger import Stamp, stamp_body
 from loadtests.mix.plan import Plan, manned
+from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.publishers import SocketPublisher
 from loadtests.mix.sessions import PAUSE_S, PAUSE_S_MAX
-from loadtests.mix.stamps import Stamp
+from loadtests.mix.users import DAY, Day, Storm
 
 COUNTS = {"websocket": 1, "worker": 1, "reader": 1, "storm": 1, "day": 1}
 
@@ -35,8 +33,10 @@ class World:
         plan = Plan("r", ["http://b"], COUNTS, 1, 100.0, 60.0, 0.0, 256, 1, self.at_ns)
         self.counted: list[tuple[str, str, int | None, str]] = []
         """What Locust would show: kind, name, how long it took, why it failed."""
-        self.desk = Desk(plan, 0, told=self.told, now_ns=lambda: self.at_ns, sleep=self.sleep)
-        self.desk.enter(Phase("measure", self.at_ns))
+        self.context = ProcessContext(
+            plan, 0, told=self.told, now_ns=lambda: self.at_ns, sleep=self.sleep
+        )
+        self.context.enter(Phase("measure", self.at_ns))
 
     def sleep(self, seconds: float) -> None:
         self.at_ns += int(seconds * NS)
@@ -126,22 +126,21 @@ def stamp(number: int, key: str = "k0001") -> Stamp:
 def push(*numbers: int, offset: int = 0, push: int = 1, key: str = "k0001") -> dict[str, object]:
     """Of messages with these numbers in their line, at consecutive offsets."""
     messages = [
-        {"key": key, "body": msgspec.Raw(stamps.body(stamp(number, key), 256))}
-        for number in numbers
+        {"key": key, "body": msgspec.Raw(stamp_body(stamp(number, key), 256))} for number in numbers
     ]
     return {"type": "push", "subscription": 1, "partition": 0, "epoch": 1, "push": push,
             "offset": offset, "messages": messages}  # fmt: skip
 
 
 def consumer(world: World, nack_chance: float = 0.0) -> tuple[Consumer, Line]:
-    user = Consumer(world.desk, "worker", world.line, nack_chance=nack_chance)
+    user = Consumer(world.context, "worker", world.line, nack_chance=nack_chance)
     user.turn(0.0)
     return user, world.lines[-1]
 
 
 def settled(world: World) -> list[int]:
     """The numbers of the first line that the group has settled."""
-    (one,) = (s for s in world.desk.ledger.subscribers.values() if s.queue.endswith("worker-0"))
+    (one,) = (s for s in world.context.ledger.subscribers.values() if s.queue.endswith("worker-0"))
     return list(one.lines["websocket-9.0/k0001"].settled)
 
 
@@ -159,7 +158,7 @@ def test_a_consumer_acks_all_that_it_was_given_and_grants_anew_for_it(world: Wor
     assert (named[0], named[-1]) == (0, 99)
     assert len(world.spoke("ack")) == 2
     assert [frame["granted"] for frame in world.spoke("credit")] == [300]
-    assert not world.desk.ledger.violations
+    assert not world.context.ledger.violations
 
 
 def test_what_is_stale_is_not_settled_and_may_come_again(world: World) -> None:
@@ -175,8 +174,8 @@ def test_what_is_stale_is_not_settled_and_may_come_again(world: World) -> None:
     user.turn()
     user.turn()
     assert settled(world) == [1, 2]
-    assert world.desk.ledger.counts["given again"] == 2
-    assert not world.desk.ledger.violations
+    assert world.context.ledger.counts["given again"] == 2
+    assert not world.context.ledger.violations
 
 
 def test_a_broker_that_gives_what_is_settled_is_found(world: World) -> None:
@@ -186,7 +185,7 @@ def test_a_broker_that_gives_what_is_settled_is_found(world: World) -> None:
         user.turn()
         user.turn()
     # Given again after its ack, and settled a second time.
-    assert world.desk.ledger.violations == {"repeated": 1, "settled_twice": 1}
+    assert world.context.ledger.violations == {"repeated": 1, "settled_twice": 1}
 
 
 def test_behind_a_message_that_it_returns_a_consumer_settles_nothing_of_the_key(
@@ -211,7 +210,7 @@ def test_behind_a_message_that_it_returns_a_consumer_settles_nothing_of_the_key(
     user.turn()
     user.turn()
     assert settled(world) == [1, 2, 3]
-    assert not world.desk.ledger.violations
+    assert not world.context.ledger.violations
 
 
 def test_what_it_returned_may_come_again_before_the_answer_and_opens_its_key(
@@ -228,7 +227,7 @@ def test_what_it_returned_may_come_again_before_the_answer_and_opens_its_key(
     user.turn()
     assert settled(world) == [1, 2]
     assert user._stream.held == 0
-    assert not world.desk.ledger.violations
+    assert not world.context.ledger.violations
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -250,7 +249,7 @@ def test_what_was_revoked_under_its_ack_may_come_again_or_have_counted(
     user.turn()
     assert settled(world) == [1]
     assert user._stream.held == 0
-    assert not world.desk.ledger.violations
+    assert not world.context.ledger.violations
 
 
 def test_a_lost_connection_is_opened_anew_and_what_it_held_may_come_again(world: World) -> None:
@@ -267,7 +266,7 @@ def test_a_lost_connection_is_opened_anew_and_what_it_held_may_come_again(world:
     user.turn()
     assert len(world.lines) == 2
     assert settled(world) == [1, 2]
-    ledger = world.desk.ledger
+    ledger = world.context.ledger
     assert (ledger.counts["sockets lost"], ledger.counts["given again"]) == (1, 2)
     assert ledger.latencies["comeback worker"].count == 1
     assert not ledger.violations
@@ -291,11 +290,11 @@ def test_an_ack_that_was_refused_is_said_again_and_an_unknown_one_is_over(world:
     user.turn()
     user.turn()
     assert settled(world) == [1]
-    assert not world.desk.ledger.violations
+    assert not world.context.ledger.violations
 
 
 def test_who_is_slow_takes_its_time_over_each_message(world: World) -> None:
-    user = Consumer(world.desk, "worker", world.line, work_s=0.25, nack_chance=0.0)
+    user = Consumer(world.context, "worker", world.line, work_s=0.25, nack_chance=0.0)
     user.turn(0.0)
     began_ns = world.at_ns
     world.lines[-1].comes(push(1, 2, 3, 4))
@@ -314,7 +313,7 @@ def test_each_message_is_counted_once_when_it_is_given_settled_or_returned(world
     user.turn()
     assert world.counts() == {("open", ""): 1, ("delivery", ""): 4, ("settle", ""): 3,
                               ("nack", ""): 1}  # fmt: skip
-    ledger = world.desk.ledger
+    ledger = world.context.ledger
     assert (ledger.counts["given"], ledger.counts["settled"], ledger.counts["nacked"]) == (4, 3, 1)
 
 
@@ -335,14 +334,14 @@ def test_what_waited_for_the_first_consumer_says_nothing_of_the_brokers_latency(
     user, line = consumer(world)
     world.sleep(3.0)
     due_ns = (world.at_ns - 4 * NS, world.at_ns)
-    bodies = [stamps.body(Stamp(f"p{at}/k0001", 1, at), 256) for at in due_ns]
+    bodies = [stamp_body(Stamp(f"p{at}/k0001", 1, at), 256) for at in due_ns]
     messages = [{"key": "k0001", "body": msgspec.Raw(body)} for body in bodies]
     line.comes(push(1, 2) | {"messages": messages})
     world.sleep(1.0)
     user.turn()
     took = [took_ns for kind, _, took_ns, _ in world.counted if kind == "delivery"]
     assert took == [None, NS]
-    assert world.desk.ledger.latencies["delivery worker"].count == 1
+    assert world.context.ledger.latencies["delivery worker"].count == 1
 
 
 def test_a_lost_session_and_each_attempt_in_vain_is_a_failure_and_the_pauses_grow(
@@ -397,7 +396,7 @@ def read_push(*numbers: int, key: str, next_offset: int) -> dict[str, object]:
 
 
 def test_a_reader_goes_on_by_its_position_and_is_given_nothing_twice(world: World) -> None:
-    user = Reader(world.desk, transport=world.line)
+    user = Reader(world.context, transport=world.line)
     user.turn(0.0)
     (subscribed,) = world.spoke("subscribe")
     assert subscribed["start"] == "earliest"
@@ -414,19 +413,19 @@ def test_a_reader_goes_on_by_its_position_and_is_given_nothing_twice(world: Worl
                         "partitions": {"0": [3, 40], "1": [1, 9]}}  # fmt: skip
     world.lines[-1].comes(read_push(2, key=key, next_offset=41))
     user.turn()
-    assert world.desk.ledger.violations == {"repeated": 1}
+    assert world.context.ledger.violations == {"repeated": 1}
 
 
 # --- publishers
 
 
 def certified(world: World) -> int:
-    return world.desk.ledger.counts["certified"]
+    return world.context.ledger.counts["certified"]
 
 
 def publisher(world: World) -> SocketPublisher:
-    user = SocketPublisher(world.desk, world.line)
-    world.sleep(10 * world.desk.plan.interval_s)  # several are due
+    user = SocketPublisher(world.context, world.line)
+    world.sleep(10 * world.context.plan.interval_s)  # several are due
     return user
 
 
@@ -449,7 +448,7 @@ def test_what_was_not_stored_is_sent_again_under_its_sequence(world: World, code
     ] * 2
     assert len({one["ref"] for one in sent}) == 3
     assert certified(world) == len(sent[0]["messages"])
-    assert world.desk.unanswered == 0
+    assert world.context.unanswered == 0
     user.turn()
     assert world.spoke("publish")[-1]["sequence"] == len(sent[0]["messages"])
 
@@ -474,7 +473,7 @@ def test_what_is_refused_for_good_is_not_sent_again(world: World) -> None:
         {"type": "error", "ref": said["ref"], "code": "message_too_large", "retry": False}
     ]
     publisher(world).turn()
-    ledger = world.desk.ledger
+    ledger = world.context.ledger
     assert len(world.spoke("publish")) == 1
     assert ledger.counts["refused"] == len(world.spoke("publish")[0]["messages"])
     assert ledger.counts["certified"] == 0
@@ -500,16 +499,16 @@ def test_behind_what_is_refused_for_good_the_rest_goes_on(world: World) -> None:
     first, second = world.spoke("publish")
     assert (second["sequence"], second["resolved"]) == (2, 2)
     assert second["messages"] == first["messages"][2:]
-    ledger = world.desk.ledger
+    ledger = world.context.ledger
     assert (ledger.counts["refused"], certified(world)) == (1, len(batch.messages) - 1)
-    assert world.desk.unanswered == 0
+    assert world.context.unanswered == 0
 
 
 def test_latency_counts_from_when_a_message_was_due(world: World) -> None:
-    user = SocketPublisher(world.desk, world.line)
+    user = SocketPublisher(world.context, world.line)
     world.sleep(user.due_in_s() + 3.0)
     user.turn()
-    assert world.desk.ledger.latencies["receipt websocket"].percentile(0) >= 3 * NS
+    assert world.context.ledger.latencies["receipt websocket"].percentile(0) >= 3 * NS
 
 
 def test_each_message_of_a_publish_is_counted_with_its_answer(world: World) -> None:
@@ -528,7 +527,7 @@ def test_each_message_of_a_publish_is_counted_with_its_answer(world: World) -> N
     many = len(world.spoke("publish")[0]["messages"])
     assert world.counts() == {("open", ""): 1, ("publish", "overloaded"): many,
                               ("publish", ""): many}  # fmt: skip
-    due = world.desk.ledger.latencies["receipt websocket"]
+    due = world.context.ledger.latencies["receipt websocket"]
     took = [took_ns for kind, _, took_ns, why in world.counted if kind == "publish" and not why]
     assert max(one for one in took if one is not None) == due.maximum
 
@@ -544,7 +543,7 @@ def test_a_publish_that_nobody_answers_is_a_failure_of_each_of_its_messages(
         world.at_ns += int(seconds * NS)
         world.is_down = next(naps, None) is not None
 
-    world.desk.sleep = sleep
+    world.context.sleep = sleep
     user.turn()
     many = len(world.spoke("publish")[0]["messages"])
     assert world.counts()["publish", "refused"] == 4 * many
@@ -561,21 +560,21 @@ def test_a_publisher_that_is_ended_in_a_publish_leaves_nothing_unanswered(world:
     world.answers = ended
     with pytest.raises(Ended):
         publisher(world).turn()
-    assert world.desk.unanswered == 0
+    assert world.context.unanswered == 0
 
 
 def test_publishers_publish_to_the_queues_of_the_users_that_are_there(world: World) -> None:
     user = publisher(world)
-    world.desk.plan = manned(world.desk.plan, {"websocket": 1, "slow": 1})
+    world.context.plan = manned(world.context.plan, {"websocket": 1, "slow": 1})
     assert {user.batch().queue for _ in range(9)} == {"load.r.slow-0"}
-    world.desk.plan = manned(world.desk.plan, {"websocket": 1})
+    world.context.plan = manned(world.context.plan, {"websocket": 1})
     assert {user.batch().queue for _ in range(9)} == {"load.r.worker-0"}
-    assert world.desk.queue("poller") == "load.r.poller-0"
+    assert world.context.queue("poller") == "load.r.poller-0"
 
 
 def test_when_publishing_is_over_nothing_new_is_published(world: World) -> None:
     user = publisher(world)
-    world.desk.enter(Phase("drain", world.at_ns))
+    world.context.enter(Phase("drain", world.at_ns))
     user.turn()
     assert world.spoke("publish") == []
 
@@ -595,13 +594,13 @@ def test_each_key_is_once_in_a_publish_and_numbered_in_its_line(world: World) ->
 
 
 def test_a_storm_cuts_at_instants_that_all_share_and_is_back(world: World) -> None:
-    user = Storm(world.desk, world.line)
+    user = Storm(world.context, world.line)
     user.turn()
     assert len(world.lines) == 1
-    world.sleep(world.desk.plan.storm_every_s)
+    world.sleep(world.context.plan.storm_every_s)
     user.turn()
     user.turn()
-    ledger = world.desk.ledger
+    ledger = world.context.ledger
     assert world.lines[0].is_gone
     assert len(world.lines) == 2
     assert (ledger.counts["sockets cut"], ledger.counts["sockets lost"]) == (1, 0)
@@ -609,17 +608,17 @@ def test_a_storm_cuts_at_instants_that_all_share_and_is_back(world: World) -> No
 
 
 def test_a_day_has_its_parts_and_who_is_needed_at_its_end_works(world: World) -> None:
-    user = Day(world.desk, world.line)
-    world.desk.random = Random(1)
+    user = Day(world.context, world.line)
+    world.context.random = Random(1)
     seen: list[str] = []
     for _ in range(400):
         part = user.part()
         if not seen or seen[-1] != part:
             seen.append(part)
-        world.sleep(world.desk.plan.day_s / 200)
+        world.sleep(world.context.plan.day_s / 200)
     assert set(seen) == set(DAY)
     assert set(DAY) == {"sleep", "publish", "work", "read"}
-    world.desk.enter(Phase("drain", world.at_ns))
+    world.context.enter(Phase("drain", world.at_ns))
     assert user.part() == "work"
     user.turn()
     assert world.spoke("subscribe")[-1]["group"] == "day"

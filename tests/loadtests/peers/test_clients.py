@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from loadtests.bench import scenarios
+from loadtests.bench import load_run, scenarios
 from loadtests.bench.adapter import Dialect
 from loadtests.bench.load_run import Bench, Figures, Line, quiet
 from loadtests.bench.scenarios import fanout5k, open_loop, single

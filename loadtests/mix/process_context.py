@@ -1,16 +1,64 @@
-"""What all users of one process share: plan, ledger, chance, and whom they tell what they do."""
+"""What all users of one process share: plan, ledger, chance, and whom they tell what they do.
+
+`teller` lets Locust's statistics count what they do; `make_queue` and `queues_lag` are about the
+queues of a run at its broker.
+"""
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from loadtests.mix import queues
 from loadtests.mix.calls import Gone, Http
+from loadtests.mix.coordination import Phase, Progress
 from loadtests.mix.ledger import Ledger
-from loadtests.mix.phases import Phase, Progress
-from loadtests.mix.plan import Plan
+from loadtests.mix.plan import CONSUMING, Plan, role_of
+
+RETENTION_S: Final = 3600
+"""Readers begin at the start: what they are to have must be there as long as a run lasts."""
+
+
+_ASK_S: Final = 5.0
+"""For an answer: a broker that hangs must not stop a run from telling so."""
+
+
+def make_queue(http: Http, plan: Plan, queue: str) -> None:
+    """Make a queue of the plan and its group, or leave those that exist as they are.
+
+    Raises:
+        RuntimeError: with the broker's words, for anything but success; Gone.
+    """
+    role = role_of(queue)
+    settings = {"partitions": plan.partitions(role), "retention_s": RETENTION_S}
+    _put(http, f"/v1/queues/{queue}", settings)
+    if plan.queues(role) and role in CONSUMING:
+        _put(http, f"/v1/queues/{queue}/groups/{role}", {})
+
+
+def queues_lag(http: Http, plan: Plan) -> int:
+    """Return what all groups have not settled, as durable: it may say more than there is for 20 ms.
+    At least 1 where the broker does not answer: there may be something left."""
+    found = 0
+    for queue in plan.all_queues:
+        try:
+            described = http.call("GET", f"/v1/queues/{queue}", timeout_s=_ASK_S)
+        except (Gone, RuntimeError):
+            return 1
+        groups = described["groups"]
+        assert isinstance(groups, list)
+        found += sum(int(group["lag"]) for group in groups)
+    return found
+
+
+def _put(http: Http, path: str, settings: Mapping[str, object]) -> None:
+    """Make what another process may have made first: with fewer users in its plan it has asked for
+    fewer partitions."""
+    status, answer = http.request("PUT", path, settings)
+    if status >= 400 and status != 409:
+        text = answer.decode(errors="replace")
+        raise RuntimeError(f"PUT {path} was answered {status}: {text}")
+
 
 NS: Final = 1_000_000_000
 
@@ -33,7 +81,7 @@ def nobody(kind: str, name: str, took_ns: int | None, size: int, error: str = ""
     """Count nothing."""
 
 
-class Desk:
+class ProcessContext:
     """Of one process. All times are monotonic nanoseconds."""
 
     def __init__(
@@ -98,7 +146,7 @@ class Desk:
             return
         http = Http(self.url(), self.token)
         try:
-            queues.make(http, self.plan, queue)
+            make_queue(http, self.plan, queue)
         except RuntimeError as error:
             raise Gone(str(error), str(error).partition(": ")[0].replace(queue, "…")) from None
         finally:
@@ -124,3 +172,24 @@ class Desk:
             users, counts["certified"], counts["given"], self.unanswered,
             self.ledger.violations.total(), worst, self.given_at_ns, self.error,
         )  # fmt: skip
+
+
+class Failed(Exception):
+    """Why a request failed. Shown as the reason alone."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def teller(environment: Any) -> Told:
+    """Return what counts in the statistics of a Locust environment."""
+    fire = environment.events.request.fire
+
+    def told(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
+        fire(
+            request_type=kind, name=name, response_length=size, context={},
+            response_time=None if took_ns is None else took_ns / 1e6,
+            exception=Failed(error) if error else None,
+        )  # fmt: skip
+
+    return told
