@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import tocsin
-from tocsin.io import longpoll as polling
+from tocsin.io import longpoll
 from tocsin.io.longpoll import LongPoll
 from tocsin.proto.connect_policy import ReconnectDelay
 
 from gateway.server import Server
 from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
-from tests.clients.test_going_on import Losses, publish, server
+from tests.clients.io.test_session import Losses, publish, server
 
 __all__ = ["server"]
 
@@ -177,14 +177,14 @@ async def test_what_answers_polls_at_once_is_not_asked_all_the_time(
     monkeypatch.setattr(LongPoll, "_request", between)
     async with tocsin.connect(server.url, transport="long-poll"), asyncio.timeout(5):
         await third.wait()
-    assert polls[2] - polls[0] >= 2 * polling.PAUSE_S - 0.01
+    assert polls[2] - polls[0] >= 2 * longpoll.PAUSE_S - 0.01
 
 
 async def test_an_answer_that_trickles_for_ever_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(polling, "BODY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(polling, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(longpoll, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(longpoll, "REQUEST_TIMEOUT_S", 0.1)
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -20,7 +20,7 @@ from tocsin.proto.wire import MESSAGE_BYTES_AIM, join_frames, without_tokens
 from gateway.wire import frames
 from push.errors import CODES, Refused
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = re.findall(r"```json broker\n(.*?)```", (ROOT / "PROTOCOL.md").read_text(), re.DOTALL)
 SENT: list[wire.SentFrame] = [
     wire.Hello(producer="p", client="c"),

@@ -6,7 +6,7 @@ from tocsin.proto import wire
 from tocsin.proto.ack_ledger import NAMED_MESSAGES_MAX, UNHEARD_ROWS, UNHEARD_ROWS_MAX
 from tocsin.proto.message import Message, State
 
-from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
+from tests.clients.proto.test_delivery_ledger import Nobody, drain, ledger, push, sent
 
 
 class Working(Nobody):

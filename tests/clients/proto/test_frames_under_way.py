@@ -14,7 +14,7 @@ from tocsin.proto import wire
 from tocsin.proto.delivery_ledger import DeliveryLedger
 from tocsin.proto.message import Message
 
-from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
+from tests.clients.proto.test_delivery_ledger import Nobody, drain, ledger, push, sent
 
 LEASE_S = 10.0
 CREDIT = 12
