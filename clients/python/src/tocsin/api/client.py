@@ -97,9 +97,18 @@ class Client(AdminCalls):
     error; a connection that is lost later is opened again until the client is closed."""
 
     def __init__(
-        self, url: str, *, token: Token, name: str, producer: str, connect_timeout_s: float,
-        transport: Mode, linger_s: float, trace: Trace | None, ssl: SSLContext | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        token: Token,
+        name: str,
+        producer: str,
+        connect_timeout_s: float,
+        transport: Mode,
+        linger_s: float,
+        trace: Trace | None,
+        ssl: SSLContext | None = None,
+    ) -> None:
         if transport not in MODES:
             raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
         if not 0 <= linger_s <= LINGER_S_MAX:
@@ -123,10 +132,17 @@ class Client(AdminCalls):
     async def __aenter__(self) -> "Client":
         rng = random.Random()  # jitter wants no secrecy
         session = Session(
-            self.url, token=self._token, name=self.name, producer=self.producer, rng=rng,
-            connect_timeout_s=self._connect_timeout_s, mode=self._mode, linger_s=self._linger_s,
-            trace=self._trace, tls=self._ssl,
-        )  # fmt: skip
+            self.url,
+            token=self._token,
+            name=self.name,
+            producer=self.producer,
+            rng=rng,
+            connect_timeout_s=self._connect_timeout_s,
+            mode=self._mode,
+            linger_s=self._linger_s,
+            trace=self._trace,
+            tls=self._ssl,
+        )
         publisher = Publisher(session, rng=rng)
         try:
             await session.open()
@@ -375,9 +391,14 @@ class Client(AdminCalls):
         return self._calling().queues()
 
     async def create_group(
-        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        start: Start | None = None,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> CreatedGroup:  # fmt: skip
+    ) -> CreatedGroup:
         """Create a group, if it is not there; the settings that are left out are the queue's. A
         group that is there never changes by this: `created` is False then, and `start`, which only
         matters when it is made, is ignored.
@@ -397,9 +418,13 @@ class Client(AdminCalls):
         )
 
     async def update_group(
-        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> ChangedGroup:  # fmt: skip
+    ) -> ChangedGroup:
         """Change the settings of a group that are named, and no others; None: the queue's. As
         `update_queue`. Raises GroupNotFound besides."""
         return await self._calling().update_group(queue, group, deletes_max=deletes_max, **settings)
@@ -450,9 +475,14 @@ class Client(AdminCalls):
         return await self._calling().ack_receipts(queue, group, receipts)
 
     async def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        self,
+        queue: str,
+        group: str,
+        receipts: Sequence[str],
+        *,
+        delay_s: float | None = None,
         reason: str | None = None,
-    ) -> Settled:  # fmt: skip
+    ) -> Settled:
         """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
         `reason` is kept with them; durable when this returns."""
         return await self._calling().nack_receipts(

@@ -146,9 +146,13 @@ class Http(AdminCalls):
                 await asyncio.sleep(after_s)
 
     async def _ask(
-        self, method: str, path: str, content: bytes | None, headers: dict[str, str],
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str],
         timeout_s: float,
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         timeout_s += len(content or b"") / SLOWEST_BYTES_PER_S
         try:
             answer = await self._connections().request(
@@ -213,9 +217,14 @@ class Http(AdminCalls):
     # --- groups ---------------------------------------------------------------------------------
 
     async def create_group(
-        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        start: Start | None = None,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> CreatedGroup:  # fmt: skip
+    ) -> CreatedGroup:
         """Create it, if it is not there; returns its description. See Client.create_group."""
         body: dict[str, Any] = {**settings}
         if start is not None:
@@ -225,9 +234,13 @@ class Http(AdminCalls):
         return made
 
     async def update_group(
-        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> ChangedGroup:  # fmt: skip
+    ) -> ChangedGroup:
         """Change the settings that are named; returns its description, and what has changed. See
         Client.update_group."""
         path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
@@ -275,9 +288,14 @@ class Http(AdminCalls):
         return await self._settle(queue, group, "ack", {"receipts": receipts})
 
     async def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        self,
+        queue: str,
+        group: str,
+        receipts: Sequence[str],
+        *,
+        delay_s: float | None = None,
         reason: str | None = None,
-    ) -> Settled:  # fmt: skip
+    ) -> Settled:
         """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
         `reason` is kept with them; durable when this returns."""
         body = {"receipts": receipts, "delay_s": delay_s, "reason": reason}

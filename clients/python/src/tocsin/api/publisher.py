@@ -111,9 +111,13 @@ class Publisher:
         return self._publish_later(line, data, future, deadline, message.id)
 
     async def _publish_later(
-        self, line: _LaneQueue, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        self,
+        line: _LaneQueue,
+        data: bytes,
+        future: "asyncio.Future[Receipt]",
+        deadline: float,
         id: str | None,
-    ) -> Receipt:  # fmt: skip
+    ) -> Receipt:
         def fill() -> bool:
             self._add(line, data, future, deadline, id)
             return True
@@ -126,9 +130,13 @@ class Publisher:
         return await future
 
     def _add(
-        self, line: _LaneQueue, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        self,
+        line: _LaneQueue,
+        data: bytes,
+        future: "asyncio.Future[Receipt]",
+        deadline: float,
         id: str | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         produced = self._produced_unix_us()
         line.lane.add(data, _SingleTicket(future), 0, deadline, id, produced_unix_us=produced)
         self._session.mark_dirty(self)

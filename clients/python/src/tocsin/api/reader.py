@@ -181,9 +181,14 @@ class Reader(SessionSubscription):
             self._opening = ReaderOpening(where, self._on_unknown)
         start, position = self._opening.where
         return wire.Subscribe(
-            ref=ref, subscription=self._number, queue=self.queue, start=start, position=position,
-            credit=granted if self._opening.takes_messages else 0, keys=self._keys,
-        )  # fmt: skip
+            ref=ref,
+            subscription=self._number,
+            queue=self.queue,
+            start=start,
+            position=position,
+            credit=granted if self._opening.takes_messages else 0,
+            keys=self._keys,
+        )
 
     def _on_answer(self, answer: wire.Ok | wire.Error | None) -> None:
         opening = self._opening

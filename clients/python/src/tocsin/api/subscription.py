@@ -49,9 +49,12 @@ class Subscription(SessionSubscription):
         self._start = start
         self._deletes_max = MESSAGES_MAX if deletes_max is None else deletes_max
         self._ledger = DeliveryLedger(
-            self, subscription=number, credit=credit, lease_s=LEASE_S_DEFAULT,
+            self,
+            subscription=number,
+            credit=credit,
+            lease_s=LEASE_S_DEFAULT,
             auto_extend=auto_extend,
-        )  # fmt: skip
+        )
         self._is_held = False
         """Whether the broker may still know of what is held here."""
         self._running: dict[Message, asyncio.Task[object]] = {}
@@ -206,9 +209,13 @@ class Subscription(SessionSubscription):
         """Nack, and wait until it is durable. Raises StaleDelivery, OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.nack(
-            message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject,
+            message,
+            now=self._loop.time(),
+            delay_s=delay_s,
+            reason=reason,
+            reject=reject,
             ticket=confirmed,
-        )  # fmt: skip
+        )
         self._session.mark_dirty(self)
         await confirmed
 
@@ -227,10 +234,13 @@ class Subscription(SessionSubscription):
             self._session.expect(ref, partial(_answer, answer))
             self._session.request(
                 wire.Extend(
-                    subscription=self._number, deliveries=place, started=place, lease_s=lease_s,
+                    subscription=self._number,
+                    deliveries=place,
+                    started=place,
+                    lease_s=lease_s,
                     ref=ref,
                 )
-            )  # fmt: skip
+            )
             got = await answer
         if isinstance(got, wire.Error) and not got.deliveries:
             raise got.exception()
@@ -263,11 +273,15 @@ class Subscription(SessionSubscription):
         else:
             self._abandon()
         return wire.Subscribe(
-            ref=ref, subscription=self._number, queue=self.queue, group=self.group,
+            ref=ref,
+            subscription=self._number,
+            queue=self.queue,
+            group=self.group,
             credit=self._ledger.granted if comes_back else self._credit,
-            start=start_at(self._start), held=comes_back or None,
+            start=start_at(self._start),
+            held=comes_back or None,
             deletes_max=self._deletes_max or None,
-        )  # fmt: skip
+        )
 
     def _on_accept(self, answer: wire.Ok) -> None:
         lease_s = LEASE_S_DEFAULT if answer.lease_s is None else answer.lease_s
@@ -292,10 +306,13 @@ class Subscription(SessionSubscription):
             session.expect(ref, self._on_resume if is_last else _ignored)
             session.request(
                 wire.Held(
-                    ref=ref, subscription=self._number, received=ledger.received_at_broker,
-                    deliveries=part, more=not is_last,
+                    ref=ref,
+                    subscription=self._number,
+                    received=ledger.received_at_broker,
+                    deliveries=part,
+                    more=not is_last,
                 )
-            )  # fmt: skip
+            )
 
     def _on_resume(self, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None or self._failure is not None:

@@ -67,10 +67,17 @@ def connect(
     """
     return Client(
         tocsin.connect(
-            url, token=token, name=name, producer=producer, connect_timeout_s=connect_timeout_s,
-            transport=transport, linger_s=linger_s, trace=trace, ssl=ssl,
+            url,
+            token=token,
+            name=name,
+            producer=producer,
+            connect_timeout_s=connect_timeout_s,
+            transport=transport,
+            linger_s=linger_s,
+            trace=trace,
+            ssl=ssl,
         )
-    )  # fmt: skip
+    )
 
 
 class Client(AdminCalls):
@@ -152,10 +159,16 @@ class Client(AdminCalls):
         another waits for the disk each time, so use `publish_many` where speed matters."""
         return self._loop.call(
             lambda: self._client.publish(
-                queue, body, key=key, id=id, headers=headers, ttl_s=ttl_s,
-                content_type=content_type, timeout_s=timeout_s,
+                queue,
+                body,
+                key=key,
+                id=id,
+                headers=headers,
+                ttl_s=ttl_s,
+                content_type=content_type,
+                timeout_s=timeout_s,
             )
-        )  # fmt: skip
+        )
 
     def publish_many(
         self,
@@ -186,9 +199,15 @@ class Client(AdminCalls):
         message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
         iteration ends when nothing has come for so many seconds."""
         make = partial(
-            self._client.subscribe, queue, group, credit=credit, start=start,
-            deletes_max=deletes_max, auto_extend=auto_extend, **settings,
-        )  # fmt: skip
+            self._client.subscribe,
+            queue,
+            group,
+            credit=credit,
+            start=start,
+            deletes_max=deletes_max,
+            auto_extend=auto_extend,
+            **settings,
+        )
         return Subscription(self, self._loop, make, idle_s)
 
     def read(
@@ -210,10 +229,18 @@ class Client(AdminCalls):
         messages: ...`. As tocsin.Client.read; with `idle_s` the iteration ends when nothing has
         come for so many seconds. Callbacks and the store are called in the client's thread."""
         make = partial(
-            self._client.read, queue, keys, start=start, credit=credit, on_gap=on_gap,
-            on_unknown=on_unknown, position_store=position_store, name=name,
-            save_every=save_every, save_every_s=save_every_s,
-        )  # fmt: skip
+            self._client.read,
+            queue,
+            keys,
+            start=start,
+            credit=credit,
+            on_gap=on_gap,
+            on_unknown=on_unknown,
+            position_store=position_store,
+            name=name,
+            save_every=save_every,
+            save_every_s=save_every_s,
+        )
         return Reader(self, self._loop, make, idle_s)
 
     # --- over HTTP ------------------------------------------------------------------------------
@@ -243,9 +270,14 @@ class Client(AdminCalls):
         return self._loop.call(work)
 
     def create_group(
-        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        start: Start | None = None,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> CreatedGroup:  # fmt: skip
+    ) -> CreatedGroup:
         """Create a group, if it is not there. As tocsin.Client.create_group."""
         return self._loop.call(
             lambda: self._client.create_group(
@@ -254,9 +286,13 @@ class Client(AdminCalls):
         )
 
     def update_group(
-        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        self,
+        queue: str,
+        group: str,
+        *,
+        deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
-    ) -> ChangedGroup:  # fmt: skip
+    ) -> ChangedGroup:
         """Change the settings of a group that are named. As tocsin.Client.update_group."""
         return self._loop.call(
             lambda: self._client.update_group(queue, group, deletes_max=deletes_max, **settings)
@@ -295,9 +331,14 @@ class Client(AdminCalls):
         return self._loop.call(lambda: self._client.ack_receipts(queue, group, receipts))
 
     def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        self,
+        queue: str,
+        group: str,
+        receipts: Sequence[str],
+        *,
+        delay_s: float | None = None,
         reason: str | None = None,
-    ) -> Settled:  # fmt: skip
+    ) -> Settled:
         """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
         `reason` is kept with them; durable when this returns."""
         return self._loop.call(

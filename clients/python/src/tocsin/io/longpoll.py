@@ -261,10 +261,13 @@ class LongPoll:
             async with (
                 asyncio.timeout(timeout_s) as patience,
                 self._http.stream(
-                    method, path, content=content, headers=self._headers,
+                    method,
+                    path,
+                    content=content,
+                    headers=self._headers,
                     timeout=httpx2.Timeout(timeout_s, connect=REQUEST_TIMEOUT_S),
                 ) as answer,
-            ):  # fmt: skip
+            ):
                 data = await self._whole(answer, patience)
         except (httpx2.RequestError, TimeoutError) as error:
             raise CannotConnect(f"a request failed: {error or type(error).__name__}") from error

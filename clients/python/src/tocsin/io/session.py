@@ -81,10 +81,20 @@ class Session:
     instead of the usual transports. `tls`: as `trust` found it; None: the URL is http."""
 
     def __init__(
-        self, url: str, *, token: Token, producer: str, connect_timeout_s: float, rng: Random,
-        name: str = NAME, mode: Mode = "auto", linger_s: float = 0.0, trace: Trace | None = None,
-        open_carrier: OpenCarrier | None = None, tls: SSLContext | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        token: Token,
+        producer: str,
+        connect_timeout_s: float,
+        rng: Random,
+        name: str = NAME,
+        mode: Mode = "auto",
+        linger_s: float = 0.0,
+        trace: Trace | None = None,
+        open_carrier: OpenCarrier | None = None,
+        tls: SSLContext | None = None,
+    ) -> None:
         self.url = url
         self.name = name
         self.producer = producer
@@ -99,9 +109,16 @@ class Session:
         self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
         self._connector = Connector(
-            self, url, token=token, mode=mode, connect_timeout_s=connect_timeout_s, rng=rng,
-            trace=trace, open_carrier=open_carrier, tls=tls,
-        )  # fmt: skip
+            self,
+            url,
+            token=token,
+            mode=mode,
+            connect_timeout_s=connect_timeout_s,
+            rng=rng,
+            trace=trace,
+            open_carrier=open_carrier,
+            tls=tls,
+        )
         self._carrier: Carrier | None = None
         self._parts: dict[SessionPart, None] = {}
         self._subscribers: dict[int, Subscriber] = {}
@@ -152,9 +169,11 @@ class Session:
     def hello(self) -> bytes:
         """Return the hello, with the name of the session that is to go on."""
         hello = wire.Hello(
-            producer=self.producer, client=self.name,
-            linger_s=self._linger_s or None, session=self.session_id or None,
-        )  # fmt: skip
+            producer=self.producer,
+            client=self.name,
+            linger_s=self._linger_s or None,
+            session=self.session_id or None,
+        )
         return wire.encode(hello)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:

@@ -127,10 +127,13 @@ class AckLedger:
                 self._nacking[ref] = how, nacked
                 closed.on_nack(ref, nacked)
                 yield wire.Nack(
-                    subscription=self.subscription, ref=ref,
-                    delay_s=how[0], reason=how[1], reject=how[2],
+                    subscription=self.subscription,
+                    ref=ref,
+                    delay_s=how[0],
+                    reason=how[1],
+                    reject=how[2],
                     deliveries=delivery_list((m.held.place, m.offset) for m in nacked),
-                )  # fmt: skip
+                )
         self._nacked.clear()
 
     # --- what was heard -------------------------------------------------------------------------

@@ -44,8 +44,12 @@ _LAST: Final = 1 << 62
 _offset = attrgetter("offset")
 
 _QUEUED, _READY, _HANDED, _ACKED, _GONE = (
-    State.QUEUED, State.READY, State.HANDED, State.ACKED, State.GONE,
-)  # fmt: skip
+    State.QUEUED,
+    State.READY,
+    State.HANDED,
+    State.ACKED,
+    State.GONE,
+)
 _WHY: Final = {
     State.QUEUED: "has not been handed out",
     State.READY: "has not been handed out",
@@ -63,9 +67,14 @@ class DeliveryLedger:
     """
 
     def __init__(
-        self, settler: Settler, *, subscription: int, credit: int, lease_s: float,
+        self,
+        settler: Settler,
+        *,
+        subscription: int,
+        credit: int,
+        lease_s: float,
         auto_extend: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.subscription = subscription
         self._settler = settler
         self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
@@ -301,9 +310,15 @@ class DeliveryLedger:
             self._promote(key)
 
     def nack(
-        self, message: Message, *, now: float, delay_s: float | None = None,
-        reason: str | None = None, reject: bool = False, ticket: Ticket | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        message: Message,
+        *,
+        now: float,
+        delay_s: float | None = None,
+        reason: str | None = None,
+        reject: bool = False,
+        ticket: Ticket | None = None,
+    ) -> None:
         """Return a message that was handed out; the later ones of its key that are held go too.
         With a ticket the nack is confirmed: see `on_nack_answer`.
 

@@ -101,15 +101,20 @@ class Leases:
     def long_in_hand(self) -> list[Message]:
         """What was in hand when more time was asked for, and was so the time before."""
         self._in_hand = {
-            message: times for message, times in self._in_hand.items()
+            message: times
+            for message, times in self._in_hand.items()
             if message.state is State.HANDED
-        }  # fmt: skip
+        }
         return [message for message, times in self._in_hand.items() if times > 1]
 
     def request_extensions(
-        self, refs: Iterator[int], subscription: int, far: Callable[[], Set[Message]], *,
+        self,
+        refs: Iterator[int],
+        subscription: int,
+        far: Callable[[], Set[Message]],
+        *,
         now: float,
-    ) -> list[wire.Extend]:  # fmt: skip
+    ) -> list[wire.Extend]:
         """The frames that ask for more time for what needs it, but for what is `far` from its turn;
         `on_answer` takes the answers."""
         if not self._late:

@@ -151,9 +151,16 @@ class HeldPush:
     """A push some of whose deliveries are held: what they have in common."""
 
     __slots__ = (
-        "acked", "deadline", "deliveries", "doubtful", "extend_at", "left", "place", "push",
+        "acked",
+        "deadline",
+        "deliveries",
+        "doubtful",
+        "extend_at",
+        "left",
+        "place",
+        "push",
         "settler",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, push: wire.Push, settler: Settler, deadline: float, extend_at: float

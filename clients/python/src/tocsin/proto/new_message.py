@@ -61,9 +61,15 @@ def encode_message(message: NewMessage) -> bytes:
     if headers is not None and headers.__class__ is not dict:
         headers = dict(headers)
     outgoing = wire.OutgoingMessage(
-        message.key, body, text, message.content_type, message.id, headers,
-        message.ttl_s, message.sent_unix_ms,
-    )  # fmt: skip
+        message.key,
+        body,
+        text,
+        message.content_type,
+        message.id,
+        headers,
+        message.ttl_s,
+        message.sent_unix_ms,
+    )
     try:
         encoded = wire.encode(outgoing)
         lost = loss_in(body, "body") if body is not msgspec.UNSET else None

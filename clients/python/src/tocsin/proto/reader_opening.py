@@ -23,8 +23,10 @@ _ADVICE: Final = (
     "earliest or the latest message"
 )
 _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
-    "resumed": "resumed", "gap": "gap", "unknown": "unknown",
-}  # fmt: skip
+    "resumed": "resumed",
+    "gap": "gap",
+    "unknown": "unknown",
+}
 
 
 class ReaderOpening:

@@ -175,9 +175,15 @@ encode = _ENCODER.encode
 
 
 def publish_frame(
-    ref: int, queue: str, sequence: int, resolved: int, messages: Iterable[bytes], *,
-    produced_unix_us: int | None = None, clock_offset_us: int | None = None,
-) -> bytes:  # fmt: skip
+    ref: int,
+    queue: str,
+    sequence: int,
+    resolved: int,
+    messages: Iterable[bytes],
+    *,
+    produced_unix_us: int | None = None,
+    clock_offset_us: int | None = None,
+) -> bytes:
     """A publish of encoded messages; message i has the sequence `sequence + i`. The times are for
     brokers that tell theirs."""
     head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,' % (
@@ -317,9 +323,12 @@ class Error(_Received, tag="error"):
     def exception(self) -> BrokerError:
         """It as an exception."""
         return broker_error(
-            self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s,
+            self.code,
+            self.detail,
+            retry=self.retry,
+            retry_after_s=self.retry_after_s,
             more={"deleted": self.deleted},
-        )  # fmt: skip
+        )
 
 
 class PushedMessage(msgspec.Struct, gc=False):
