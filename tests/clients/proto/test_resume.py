@@ -41,7 +41,7 @@ def test_what_is_held_is_said_with_what_was_perhaps_not_heard() -> None:
     sent(held)
     held.ack(d, now=0.0)
     held.pause()
-    rows = sorted(tuple(row) for row in held.held_deliveries())
+    rows = sorted(tuple(row) for row in held.report_held())
     assert rows == [(0, 1, 1, 0, 0), (0, 1, 1, 1, 3), (0, 1, 1, 4, 5)]
 
 
@@ -88,10 +88,10 @@ def test_acks_that_are_durable_are_forgotten() -> None:
         questions += [f for f in frames if isinstance(f, wire.Ack) and f.ref is not None]
     (question,) = questions
     assert question.deliveries == []
-    assert len(held.held_deliveries()) == UNHEARD_ROWS
+    assert len(held.report_held()) == UNHEARD_ROWS
     assert question.ref is not None
     held.acks.on_durability_answer(question.ref)
-    assert held.held_deliveries() == []
+    assert held.report_held() == []
 
 
 def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> None:
@@ -106,7 +106,7 @@ def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> Non
             for message in messages:
                 held.ack(message, now=0.0)
         held.take(refs, now=0.0)
-    found = held.held_deliveries()
+    found = held.report_held()
     assert len(found) == NAMED_MESSAGES_MAX / 1000
     assert found[-1][2] == rows
     assert len(held.acks._unconfirmed) == UNHEARD_ROWS_MAX
@@ -125,7 +125,7 @@ def test_acks_that_the_broker_knows_nothing_of_are_asked_for_again() -> None:
             held.acks.on_durability_answer(question.ref, is_durable=False)
             asked.append(question.ref)
     assert len(asked) == 2
-    assert len(held.held_deliveries()) == UNHEARD_ROWS + 1
+    assert len(held.report_held()) == UNHEARD_ROWS + 1
 
 
 def test_what_the_broker_took_back_meanwhile_is_not_handed_out() -> None:
@@ -142,7 +142,7 @@ def test_a_key_that_closed_when_a_lease_ended_is_open_after_coming_back() -> Non
     held.receive(push("a"), now=0.0)
     held.expire(now=9.5)
     held.pause()
-    assert held.held_deliveries() == []
+    assert held.report_held() == []
     held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert [message.offset for message in drain(held, now=10.0)] == [7]
@@ -154,7 +154,7 @@ def test_a_key_that_closes_while_the_broker_takes_note_of_what_is_held_stays_clo
     held = ledger(lease_s=10.0)
     held.receive(push("a"), now=0.0)
     held.pause()
-    assert held.held_deliveries() == [[0, 1, 1, 0, 0]]
+    assert held.report_held() == [[0, 1, 1, 0, 0]]
     held.expire(now=9.5)
     held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
@@ -170,11 +170,11 @@ def test_a_key_that_stayed_closed_opens_when_the_client_comes_back_once_more() -
     held = ledger(lease_s=10.0)
     held.receive(push("a"), now=0.0)
     held.pause()
-    held.held_deliveries()
+    held.report_held()
     held.expire(now=9.5)
     held.on_resume([])
     held.pause()
-    assert held.held_deliveries() == []
+    assert held.report_held() == []
     held.on_resume([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert [message.offset for message in drain(held, now=10.0)] == [7]
@@ -190,7 +190,7 @@ def test_of_an_ack_that_was_asked_before_a_refusal_says_nothing() -> None:
     held.ack(b, now=0.0, ticket="b")
     sent(held)
     held.pause()
-    held.held_deliveries()
+    held.report_held()
     held.on_resume([])
     held.ack(c, now=0.0, ticket="c")
     (ack,) = [frame for frame in sent(held) if isinstance(frame, wire.Ack)]
@@ -207,7 +207,7 @@ def test_of_a_nack_that_was_asked_before_a_refusal_says_nothing() -> None:
     held.nack(b, now=0.0, ticket="b")
     sent(held)
     held.pause()
-    held.held_deliveries()
+    held.report_held()
     held.on_resume([])
     held.nack(c, now=0.0, ticket="c")
     (nack,) = [frame for frame in sent(held) if isinstance(frame, wire.Nack)]

@@ -11,7 +11,7 @@ from tocsin.api.session_subscription import MESSAGES_MAX, SessionSubscription, S
 from tocsin.errors import OutcomeUnknown, StaleDelivery
 from tocsin.io.session import Session
 from tocsin.proto import wire
-from tocsin.proto.ack_ledger import Ticket
+from tocsin.proto.ack_ledger import Confirmations
 from tocsin.proto.delivery_ledger import DeliveryLedger
 from tocsin.proto.leases import usable_s
 from tocsin.proto.message import Message, State
@@ -300,7 +300,7 @@ class Subscription(SessionSubscription):
     def _hold(self) -> None:
         """Say what is held (R22); the answer to the last frame says what of it is not ours."""
         ledger, session = self._ledger, self._session
-        lists = list(split_deliveries(ledger.held_deliveries())) or [[]]
+        lists = list(split_deliveries(ledger.report_held())) or [[]]
         for place, part in enumerate(lists, 1):
             ref, is_last = next(session.refs), place == len(lists)
             session.expect(ref, self._on_resume if is_last else _ignored)
@@ -392,7 +392,7 @@ class Subscription(SessionSubscription):
     def _finish(
         self,
         answer: wire.Ok | wire.Error,
-        outcome: Callable[[wire.DeliveryList], tuple[list[Ticket], list[Ticket], list[Ticket]]],
+        outcome: Callable[[wire.DeliveryList], Confirmations],
     ) -> None:
         """End the waits for an answer to a confirmed ack or nack."""
         refused = list(answer.stale)

@@ -1,13 +1,13 @@
-"""What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
+"""A consumer's acks, nacks and marks, and what of them the broker has perhaps not received. Pure.
 
-An ack without an answer may be lost with the connection, or with a gateway that is killed before
-it has written it. So what was acked is remembered until the broker, asked behind it, says that it
-is durable; after coming back everything that was perhaps not heard is said again, which settles
+An ack without an answer may be lost with the connection, or with a gateway that is killed before it
+has written the ack. So acks are kept until the broker, queried after them, says that they are
+durable. After a lost connection everything that is not confirmed is sent again, which settles
 nothing twice (R21).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tocsin.proto import wire
 from tocsin.proto.closed_keys import ClosedKeys
@@ -15,21 +15,30 @@ from tocsin.proto.message import HeldPush, Message, State
 from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
 
 UNHEARD_ROWS: Final = 64
-"""With so many rows of acks since the last question another one is asked."""
+"""The number of rows of acks after which the broker is queried."""
 UNHEARD_ROWS_MAX: Final = 4096
-"""Where the broker cannot say for long that they are durable, the oldest ones are forgotten: what
-was handled may come again if the gateway is killed then, too."""
+"""The number of rows that are kept while the broker cannot say that they are durable. Beyond it the
+oldest ones are forgotten: what was handled may come again if the gateway is killed then, too."""
 NAMED_MESSAGES_MAX: Final = 100_000
-"""More than a subscription holds; of what was acked and not heard, so much is named."""
+"""The number of acked and not confirmed messages that are named: more than a subscription holds."""
 Ticket = object
 _Waiting = tuple[Message, Ticket]
-_Outcome = tuple[list[Ticket], list[Ticket], list[Ticket]]
 _NackOptions = tuple[float | None, str | None, bool]
-"""A nack's delay_s and reason, and whether it rejects."""
+"""The delay_s and reason of a nack, and whether it rejects."""
+
+
+class Confirmations(NamedTuple):
+    """The tickets of one answer, by what became of their deliveries."""
+
+    settled: list[Ticket]
+    stale: list[Ticket]
+    """Deliveries that the broker did not settle."""
+    perhaps: list[Ticket]
+    """Deliveries that it did not settle now, and may have settled when they were sent first."""
 
 
 class AckLedger:
-    """The outgoing side of one subscription."""
+    """The acks, nacks and marks of one subscription, until the broker has answered them."""
 
     def __init__(self, subscription: int) -> None:
         self.subscription = subscription
@@ -52,23 +61,22 @@ class AckLedger:
     # --- what the consumer says -----------------------------------------------------------------
 
     def start(self, message: Message) -> None:
-        """Its handler begins (R19)."""
+        """Mark a message as started: its handler begins (R19)."""
         self._started.append(message)
 
     def ack(self, message: Message) -> None:
-        """It is done."""
+        """Queue the ack of a message."""
         held = message.held
         if not held.acked:
             self._acked.append(held)
         held.acked.append(message.offset)
 
     def confirm(self, message: Message, ticket: Ticket) -> None:
-        """It is done, and `ticket` waits for the answer."""
+        """Queue the ack of a message; `ticket` waits for the answer."""
         self._confirm.append((message, ticket))
 
     def nack(self, message: Message, how: _NackOptions, ticket: Ticket | None = None) -> None:
-        """Return a message, or (rejected) let it go the way of what has failed for good. A
-        `ticket` waits for the answer."""
+        """Queue the return or the rejection of a message; a `ticket` waits for the answer."""
         self._nacked.setdefault(how, []).append(message)
         if ticket is not None:
             self._tickets[message] = ticket
@@ -76,7 +84,7 @@ class AckLedger:
     # --- what goes out --------------------------------------------------------------------------
 
     def take(self, refs: Iterator[int], closed: ClosedKeys) -> list[wire.SentFrame]:
-        """The frames that are to be sent now, in this order. `closed` learns of the nacks."""
+        """Return the frames to send now, in this order. `closed` learns of the nacks."""
         subscription = self.subscription
         started = delivery_list(
             (m.held.place, m.offset) for m in self._started if m.state is State.HANDED
@@ -136,31 +144,33 @@ class AckLedger:
                 )
         self._nacked.clear()
 
-    # --- what was heard -------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------
 
     def on_durability_answer(self, ref: int, *, is_durable: bool = True) -> None:
-        """The question is answered: what was acked before it is durable, or another's by now; or
-        else nobody knows."""
+        """Take the answer to the query: what was acked before it is durable, or another's by now.
+
+        Without `is_durable` the broker cannot say, and the acks are kept.
+        """
         if ref == self._query_ref:
             self._query_ref = None
             if not is_durable:
                 self._unconfirmed = self._queried + self._unconfirmed
             self._queried = []
 
-    def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> _Outcome:
-        """Take the answer to a nack: the broker has read it. The tickets are sorted as
-        `on_ack_answer` does."""
+    def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
+        """Take the answer to a nack; returns its tickets, sorted as by `on_ack_answer`."""
         _, nacked = self._nacking.pop(ref, (None, ()))
         waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
         return self._outcome(waiting, refused)
 
-    def on_ack_answer(self, ref: int, refused: Sequence[list[int]]) -> _Outcome:
-        """The answer to a confirmed ack: tickets of (what is settled, what is not, what may have
-        been settled when it was asked for first). `refused` are the deliveries that the broker did
-        not settle now."""
+    def on_ack_answer(self, ref: int, refused: Sequence[list[int]]) -> Confirmations:
+        """Take the answer to a confirmed ack; returns its tickets.
+
+        `refused` are the deliveries that the broker did not settle now.
+        """
         return self._outcome(self._confirming.pop(ref, ()), refused)
 
-    def _outcome(self, waiting: Iterable[_Waiting], refused: Sequence[list[int]]) -> _Outcome:
+    def _outcome(self, waiting: Iterable[_Waiting], refused: Sequence[list[int]]) -> Confirmations:
         places = {
             (partition, epoch, number, offset)
             for partition, epoch, number, *pairs in refused
@@ -175,12 +185,12 @@ class AckLedger:
             gone = (*message.held.place, message.offset) in places
             (refusals if gone else settled).append(ticket)
             self._repeated.discard(message)
-        return settled, stale, perhaps
+        return Confirmations(settled, stale, perhaps)
 
     # --- coming back ----------------------------------------------------------------------------
 
     def unconfirmed(self) -> wire.DeliveryList:
-        """What is settled or returned here, and perhaps not at the broker."""
+        """Return what is settled or returned here, and perhaps not at the broker."""
         messages = [message for message, _ in self._confirm]
         messages += [m for pairs in self._confirming.values() for m, _ in pairs]
         messages += [m for nacked in self._nacked.values() for m in nacked]
@@ -190,8 +200,10 @@ class AckLedger:
         return [*_last([*self._again, *self._queried, *self._unconfirmed]), *places]
 
     def repeat(self, handed: Iterable[Message]) -> list[Message]:
-        """Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the
-        messages that are to be nacked again."""
+        """Queue again what is not confirmed, and the marks of what is in hand (R19).
+
+        Returns the messages that are to be nacked again.
+        """
         self._again = [*self._again, *self._queried, *self._unconfirmed]
         self._queried, self._unconfirmed, self._query_ref = [], [], None
         repeated = [pair for pairs in self._confirming.values() for pair in pairs]
@@ -206,7 +218,7 @@ class AckLedger:
         return [message for messages in self._nacked.values() for message in messages]
 
     def on_session_loss(self) -> list[Ticket]:
-        """Nothing that was said counts. Returns the tickets that still wait."""
+        """Forget everything: none of it counts. Returns the tickets that still wait."""
         tickets = [ticket for _, ticket in self._confirm]
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         tickets += self._tickets.values()
@@ -215,7 +227,7 @@ class AckLedger:
 
 
 def _last(rows: wire.DeliveryList) -> wire.DeliveryList:
-    """Of these the last ones, with as many messages as may be named."""
+    """Return the last rows, with at most NAMED_MESSAGES_MAX messages."""
     left = NAMED_MESSAGES_MAX
     for index in range(len(rows) - 1, -1, -1):
         left -= sum(rows[index][4::2]) - sum(rows[index][3::2]) + len(rows[index][3::2])

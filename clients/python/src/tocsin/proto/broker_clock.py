@@ -1,27 +1,27 @@
-"""How far the broker's clock is from this client's. Pure.
+"""The offset of the broker's clock from this client's. Pure.
 
-So that the broker can tell how long a message took from here, its client says when it produced it,
-by its own clock, and by how much the broker's is ahead. That is found as NTP does: what the broker
-says of its clock lies between a question and its answer, and the shortest round trip says most.
+A client says when it produced a message, by its own clock, and how far the broker's clock is ahead,
+so that the broker can tell how long the message took. The offset is found as NTP finds it: the
+broker's time lies between a ping and its pong, and the shortest round trip is the most exact.
 
-This client's clock is the wall clock once, when it begins, and monotonic from there on. `now` is
-in seconds, of a monotonic clock.
+This client's clock is the wall clock at its beginning, and monotonic from there on. `now` is in
+seconds, of a monotonic clock.
 """
 
 from collections import deque
 from typing import Final, NamedTuple
 
 EVERY_S: Final = 30.0
-"""While something is published, the broker is asked so often,"""
+"""The interval of pings while something is published."""
 FIRST_EVERY_S: Final = 0.25
+"""The interval of the first pings, FIRST of them."""
 FIRST: Final = 4
-"""and at first so often, so many times."""
 SAMPLES: Final = 8
-"""The best of so many counts."""
+"""The number of round trips of which the best one counts."""
 NEWS_US: Final = 50
-"""What changes by less is not told."""
+"""An offset that has changed by less is not sent again."""
 STEP_US: Final = 50_000
-"""So much beyond what round trips explain, and one of the two clocks was stepped."""
+"""A change that exceeds what round trips explain by this means that a clock was stepped."""
 
 
 class _Sample(NamedTuple):
@@ -30,7 +30,7 @@ class _Sample(NamedTuple):
 
 
 class BrokerClock:
-    """See the module."""
+    """The broker's clock, as the pongs of this connection show it."""
 
     def __init__(self, *, wall_unix_us: int, now: float) -> None:
         self._base_us = wall_unix_us - int(now * 1_000_000)
@@ -40,15 +40,17 @@ class BrokerClock:
         self._pinged_at = 0.0
         self._pings = 0
         self.is_wanted = False
-        """The broker says what its clock shows, and wants to know."""
+        """Whether the broker sends its own time, and wants that of producers."""
 
     def unix_us(self, now: float) -> int:
-        """This client's clock, in unix microseconds."""
+        """Return this client's time, in unix microseconds."""
         return self._base_us + int(now * 1_000_000)
 
     def on_welcome(self, broker_unix_us: int | None, *, now: float) -> None:
-        """A welcome came, and said this; None: the broker does not say, and must not be told. It is
-        perhaps another broker than before."""
+        """Begin with the time in a welcome; None: the broker must not be sent any.
+
+        Perhaps another broker than before has sent the welcome.
+        """
         self._samples.clear()
         self._pings = 0
         self._sent_us = None
@@ -57,17 +59,17 @@ class BrokerClock:
             self._offset_us = broker_unix_us - self.unix_us(now)
 
     def is_due(self, now: float) -> bool:
-        """Whether the broker is to be asked now."""
+        """Whether to ping the broker now."""
         every_s = FIRST_EVERY_S if self._pings < FIRST else EVERY_S
         return self.is_wanted and (not self._pings or now - self._pinged_at >= every_s)
 
     def on_ping(self, now: float) -> None:
-        """It is asked."""
+        """Note that a ping is sent."""
         self._pings += 1
         self._pinged_at = now
 
     def on_pong(self, asked_at: float, broker_unix_us: int, *, now: float) -> None:
-        """What it was asked at `asked_at` it answers now."""
+        """Take the pong to the ping of `asked_at`."""
         sent_us, received_us = self.unix_us(asked_at), self.unix_us(now)
         fresh = _Sample(received_us - sent_us, broker_unix_us - (sent_us + received_us) // 2)
         if self._samples:
@@ -80,7 +82,7 @@ class BrokerClock:
 
     @property
     def offset_to_send_us(self) -> int | None:
-        """By how much the broker's clock is ahead, where that is to be told; None: nothing is."""
+        """The offset of the broker's clock, if it is to be sent; None: it is not news."""
         if not self.is_wanted or self._offset_us is None:
             return None
         told_us = self._sent_us
@@ -88,5 +90,5 @@ class BrokerClock:
         return self._offset_us if is_news else None
 
     def on_offset_sent(self) -> None:
-        """The news was said."""
+        """Note that the offset is sent."""
         self._sent_us = self._offset_us

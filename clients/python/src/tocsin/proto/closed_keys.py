@@ -1,17 +1,17 @@
-"""Keys that are closed: what still comes of them was sent too early. Pure.
+"""Keys that are closed: what still arrives of them was sent too early. Pure.
 
-The client returns a message, by a nack or because its own deadline has come, at a moment when later
-messages of the key may be under way to it. The broker will take those back as soon as it knows,
-and give everything again in order; until then nothing of the key may be let in (R17).
+The client returns a message, by a nack or because its own deadline has come, while later messages
+of the key may be on their way to it. The broker takes those back when it learns of the return, and
+gives everything again in order. Until then nothing of the key may be let in (R17).
 
     [m is nacked; m+1, pushed before the broker has read the nack, arrives and is handled; m comes
     again: the key is out of order.]
 
-A closed key opens when the broker has answered the nack, or has revoked the message itself, or
-gives that very message again. One that was closed before the client said, coming back, what it
-holds opens with the answer to that; one that was closed since does not.
+A closed key opens when the broker has answered the nack, has revoked the message itself, or gives
+that very message again. After a lost connection the client says what it holds (`held`). The answer
+opens the keys that were closed before that was sent, and no others.
 
-    [m is said to be held, and its time is over before the answer comes: the broker takes it for
+    [m is named in `held`, and its time is over before the answer comes: the broker counts it as
     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
 """
 
@@ -28,7 +28,7 @@ class _ClosedKey:
 
 
 class ClosedKeys:
-    """Which keys are closed, and by which of their messages."""
+    """The closed keys, and which of its messages has closed each."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, _ClosedKey] = {}
@@ -42,7 +42,7 @@ class ClosedKeys:
         return key in self._by_key
 
     def close(self, message: Message) -> None:
-        """This message of its key is returned; an earlier one that is stands for it too."""
+        """Close the key of a returned message, unless an earlier message has closed it."""
         key = message.key
         if key is None:
             return
@@ -56,29 +56,30 @@ class ClosedKeys:
         self._by_place[partition, message.offset] = key
 
     def on_nack(self, ref: int, messages: list[Message]) -> None:
-        """The broker has been told of these in one nack; its answer opens their keys."""
+        """Note that a nack names these messages; the answer to it opens their keys."""
         keys = {message.key for message in messages if message.key in self._by_key}
         self._nacked[ref] = [(key, self._by_key[key]) for key in keys if key is not None]
 
     def on_nack_answer(self, ref: int) -> None:
-        """It has answered: what it sends from now on it sends knowing of the nack."""
+        """Open the keys of a nack: what the broker sends after its answer takes account of it."""
         for key, closing in self._nacked.pop(ref, ()):
             if self._by_key.get(key) is closing:
                 self._open(key)
 
     def on_held_sent(self) -> None:
-        """The broker is about to be told what is held, and with that what is not."""
+        """Note that `held` is about to be sent; it says what is held, and what is not."""
         for closing in self._by_key.values():
             closing.is_sent = True
 
     def on_held_answer(self) -> None:
-        """It has answered, and has heard no nack that is still to be answered."""
+        """Open what was closed before `held` was sent; nacks of before are not answered any
+        more."""
         for key in [key for key, closing in self._by_key.items() if closing.is_sent]:
             self._open(key)
         self._nacked.clear()
 
     def on_revoke(self, partition: int, first: int, last: int) -> None:
-        """It has taken these back."""
+        """Open the keys that one of these deliveries has closed."""
         if last - first < len(self._by_place):
             places = [(partition, offset) for offset in range(first, last + 1)]
         else:
@@ -89,7 +90,7 @@ class ClosedKeys:
                 self._open(key)
 
     def admit(self, key: str, partition: int, offset: int) -> bool:
-        """Whether this message may come in. The one that closed the key opens it."""
+        """Let a message in, unless its key is closed; the message that closed the key opens it."""
         closing = self._by_key.get(key)
         if closing is None:
             return True

@@ -1,4 +1,4 @@
-"""Consuming: the ledger of the deliveries that this consumer holds. Pure.
+"""The deliveries that one consumer holds. Pure.
 
     receive -> QUEUED -> READY -- next --> HANDED -- ack, nack --> settled
                  |         |                 |
@@ -6,17 +6,16 @@
 
 * Of one key, a message is handed out only when the one before it has been settled (R17): the first
   one of a key is READY, the others are QUEUED in the key's line.
-* When a message is returned or goes, the later ones of its key that are held go with it, and what
-  is under way of it is not let in (R17; see `closed_keys`). While something is still at work on it,
-  it stands before the key's line as a ghost: what comes again waits until its handler has ended
-  (`on_handler_end`).
-* What is over by this client's own clock (see `leases`) is treated as revoked (R17), so nothing
-  is handed out that another consumer may have by now.
-* Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
-  prolonged: the others go back when their leases end, uncounted, and make room (P8).
+* When a message is returned or goes, the later ones of its key that are held go with it, and those
+  on their way are not let in (R17; see `closed_keys`). While its handler still runs, the message
+  stays before the key's line: what arrives again waits until `on_handler_end`.
+* A lease that is over by this client's own clock (see `leases`) is treated as revoked (R17), so
+  nothing is handed out that another consumer may have by now.
+* Behind a message that is in hand for longer than a lease, no more than AHEAD of its key are
+  extended: the others go back when their leases end, uncounted, and make room (P8).
 * Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
-  (`held_deliveries`), and goes on with what is still its own (`on_resume`, R22).
-* Credit is granted in total: what was asked for at first, and one for each that was released (R25).
+  (`report_held`), and goes on with what is still its own (`on_resume`, R22).
+* Credit is granted in total: the first window, and one for each message that was released (R25).
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,7 +27,7 @@ from typing import Final
 
 from tocsin.errors import StaleDelivery
 from tocsin.proto import wire
-from tocsin.proto.ack_ledger import AckLedger, Ticket
+from tocsin.proto.ack_ledger import AckLedger, Confirmations, Ticket
 from tocsin.proto.closed_keys import ClosedKeys
 from tocsin.proto.leases import Leases
 from tocsin.proto.message import HeldPush, Message, Settler, State
@@ -37,10 +36,10 @@ from tocsin.proto.wire import ranges_of
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""
 AHEAD: Final = 8
-"""So many of a key are held behind one that is in hand for longer than a lease."""
+"""The messages of a key that stay held behind one that is in hand for longer than a lease."""
 _READY_GONE_MIN: Final = 64
 _LAST: Final = 1 << 62
-"""Above every offset."""
+"""An offset above every other."""
 _offset = attrgetter("offset")
 
 _QUEUED, _READY, _HANDED, _ACKED, _GONE = (
@@ -60,10 +59,10 @@ _WHY: Final = {
 
 
 class DeliveryLedger:
-    """What one consumer holds. `now` is in seconds of a monotonic clock.
+    """The deliveries that one consumer holds. `now` is in seconds of a monotonic clock.
 
-    `credit` is how many deliveries may be held at a time; `lease_s` is the group's; `settler`
-    carries out what is called on the messages; `auto_extend`: what is held is prolonged in time.
+    `credit` bounds the deliveries that are held; `lease_s` is the group's; `settler` carries out
+    what is called on the messages; `auto_extend`: leases are extended in time.
     """
 
     def __init__(
@@ -78,15 +77,17 @@ class DeliveryLedger:
         self.subscription = subscription
         self._settler = settler
         self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
-        self._ghosts: dict[str, Message] = {}  # per key, what is gone and still at work
+        self._unfinished: dict[str, Message] = {}  # per key, what is gone while its handler runs
         self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self.leases = Leases(self._pushes, lease_s=lease_s, auto_extend=auto_extend)
         self.acks = AckLedger(subscription)
         self.begin(credit=credit, lease_s=lease_s)
 
     def begin(self, *, credit: int, lease_s: float) -> None:
-        """The subscription has been opened anew, and nothing is held: `on_session_loss` came
-        before."""
+        """Begin with nothing held: the subscription has been opened anew.
+
+        `on_session_loss` was called before.
+        """
         self.credit = credit
         self.lease_s = lease_s
         self.leases.begin(lease_s)
@@ -99,7 +100,7 @@ class DeliveryLedger:
         self.received = 0
         self.released = 0
         self.uncounted = 0
-        """Of what was received, what an earlier life of the broker had given."""
+        """The messages received that the broker gave before it was restarted."""
         self._released_granted = 0
 
     # --- what comes in --------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class DeliveryLedger:
                     self._lose(held, first, last)
 
     def revoke(self, deliveries: wire.DeliveryList) -> None:
-        """The broker has taken these back. What is not held is left alone."""
+        """Give up deliveries that the broker has taken back; leave alone what is not held."""
         for partition, epoch, number, *pairs in deliveries:
             held = self._pushes.get((partition, epoch, number))
             for first, last in zip(pairs[::2], pairs[1::2], strict=False):
@@ -174,17 +175,17 @@ class DeliveryLedger:
                 self._closed.close(message)
 
     def next_deadline(self) -> float | None:
-        """When `expire` should be called, if nothing else happens before."""
+        """Return when to call `expire`, if nothing else happens before."""
         return self.leases.next_deadline()
 
-    # --- coming back ----------------------------------------------------------------------------
+    # --- resuming -------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Nothing carries the session: what is not handed out yet stays here."""
+        """Hand out nothing more: nothing carries the session."""
         self.is_paused = True
 
-    def held_deliveries(self) -> wire.DeliveryList:
-        """What is held, and what was settled or returned and perhaps not heard."""
+    def report_held(self) -> wire.DeliveryList:
+        """Return what `held` is to name: what is held, settled or returned, and not confirmed."""
         self._closed.on_held_sent()
         held = [
             [*held.place, *ranges_of(offsets)]
@@ -194,7 +195,7 @@ class DeliveryLedger:
         return held + self.acks.unconfirmed()
 
     def restart_count(self) -> None:
-        """The broker has started anew, and counts only what it gives from now on."""
+        """Count from here on, as the broker does: it has been restarted."""
         self.uncounted = self.received = self.received - self.released
         self.released = self._released_granted = 0
 
@@ -205,13 +206,15 @@ class DeliveryLedger:
 
     @property
     def received_at_broker(self) -> int:
-        """How many messages ever came, as the broker counts."""
+        """The messages ever received, as the broker counts."""
         return self.received - self.uncounted
 
     def on_resume(self, revoked: wire.DeliveryList) -> None:
-        """The broker knows what is held; of that, these are not this consumer's any more. What it
-        sends from now on it sends knowing that: keys are open, but for those whose nack it may
-        not have heard, and those closed since that was said."""
+        """Go on after the answer to `held`; `revoked` is no longer this consumer's.
+
+        What the broker sends from now on takes account of what is held. So keys open, except
+        those whose nack it may not have received, and those closed since `held` was sent.
+        """
         self.revoke(revoked)
         self._closed.on_held_answer()
         handed = [
@@ -224,8 +227,7 @@ class DeliveryLedger:
         self.is_paused = False
 
     def on_session_loss(self) -> list[Ticket]:
-        """The session is gone, and every delivery with it. Returns the tickets of the acks and
-        nacks whose confirmation has not come."""
+        """Give up every delivery: the session is lost. Returns the tickets that still wait."""
         for held in list(self._pushes.values()):
             self._lose(held, 0, _LAST)
         self._ready.clear()
@@ -239,7 +241,7 @@ class DeliveryLedger:
 
     @property
     def ready(self) -> int:
-        """How many could be handed out now."""
+        """The number of messages that could be handed out now."""
         return 0 if self.is_paused else len(self._ready) - self._ready_gone
 
     def next(self, *, now: float) -> Message | None:
@@ -262,7 +264,7 @@ class DeliveryLedger:
         return None
 
     def put_back(self, message: Message) -> None:
-        """It was handed out, and nobody took it. It is gone meanwhile: nothing happens."""
+        """Take back a message that was handed out and not taken, unless it is gone meanwhile."""
         if message.state is _HANDED:
             message.state = _READY
             self._ready.appendleft(message)
@@ -291,7 +293,7 @@ class DeliveryLedger:
             self._promote(message.key)
 
     def _promote(self, key: str) -> None:
-        """The first one of its line is out of the way."""
+        """Make the next message of a key READY: the one before it is settled."""
         line = self._lines[key]
         if line is None:
             del self._lines[key]
@@ -303,10 +305,10 @@ class DeliveryLedger:
             self._lines[key] = None
 
     def on_handler_end(self, message: Message) -> None:
-        """Nothing is at work on it any more. It was not gone: nothing happens."""
+        """Let the key of a message go on, if the message was gone before its handler ended."""
         key = message.key
-        if key is not None and self._ghosts.get(key) is message:
-            del self._ghosts[key]
+        if key is not None and self._unfinished.get(key) is message:
+            del self._unfinished[key]
             self._promote(key)
 
     def nack(
@@ -331,25 +333,25 @@ class DeliveryLedger:
         self.acks.nack(message, (delay_s, reason, reject), ticket)
 
     def check_held(self, message: Message, *, now: float) -> None:
-        """Raises StaleDelivery unless the message was handed out and is still this consumer's."""
+        """Raise StaleDelivery unless the message was handed out and is still this consumer's."""
         if message.state is _HANDED and message.deadline <= now:
             self.expire(now=now)
         if message.state is not _HANDED:
             raise StaleDelivery(f"message {message.id} {_WHY[message.state]}")
 
     def on_extension(self, message: Message, *, until: float) -> None:
-        """The broker has prolonged the lease; it may be worked on until `until`, in seconds."""
+        """Set the deadline of a message whose lease the broker has extended."""
         if message.state <= _HANDED:
             self.leases.on_extension(message, until=until)
 
     # --- answers --------------------------------------------------------------------------------
 
-    def on_nack_answer(
-        self, ref: int, refused: Sequence[list[int]] = ()
-    ) -> tuple[list[Ticket], list[Ticket], list[Ticket]]:
-        """Take the answer to a nack: what the broker sends from now on may be let in. Returns the
-        tickets of what it returned, what it did not, and what it may have when it was asked
-        first; `refused` are the deliveries that it did not return now."""
+    def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
+        """Take the answer to a nack: what the broker sends from now on may be let in.
+
+        Returns the tickets as `AckLedger.on_ack_answer` does; `refused` are the deliveries that
+        the broker did not return now.
+        """
         self._closed.on_nack_answer(ref)
         return self.acks.on_nack_answer(ref, refused)
 
@@ -375,7 +377,7 @@ class DeliveryLedger:
                     self._lines[message.key] = None
             else:
                 if was is _HANDED and self._settler.gone(message):
-                    self._ghosts[message.key] = message
+                    self._unfinished[message.key] = message
                     self._lines[message.key] = None
                 else:
                     del self._lines[message.key]
@@ -407,7 +409,7 @@ class DeliveryLedger:
         return (self.released - self._released_granted) * CREDIT_SHARE >= max(self.credit, 1)
 
     def take(self, refs: Iterator[int], *, now: float) -> list[wire.SentFrame]:
-        """The frames that are to be sent now, in this order; none while it is paused."""
+        """Return the frames to send now, in this order; none while it is paused."""
         if self.is_paused:
             return []
         frames = self.acks.take(refs, self._closed)
@@ -426,7 +428,7 @@ class DeliveryLedger:
         keyed = [m for m in held if m.key is not None]
         for key, line in self._lines.items():
             first = [m for m in keyed if m.key == key and m.state is not _QUEUED]
-            ghost = key in self._ghosts
-            assert len(first) + ghost == 1, "P3: one message of a key at a time"
+            is_unfinished = key in self._unfinished
+            assert len(first) + is_unfinished == 1, "P3: one message of a key at a time"
             assert [m for m in keyed if m.key == key and m.state is _QUEUED] == list(line or ())
-        assert {m.key for m in keyed} | self._ghosts.keys() == set(self._lines)
+        assert {m.key for m in keyed} | self._unfinished.keys() == set(self._lines)

@@ -23,19 +23,22 @@ from tocsin.proto.wire import offsets_of, ranges_of, split_deliveries
 NEVER: Final = float("inf")
 MARGIN_S_MAX: Final = 2.0
 MARGIN_SHARE: Final = 0.1
-"""A lease ends here by this share of it earlier than at the broker, at most MARGIN_S_MAX."""
+"""The share of a lease by which it ends here before it ends at the broker."""
 EXTEND_SHARE: Final = 0.5
-"""More time is asked for when this share of it is left."""
+"""The share of a lease that is left when more time is requested."""
 
 
 def usable_s(lease_s: float) -> float:
-    """How long a delivery may be worked on here when the broker grants `lease_s`."""
+    """Return how long a delivery may be worked on here when the broker grants `lease_s`."""
     return lease_s - min(MARGIN_S_MAX, MARGIN_SHARE * lease_s)
 
 
 class Leases:
-    """`pushes`: what is held, by (partition, epoch, push); its owner keeps it. `lease_s`: the
-    group's. `auto_extend`: what is held is prolonged until the broker refuses."""
+    """The leases of the held pushes.
+
+    `pushes`: the held pushes, by (partition, epoch, push); their owner keeps them. `lease_s`: the
+    group's. `auto_extend`: leases are extended until the broker refuses.
+    """
 
     def __init__(
         self, pushes: Mapping[tuple[int, int, int], HeldPush], *, lease_s: float, auto_extend: bool
@@ -46,18 +49,18 @@ class Leases:
         self._late: list[HeldPush] = []  # more time is to be asked for
         self._requested: dict[int, tuple[wire.DeliveryList, float]] = {}
         self._in_hand: dict[Message, int] = {}
-        """How often more time was asked for while it was in hand."""
+        """The number of times that more time was requested for a message while it was in hand."""
         self.begin(lease_s)
 
     def begin(self, lease_s: float) -> None:
-        """The group's leases are so long now, in seconds; pushes are those that are held."""
+        """Begin with leases of this duration, in seconds, for the pushes that are held."""
         self.usable_s = usable_s(lease_s)
         self.lead_s = EXTEND_SHARE * self.usable_s
-        """How long before the end of a lease more time is asked for."""
+        """The time before the end of a lease at which more is requested."""
         self.restart()
 
     def restart(self) -> None:
-        """Whatever was asked for is asked for again."""
+        """Request again what was requested."""
         self._late.clear()
         self._requested.clear()
         for held in self._pushes.values():
@@ -65,22 +68,22 @@ class Leases:
         self._deadlines.reset(self._pushes.values())
 
     def times(self, *, now: float) -> tuple[float, float]:
-        """(deadline, extend_at) of a push that is received now."""
+        """Return (deadline, extend_at) of a push that is received now."""
         until = now + self.usable_s
         return until, until - self.lead_s if self._auto_extend else NEVER
 
     def on_push(self, held: HeldPush) -> None:
-        """It is held, with these `times`."""
+        """Take a held push that has its `times`."""
         self._deadlines.append(held)
 
     def on_extension(self, message: Message, *, until: float) -> None:
-        """This one may be worked on until then."""
+        """Set the deadline of a message to `until`."""
         message.deadline = until
         self._set_times(message.held)
         self._deadlines.put(message.held)
 
     def expire(self, *, now: float) -> list[Message]:
-        """The held messages whose lease is over."""
+        """Return the held messages whose lease is over."""
         over: list[Message] = []
         for held in self._deadlines.take(now=now):
             if held.deadline <= now:
@@ -95,11 +98,11 @@ class Leases:
         return over
 
     def next_deadline(self) -> float | None:
-        """When `expire` should be called, if nothing else happens before."""
+        """Return when to call `expire`, if nothing else happens before."""
         return self._deadlines.next()
 
     def long_in_hand(self) -> list[Message]:
-        """What was in hand when more time was asked for, and was so the time before."""
+        """Return what was in hand when more time was requested, this time and the time before."""
         self._in_hand = {
             message: times
             for message, times in self._in_hand.items()
@@ -115,8 +118,11 @@ class Leases:
         *,
         now: float,
     ) -> list[wire.Extend]:
-        """The frames that ask for more time for what needs it, but for what is `far` from its turn;
-        `on_answer` takes the answers."""
+        """Return the frames that request more time for what needs it and is not `far` from its
+        turn.
+
+        `on_answer` takes the answers.
+        """
         if not self._late:
             return []
         late, self._late = self._late, []
@@ -144,8 +150,10 @@ class Leases:
         return frames
 
     def on_answer(self, ref: int, refused: wire.DeliveryList) -> None:
-        """Of what was asked for, all but this. What was refused ends with its lease, and is not
-        asked for again."""
+        """Extend the leases that were requested, but for the refused ones.
+
+        What was refused ends with its lease, and is not requested again.
+        """
         part, asked_at = self._requested.pop(ref, ([], 0.0))
         until = asked_at + self.usable_s
         gone = {(*row[:3], offset) for row in refused for offset in offsets_of(row)}
@@ -165,7 +173,7 @@ class Leases:
             self._deadlines.put(held)
 
     def on_failure(self, ref: int) -> None:
-        """It could not be answered: leases end when they did, and it is asked again before."""
+        """Leave the leases as they are, and request more time again: there was no answer."""
         part, asked_at = self._requested.pop(ref, ([], 0.0))
         for row in part:
             held = self._pushes.get((row[0], row[1], row[2]))
@@ -191,21 +199,21 @@ class Deadlines:
         self._numbers = itertools.count()
 
     def append(self, held: HeldPush) -> None:
-        """A push with the latest deadline so far."""
+        """Add a push with the latest deadline so far."""
         self._fresh.append((held.due, held))
 
     def put(self, held: HeldPush) -> None:
-        """A push whose times have changed."""
+        """Add a push again, because its times have changed."""
         heapq.heappush(self._others, (held.due, next(self._numbers), held))
 
     def reset(self, pushes: Iterable[HeldPush]) -> None:
-        """These are all there are."""
+        """Begin anew with these pushes."""
         self._fresh.clear()
         self._others = [(held.due, next(self._numbers), held) for held in pushes]
         heapq.heapify(self._others)
 
     def take(self, *, now: float) -> list[HeldPush]:
-        """The pushes of which something is due; whoever is done with one puts it again."""
+        """Take out the pushes of which something is due; the caller puts each back when done."""
         fresh, others = self._fresh, self._others
         due: list[HeldPush] = []
         while fresh and (not fresh[0][1].left or fresh[0][0] <= now):
@@ -219,7 +227,7 @@ class Deadlines:
         return due
 
     def next(self) -> float | None:
-        """When something will be due; None: nothing is held."""
+        """Return when something will be due; None: nothing is held."""
         fresh, others = self._fresh, self._others
         while fresh and not (fresh[0][1].left and fresh[0][0] == fresh[0][1].due):
             fresh.popleft()

@@ -1,18 +1,17 @@
-"""Publishing: sequences, what is unanswered, what is sent again and in which order. Pure.
+"""The lane of a producer into one queue: sequences, retries, and their order. Pure.
 
-A `Lane` is this producer's line into one queue. It numbers the messages, keeps every one until its
-final answer, and decides what is sent when:
+A `Lane` numbers the messages, keeps each one until its final answer, and decides what is sent when:
 
 * Frames hold consecutive sequences. `resolved` says that everything below has been answered (R6).
-* When a message is refused for the moment, or is unknown, nothing new is sent until what is in
-  flight has been answered; then everything refused is sent again in sequence order, and what is new
-  goes behind it. So no message of a key ever overtakes another (R7), even where the broker would
-  let it.
-* Where a limit was reached, one frame at a time is sent, when the broker has said, until nothing
-  is left to be sent again; one that is refused although it came in time, because others did too,
-  comes again in halves.
-* After a lost connection everything unanswered is sent again, in order, under its old sequences:
-  what was stored meanwhile is answered as a duplicate, with the original's place (P4).
+* When a message is refused for the moment, or its outcome is unknown, nothing new is sent until
+  what is in flight has been answered. Then everything refused is sent again in sequence order, and
+  new messages go behind it. So no message of a key ever overtakes another (R7), even where the
+  broker would let it.
+* After a limit was reached, one frame at a time is sent, when the broker has said, until nothing
+  is left to be sent again. A frame that is refused although it came in time, because other clients
+  sent too, is halved.
+* After a lost connection everything unanswered is sent again, in order, under its old sequences.
+  What was stored meanwhile is answered as a duplicate, with the original's place (P4).
 
     add -> waiting -- take --> in flight -- final answer --> its ticket
                        ^           |
@@ -35,18 +34,18 @@ BACKOFF_S: Final = 0.05
 """Before the first repetition, on average; it doubles from refusal to refusal."""
 BACKOFF_S_MAX: Final = 5.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit; then it is asked again."""
+"""The longest wait for a limit; then the frame is sent again."""
 FRAME_BYTES_AIM: Final = 256 * 1024
-"""A publish is closed when it has grown so large; one message may be larger."""
+"""The size at which a publish frame is closed; one message may be larger."""
 LANE_BYTES_MAX: Final = 16 * 1_048_576
 """Unanswered bytes of one lane; beyond, publishing waits."""
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """The broker has stored the message at this place; `durability` says how safely.
+    """The place at which the broker has stored a message; `durability` says how safely.
 
-    `duplicate`: it was there already, from an earlier publish under the same id or sequence.
-    `id` is the publisher's, or the name that the broker made; None where it did not say.
+    `duplicate`: the message was stored before, under the same id or sequence. `id` is the
+    publisher's, or the name that the broker made; None where the broker did not say.
     """
 
     id: str | None
@@ -60,14 +59,14 @@ Outcome = Receipt | TocsinError
 
 
 class OutcomeListener(Protocol):
-    """Who is told what became of a message."""
+    """The receiver of the outcomes of messages: a ticket."""
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """The final outcome of its message `index`; once for each."""
+        """Take the final outcome of message `index`; called once for each."""
 
 
 class BatchTicket:
-    """Stands for what one caller published: collects one outcome per message, in order."""
+    """The ticket of a caller that published many messages: one outcome each, in order."""
 
     __slots__ = ("done", "left", "outcomes")
 
@@ -77,7 +76,7 @@ class BatchTicket:
         self.done = done
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """The final outcome of message `index`; with the last one `done` is called."""
+        """Take the final outcome of message `index`; with the last one call `done`."""
         self.outcomes[index] = outcome
         self.left -= 1
         if not self.left:
@@ -100,27 +99,27 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the broker's welcome allows."""
+    """Bounds that the broker's welcome names."""
 
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
 
 
 class Lane:
-    """This producer's line into one queue. `now` is in seconds, of any monotonic clock."""
+    """One producer's lane into one queue. `now` is in seconds, of any monotonic clock."""
 
     def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
         self.queue = queue
         self.bounds = bounds or Bounds()
         self.sends_time = False
-        """Whether the broker is told when messages were produced."""
+        """Whether frames say when their messages were produced."""
         self.deferred: dict[str, int] = {}
-        """How many messages the broker has refused for the moment, by the error code of the first
-        refusal; those that wait for an earlier one count with it."""
+        """The number of messages that the broker has refused for the moment, by the error code of
+        the first refusal. Messages that wait for an earlier one count with it."""
         self._reason: str | None = None
-        """What the last of them was refused for that waits for none before it."""
+        """The code of the last refusal of a message that waits for no earlier one."""
         self._unexplained = 0
-        """Those that wait for an earlier one whose answer comes later than theirs."""
+        """The number of messages that wait for an earlier one, which is answered after them."""
         self._rng = rng
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
@@ -131,9 +130,9 @@ class Lane:
         self._bytes = 0
         self._refusals = 0
         self._pace: int | None = None
-        """Messages in a frame, and one frame in flight; None: as many as there are."""
+        """The messages in a frame, with one frame in flight; None: no limit was reached."""
         self._limited = 0
-        """How often in a row the frame in flight was over a limit."""
+        """The number of times in a row that the frame in flight was over a limit."""
         self._not_before = 0.0
         self._earliest = float("inf")  # no entry's deadline is before this
 
@@ -148,7 +147,7 @@ class Lane:
         return self._resolved
 
     def room(self) -> int:
-        """How many messages may be added now. 0: wait for answers."""
+        """Return the number of messages that may be added now. 0: wait for answers."""
         if self._bytes >= LANE_BYTES_MAX:
             return 0
         return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
@@ -163,7 +162,7 @@ class Lane:
         *,
         produced_unix_us: int | None = None,
     ) -> int:
-        """Queue an encoded message; returns its sequence. The caller has asked `room`."""
+        """Queue an encoded message; returns its sequence. The caller has checked `room`."""
         sequence = self._next
         self._next = sequence + 1
         entry = _Entry(
@@ -178,8 +177,10 @@ class Lane:
     def take(
         self, refs: Iterator[int], *, now: float, clock_offset_us: int | None = None
     ) -> list[tuple[int, bytes]]:
-        """The (ref, frame) that are to be sent now, in this order; refs are taken from `refs`. The
-        first one tells `clock_offset_us`; None: there is nothing new to tell."""
+        """Return the (ref, frame) pairs to send now, in this order, with refs from `refs`.
+
+        The first frame carries `clock_offset_us`; None: the offset is not news.
+        """
         is_slow = self._pace is not None
         if self._again or is_slow:
             if self._in_flight or now < self._not_before:
@@ -213,7 +214,7 @@ class Lane:
         return frames
 
     def _runs(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
-        """Consecutive sequences, each run small enough for one frame."""
+        """Split entries into runs of consecutive sequences that fit in a frame each."""
         run: list[_Entry] = []
         size, count_max = 0, self._pace or self.bounds.messages_per_publish_max
         for entry in entries:
@@ -230,7 +231,7 @@ class Lane:
             yield run
 
     def on_answer(self, answer: wire.Ok, *, now: float) -> None:
-        """The broker's answer to a frame; a ref of an earlier connection does nothing."""
+        """Take the broker's answer to a frame; a ref of an earlier connection does nothing."""
         run = self._in_flight.pop(answer.ref, None)
         if run is None:
             return
@@ -259,7 +260,7 @@ class Lane:
         self._advance()
 
     def on_refusal(self, ref: int, error: BrokerError, *, now: float) -> None:
-        """The whole frame was refused."""
+        """Take the refusal of a whole frame."""
         run = self._in_flight.pop(ref, [])
         if error.code == LIMITED and now >= self._not_before and run:
             self._on_rate_limit(len(run), error.retry_after_s or 0.0, now)
@@ -268,7 +269,8 @@ class Lane:
         self._advance()
 
     def _on_rate_limit(self, count: int, after_s: float, now: float) -> None:
-        """A frame of so many messages was over a limit. `after_s` is when it would not be."""
+        """Reduce the pace: a frame of `count` messages was over a limit, until `after_s` from
+        now."""
         pause_s = min(LIMITED_S_MAX, after_s * self._rng.uniform(1.0, 1.1))
         self._pace = count if not self._limited else max(1, count // 2)
         if self._limited:  # others are faster: make room for them, too
@@ -289,7 +291,7 @@ class Lane:
         return pause_s * self._rng.uniform(0.5, 1.5)
 
     def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
-        """Whether it is to be sent again."""
+        """Settle or keep a refused message. Returns whether it is to be sent again."""
         if not error.retry:
             self._settle(entry, error)
             return False
@@ -307,7 +309,7 @@ class Lane:
         return True
 
     def _defer(self, entry: _Entry, code: str) -> None:
-        """Count it, once."""
+        """Count a message in `deferred`, once."""
         fresh = int(not entry.is_deferred)
         entry.is_deferred = True
         if code != "out_of_sequence":
@@ -329,14 +331,14 @@ class Lane:
             self._resolved += 1
 
     def on_disconnect(self) -> None:
-        """The connection is lost: whatever was in flight is to be sent again, at once."""
+        """Queue what was in flight to be sent again, at once: the connection is lost."""
         for run in self._in_flight.values():
             self._again += [entry for entry in run if entry.sequence in self._entries]
         self._in_flight.clear()
         self._not_before = 0.0
 
     def next_deadline(self) -> float | None:
-        """When `take` or `expire` should be called again, if nothing else happens before."""
+        """Return when to call `take` and `expire` again, if nothing else happens before."""
         if not self._entries:
             return None
         if self._again and not self._in_flight:
@@ -344,7 +346,7 @@ class Lane:
         return self._earliest
 
     def expire(self, *, now: float) -> None:
-        """Give up what has no final answer by its deadline: PublishTimeout."""
+        """End what has no final answer by its deadline with PublishTimeout."""
         if now < self._earliest:
             return
         late = [entry for entry in self._entries.values() if entry.deadline <= now]
@@ -357,7 +359,7 @@ class Lane:
         self._earliest = min((e.deadline for e in self._entries.values()), default=float("inf"))
 
     def fail(self, error: TocsinError) -> None:
-        """Nothing more will be sent: everything unanswered ends with this error."""
+        """End everything unanswered with this error: nothing more will be sent."""
         self._in_flight.clear()
         self._again.clear()
         self._waiting.clear()
