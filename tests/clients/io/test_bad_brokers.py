@@ -210,13 +210,13 @@ def test_a_broker_that_is_never_understood_is_asked_ever_more_seldom() -> None:
     reconnecting = ReconnectDelay(rng=Random(1), fresh_tokens=False)
     delays = []
     for _ in range(10):
-        delays.append(reconnecting.delay_s(now=0.0))
+        delays.append(reconnecting.next_delay_s(now=0.0))
         reconnecting.on_connect()
         reconnecting.on_protocol_error()
     assert delays[0] <= 0.1
     assert delays[9] > 3.0
     reconnecting.on_connect()
-    assert reconnecting.delay_s(now=0.0) <= 0.1
+    assert reconnecting.next_delay_s(now=0.0) <= 0.1
 
 
 async def test_a_client_that_is_cancelled_while_it_opens_leaves_nothing_open(

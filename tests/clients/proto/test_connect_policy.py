@@ -49,19 +49,19 @@ def test_websockets_that_die_young_in_a_row_give_way_to_a_long_poll() -> None:
     for _ in range(DIED_YOUNG_MAX):
         assert upcoming(chosen) == "websocket"
         chosen.on_welcome("websocket")
-        chosen.on_loss("websocket", lived_s=YOUNG_S - 1, was_told=False)
+        chosen.on_loss("websocket", lived_s=YOUNG_S - 1, had_reason=False)
     assert upcoming(chosen) == "long-poll"
 
 
-@pytest.mark.parametrize(("lived_s", "was_told"), [(YOUNG_S, False), (0.0, True)])
+@pytest.mark.parametrize(("lived_s", "had_reason"), [(YOUNG_S, False), (0.0, True)])
 def test_one_that_lived_or_was_closed_with_a_word_did_not_die_young(
-    lived_s: float, was_told: bool
+    lived_s: float, had_reason: bool
 ) -> None:
     chosen = choice()
     for _ in range(DIED_YOUNG_MAX - 1):
-        chosen.on_loss("websocket", lived_s=1.0, was_told=False)
-    chosen.on_loss("websocket", lived_s=lived_s, was_told=was_told)
-    chosen.on_loss("websocket", lived_s=1.0, was_told=False)
+        chosen.on_loss("websocket", lived_s=1.0, had_reason=False)
+    chosen.on_loss("websocket", lived_s=lived_s, had_reason=had_reason)
+    chosen.on_loss("websocket", lived_s=1.0, had_reason=False)
     assert upcoming(chosen) == "websocket"
 
 
@@ -71,14 +71,14 @@ def test_where_one_transport_is_asked_for_the_other_is_never_tried(mode: Transpo
     for _ in range(5):
         assert not chosen.on_failure(mode, reached=True)
         chosen.on_welcome(mode)
-        chosen.on_loss(mode, lived_s=0.1, was_told=False)
+        chosen.on_loss(mode, lived_s=0.1, had_reason=False)
         assert upcoming(chosen) == mode
 
 
 def test_a_websocket_is_tried_ever_more_seldom_until_one_gets_through() -> None:
     chosen = choice()
-    delays = [chosen.return_delay_s() for _ in range(8)]
+    delays = [chosen.next_return_delay_s() for _ in range(8)]
     bounds = [min(RETURN_S_MAX, RETURN_S * 2**n) for n in range(8)]
     assert all(0.75 * bound <= delay <= bound for delay, bound in zip(delays, bounds, strict=True))
     chosen.on_welcome("websocket")
-    assert chosen.return_delay_s() <= RETURN_S
+    assert chosen.next_return_delay_s() <= RETURN_S

@@ -165,7 +165,7 @@ class Reader(SessionSubscription):
 
     def _keep(self) -> None:
         if self._keeper is not None:
-            self._keeper.on_move(self._ledger.handled_total, self._ledger.moves)
+            self._keeper.on_move(self._ledger.handled_count, self._ledger.moves)
 
     # --- session.Subscriber ---------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Connector:
     async def _go_on(self) -> None:
         while True:
             close_code, reason = await self._carrier_end
-            if not self._delay.may_reconnect(close_code):
+            if not self._delay.on_close(close_code):
                 self._host.on_failure(
                     Unauthorized("unauthorized", reason)
                     if close_code == close_codes.UNAUTHORIZED
@@ -214,7 +214,7 @@ class Connector:
         """Until a session stands; or why there will be none."""
         strangers = 0
         while True:
-            await asyncio.sleep(self._delay.delay_s(now=self._loop.time()))
+            await asyncio.sleep(self._delay.next_delay_s(now=self._loop.time()))
             try:
                 await self._attempt_each()
             except OSError as error:
@@ -238,11 +238,11 @@ class Connector:
         if error.code != "rate_limited" or error.retry_after_s is None:
             return None
         self._delay.on_rate_limit(error.retry_after_s)
-        return self._delay.delay_s(now=self._loop.time())
+        return self._delay.next_delay_s(now=self._loop.time())
 
     def _is_worth_repeating(self, error: TocsinError) -> bool:
         if isinstance(error, Unauthorized):
-            return self._delay.may_reconnect(close_codes.UNAUTHORIZED)
+            return self._delay.on_close(close_codes.UNAUTHORIZED)
         if isinstance(error, SessionEnded):
             return False
         return isinstance(error, CannotConnect) or (isinstance(error, BrokerError) and error.retry)
@@ -326,7 +326,7 @@ class Connector:
         """Back to a WebSocket as soon as one gets through."""
         standing = self.carrier
         while True:
-            await asyncio.sleep(self._transport_choice.return_delay_s())
+            await asyncio.sleep(self._transport_choice.next_return_delay_s())
             if self.carrier is not standing or self._is_attempting:
                 return  # lost meanwhile: a new long poll has a task of its own
             with contextlib.suppress(OSError, TocsinError):
@@ -345,7 +345,7 @@ class Connector:
             self._transport_choice.on_loss(
                 self.carrier.transport,
                 lived_s=self._loop.time() - self._welcomed_at,
-                was_told=close_code != ABNORMAL,
+                had_reason=close_code != ABNORMAL,
             )
         self.carrier = None
         if close_code == close_codes.PROTOCOL_ERROR:

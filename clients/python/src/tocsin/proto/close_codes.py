@@ -1,4 +1,4 @@
-"""The close codes of a session, and whether a client reconnects after each. Pure.
+"""The close codes of a session, and after which of them a client reconnects. Pure.
 
 4000-4499: reconnect. 4500-4999: do not, the same attempt would end the same way.
 """
@@ -6,11 +6,11 @@
 from typing import Final
 
 PROTOCOL_ERROR: Final = 1002
-"""What was said is not the protocol (RFC 6455, 7.4.1)."""
+"""The peer has sent what is not the protocol (RFC 6455, 7.4.1)."""
 DRAINING: Final = 4000
 """The gateway is going down."""
 HEARTBEAT: Final = 4001
-"""The gateway heard nothing from this client."""
+"""The gateway received nothing from this client."""
 HELLO_LATE: Final = 4002
 OVERLOADED: Final = 4003
 UNAUTHORIZED: Final = 4401
@@ -26,6 +26,7 @@ TOO_LARGE: Final = 4509
 def may_reconnect(close_code: int) -> bool:
     """Whether a session that was closed with this code may be opened again.
 
-    Codes below 4000 are the transport's (a lost connection, a proxy, a restart): yes.
+    It may after codes below 4000, which are the transport's (a lost connection, a proxy, a
+    restart).
     """
     return close_code < 4500 or close_code > 4999

@@ -22,18 +22,18 @@ Transport = Literal["websocket", "long-poll"]
 Mode = Literal["auto", "websocket", "long-poll"]
 MODES: Final = ("auto", "websocket", "long-poll")
 YOUNG_S: Final = 60.0
-"""A WebSocket that was cut off sooner died young."""
+"""The age below which a WebSocket that is cut off died young."""
 DIED_YOUNG_MAX: Final = 3
 RETURN_S: Final = 10.0
-"""So long after a long poll stands a WebSocket is tried; twice as long after each that failed."""
+"""The time after which a WebSocket is tried beside a long poll; it doubles with each failure."""
 RETURN_S_MAX: Final = 300.0
 DELAY_S: Final = 0.1
-"""Before the first attempt, at most; the bound doubles from attempt to attempt."""
+"""The longest delay before the first attempt; the bound doubles from attempt to attempt."""
 DELAY_S_MAX: Final = 15.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit; then it is asked again."""
+"""The longest wait for a limit."""
 UNAUTHORIZED_MAX: Final = 3
-"""So often in a row a fresh token is tried."""
+"""The number of fresh tokens that are tried in a row."""
 
 
 class TransportChoice:
@@ -53,12 +53,14 @@ class TransportChoice:
 
     @property
     def has_both(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether both transports are allowed."""
         return self.mode == "auto"
 
     def on_failure(self, transport: Transport, *, reached: bool) -> bool:
-        """An attempt has failed; `reached`: not because nobody was there. Returns whether the
-        other transport may be tried at once."""
+        """Note that an attempt has failed; returns whether to try the other transport at once.
+
+        `reached`: something had answered.
+        """
         if self.has_both and transport == "websocket" and reached:
             self._next = "long-poll"
             return True
@@ -67,24 +69,24 @@ class TransportChoice:
         return False
 
     def on_welcome(self, transport: Transport) -> None:
-        """A session stands."""
+        """Stay with the transport that has got a welcome through."""
         if self.has_both:
             self._next = transport
         if transport == "websocket":
             self._return_s = RETURN_S
 
-    def on_loss(self, transport: Transport, *, lived_s: float, was_told: bool) -> None:
-        """A session's transport has ended; `was_told`: the broker had said why."""
+    def on_loss(self, transport: Transport, *, lived_s: float, had_reason: bool) -> None:
+        """Note that a session's transport has ended; `had_reason`: the broker had said why."""
         if transport != "websocket":
             return
-        died_young = lived_s < YOUNG_S and not was_told
+        died_young = lived_s < YOUNG_S and not had_reason
         self._died_young = self._died_young + 1 if died_young else 0
         if self.has_both and self._died_young >= DIED_YOUNG_MAX:
             self._died_young = 0
             self._next = "long-poll"
 
-    def return_delay_s(self) -> float:
-        """How long a long poll stands before a WebSocket is tried beside it, in seconds."""
+    def next_return_delay_s(self) -> float:
+        """Return the time until a WebSocket is tried beside a long poll; the next one is longer."""
         delay_s = self._return_s
         self._return_s = min(RETURN_S_MAX, 2 * delay_s)
         return delay_s * self._rng.uniform(0.75, 1.0)
@@ -105,34 +107,35 @@ class ReconnectDelay:
         self._limited_s = 0.0
 
     def on_connect(self) -> None:
-        """A session stands: the next loss starts from the beginning."""
+        """Begin anew with the delays: a session is open."""
         self._attempts_before, self._attempts = self._attempts, 0
         self._unauthorized = 0
         self._advised_at = None
 
     def on_protocol_error(self) -> None:
-        """What that session said was no protocol: it counts as an attempt that failed."""
+        """Count the session as a failed attempt: what it sent was not the protocol."""
         self._attempts = max(self._attempts, self._attempts_before)
 
     def on_drain(self, after_s: float, *, now: float) -> None:
-        """The broker has said to come back after so many seconds."""
+        """Take the delay that a broker which drains has named."""
         self._advised_at = now + after_s
 
     def on_rate_limit(self, after_s: float) -> None:
-        """The attempt was over a limit, and would not be after so many seconds. Others have heard
-        the same: the usual delay comes on top."""
+        """Wait `after_s` because the attempt was over a limit.
+
+        Other clients were told the same, so the usual delay is added.
+        """
         self._limited_s = min(after_s, LIMITED_S_MAX)
 
-    def may_reconnect(self, close_code: int) -> bool:
-        """Whether another attempt makes sense after a session that ended with this close code, or
-        an attempt that was answered as if with it."""
+    def on_close(self, close_code: int) -> bool:
+        """Note the close code of a session or an attempt; returns whether to try again."""
         if close_code == close_codes.UNAUTHORIZED:
             self._unauthorized += 1
             return self._fresh_tokens and self._unauthorized <= UNAUTHORIZED_MAX
         return close_codes.may_reconnect(close_code)
 
-    def delay_s(self, *, now: float) -> float:
-        """How long to wait before the next attempt, in seconds."""
+    def next_delay_s(self, *, now: float) -> float:
+        """Return the delay before the next attempt, in seconds; the one after it is longer."""
         if self._advised_at is not None:
             advised_at, self._advised_at = self._advised_at, None
             return max(0.0, advised_at - now)

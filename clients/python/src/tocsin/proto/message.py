@@ -1,4 +1,7 @@
-"""Messages as they are handed to the user; a body is decoded when it is asked for."""
+"""Messages as a program is given them. Pure.
+
+A body is decoded when it is read. `HeldPush` is what the held messages of one push have in common.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -18,14 +21,14 @@ _NO_HEADERS: Final[dict[str, str]] = {}
 
 
 class Content:
-    """What a message says. The memory of its whole push is held as long as one of its messages."""
+    """The content of a message. It keeps the memory of its whole push."""
 
     __slots__ = ("_message", "_push", "key", "offset")
 
     key: str | None
     """The routing and ordering key; None: the message is promised no order."""
     offset: int
-    """Its place in its partition."""
+    """The place in its partition."""
 
     def __init__(self, push: wire.Push, offset: int, message: wire.PushedMessage) -> None:
         self._push = push
@@ -64,7 +67,7 @@ class Content:
 
     @property
     def content_type(self) -> str | None:
-        """What the publisher said of the body, if anything."""
+        """The type of the body, if the publisher has named one."""
         return self._message.content_type
 
     @property
@@ -84,18 +87,21 @@ class Content:
 
     @property
     def log(self) -> str:
-        """Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A
-        log and an offset never name two messages. Empty where the message was pulled."""
+        """The name of the history that its offset counts in: "<queue's
+        id>-<generation>-<partition>".
+
+        A log and an offset never name two messages. Empty where the message was pulled.
+        """
         return self._push.id_prefix[:-1]
 
     @property
     def published_unix_ms(self) -> int:
-        """When the broker accepted it, in milliseconds since 1970."""
+        """The time when the broker accepted it, in milliseconds since 1970."""
         return self._push.published_unix_ms
 
     @property
     def sent_unix_ms(self) -> int | None:
-        """When the publisher says to have sent it, in milliseconds since 1970."""
+        """The time when the publisher says to have sent it, in milliseconds since 1970."""
         return self._message.sent_unix_ms
 
     def __repr__(self) -> str:
@@ -103,13 +109,13 @@ class Content:
 
 
 class ReadMessage(Content):
-    """A message that a reader was given: nothing to settle."""
+    """A message that a reader was given; it is not settled."""
 
     __slots__ = ()
 
 
 class State(IntEnum):
-    """Where a delivery stands at this consumer; up to HANDED it is held."""
+    """The state of a delivery at this consumer; up to HANDED it is held."""
 
     QUEUED = 0  # an earlier message of its key is held
     READY = 1
@@ -120,7 +126,7 @@ class State(IntEnum):
 
 
 class Settler(Protocol):
-    """Who carries out what the user says of a message."""
+    """The subscription of a message, which carries out the calls on it."""
 
     def ack(self, message: "Message") -> None:
         """Queue an ack."""
@@ -139,16 +145,17 @@ class Settler(Protocol):
         """Nack, and wait until it is durable."""
 
     async def extend(self, message: "Message", lease_s: float | None) -> None:
-        """Prolong the lease, and wait for the answer."""
+        """Extend the lease, and wait for the answer."""
 
     def gone(self, message: "Message") -> bool:
-        """A message that was handed out is no longer this consumer's. Whether something is still
-        at work on it: then nothing of its key is handed out until
-        `DeliveryLedger.on_handler_end`."""
+        """Note that a message in hand is no longer this consumer's. Returns whether a handler runs.
+
+        Then nothing of its key is handed out until `DeliveryLedger.on_handler_end`.
+        """
 
 
 class HeldPush:
-    """A push some of whose deliveries are held: what they have in common."""
+    """A push of which deliveries are held."""
 
     __slots__ = (
         "acked",
@@ -168,25 +175,28 @@ class HeldPush:
         self.push = push
         self.settler = settler
         self.deadline = deadline
-        """The earliest one of its messages."""
+        """The earliest deadline of its messages."""
         self.extend_at = extend_at
-        """When to ask for more time; infinity: never."""
+        """The time to request an extension; infinity: never."""
         self.place = (push.partition, push.epoch, push.push)
         self.left = len(push.messages)
         self.deliveries: list[Message] = []
-        """By offset, ascending."""
+        """The messages by offset, ascending."""
         self.acked: list[int] = []
         self.doubtful = False
-        """Its messages may have been in the hands of a consumer that died: each is marked as
-        started before its handler runs, lest one that kills its process goes uncounted (R19)."""
+        """Whether its messages may have been in the hands of a consumer that died.
+
+        Then each is marked as started before its handler runs, so that a message that kills its
+        process is counted (R19).
+        """
 
     @property
     def due(self) -> float:
-        """When there is something to do about its lease."""
+        """The time when something is to be done about its lease."""
         return min(self.deadline, self.extend_at)
 
     def held_messages(self) -> Iterator["Message"]:
-        """Its messages that are held."""
+        """Return the messages that are held."""
         return (message for message in self.deliveries if message.state <= State.HANDED)
 
 
@@ -210,7 +220,8 @@ class Message(Content):
         return self._push.attempt
 
     async def ack(self, *, confirm: bool = False) -> None:
-        """It is done. Returns when the ack is queued; with `confirm` when it is durable (P5).
+        """Settle the message. Returns when the ack is queued; with `confirm` when it is durable
+        (P5).
 
         Raises:
             StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
@@ -225,7 +236,7 @@ class Message(Content):
     async def nack(
         self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
     ) -> None:
-        """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
+        """Return the message: it comes again after `delay_s` seconds, or the queue's backoff. Later
         messages of its key wait for it. Returns when the nack is queued: count, delay and reason
         may still be lost with the connection or the broker. With `confirm` it returns when they
         are durable.
@@ -248,10 +259,10 @@ class Message(Content):
             self.held.settler.nack(self, delay_s, reason)
 
     async def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
-        """Return it for good: no further attempt can help. It moves to the dead letters at once, or
-        its key is parked where the queue says so, as after its last attempt. Returns when the
-        rejection is queued: where it is lost with the connection or the broker, the message comes
-        again. With `confirm` it returns when it is durable.
+        """Return the message for good: no further attempt can help. It moves to the dead letters at
+        once, or its key is parked where the queue says so, as after its last attempt. Returns when
+        the rejection is queued: where it is lost with the connection or the broker, the message
+        comes again. With `confirm` it returns when it is durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
@@ -266,7 +277,7 @@ class Message(Content):
             self.held.settler.nack(self, None, reason, reject=True)
 
     async def extend(self, lease_s: float | None = None) -> None:
-        """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
+        """Extend the lease to `lease_s` seconds from now (None: the group's). Returns when the
         broker has agreed.
 
         Raises:

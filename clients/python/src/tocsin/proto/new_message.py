@@ -1,8 +1,8 @@
 """A message to be published, its encoding, and what JSON would lose of it. Pure.
 
 Encoders write NaN as null, bytes inside a value as text, and number keys as texts, without a word.
-`loss_in` finds such values before they are sent. A value that has a text which says all of it
-(times, a finite Decimal, UUID) is sent as that text.
+`loss_in` finds such values before they are sent. A value for which a text exists that says all of
+it (times, a finite Decimal, UUID) is sent as that text.
 """
 
 import base64
@@ -22,7 +22,7 @@ _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _BYTES: Final = (bytes, bytearray, memoryview)
 _TEXTS: Final = (date, datetime, time, timedelta, Decimal, UUID, msgspec.Raw)
 Loss = tuple[str, list[object]]
-"""What would be lost, and the way to it, its last step first."""
+"""The loss, and the path to it, its last step first."""
 
 
 class NewMessage(msgspec.Struct):
@@ -46,7 +46,7 @@ class NewMessage(msgspec.Struct):
 
 
 def encode_message(message: NewMessage) -> bytes:
-    """The JSON form of a message.
+    """Return the JSON form of a message.
 
     Raises:
         InvalidRequest: a field is of a wrong type, or the body has no JSON form.
@@ -81,8 +81,10 @@ def encode_message(message: NewMessage) -> bytes:
 
 
 def _culprit(message: NewMessage) -> str:
-    """Which field has no JSON form: a text with half of a character (a byte that is not UTF-8, of
-    a command line), else the body."""
+    """Return the name of the field that has no JSON form.
+
+    A text with half of a character (a byte that is not UTF-8, of a command line), else the body.
+    """
     texts = [("key", message.key), ("id", message.id), ("content_type", message.content_type)]
     for name, value in (message.headers or {}).items():
         texts += [("headers", name), ("headers", value)]
@@ -101,7 +103,7 @@ def _is_text(text: str) -> bool:
 
 
 def _check(message: NewMessage) -> None:
-    """What the broker could only refuse together with all other messages of the frame."""
+    """Refuse what the broker could only refuse together with all other messages of the frame."""
     key = message.key
     if key is not None and (key.__class__ is not str or not key):
         raise InvalidRequest("invalid_message", "a key is a text of at least one character")
@@ -125,8 +127,10 @@ def _check(message: NewMessage) -> None:
 
 
 def loss_in(value: Any, name: str) -> str | None:
-    """What would be sent as something else than it is, with the way to it from `name`; None:
-    nothing. To be asked of what has been encoded: that it is not endless."""
+    """Return what JSON would lose of a value, with the path to it from `name`; None: nothing.
+
+    The value must have been encoded before, which shows that it is not endless.
+    """
     if value.__class__ in _PLAIN:
         return None
     found = _loss(value)

@@ -1,12 +1,12 @@
-"""Reading: a reader's buffer, its credit and its positions. Pure.
+"""A reader's buffer, its credit and its positions. Pure.
 
-A reader settles nothing: what has been handed out is past. It stands in three places at a time:
+A reader settles nothing: what has been handed out is past. It has three positions at a time:
 
 * wanted: behind the last message received. From there a new connection goes on, because the
   buffer outlives the connection.
-* handed: behind the last message handed out. That is the position that the user sees.
-* handled: the same, but for the message handed out last, until the next one is asked for. That is
-  the position that is kept for after a restart.
+* handed: behind the last message handed out. The user sees this position.
+* handled: the same, but for the message handed out last, until the next one is asked for. This
+  position is saved for after a restart.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been handed out."""
 
 Places = dict[str, tuple[int, int]]
-"""Per partition, as text, the log's generation and the next offset."""
+"""The log's generation and the next offset, by partition, as text."""
 
 
 class _HistoryChange:
-    """From here on some partitions, or all of another queue, are another history."""
+    """The place in the buffer from where some partitions, or a whole queue, are another history."""
 
     __slots__ = ("places", "queue_id")
 
@@ -35,17 +35,17 @@ class _HistoryChange:
 
 
 class ReadLedger:
-    """What one reader has received and not yet handed out. `credit` bounds it, in messages."""
+    """The messages that one reader has received and not handed out; `credit` bounds them."""
 
     def __init__(self, *, credit: int) -> None:
         self.credit = credit
         self.subscription = 0
         self.is_open = False
         """Whether the broker has opened it, on this connection."""
-        self.handled_total = 0
-        """How many messages and gaps were handled."""
+        self.handled_count = 0
+        """The number of messages and gaps that were handled."""
         self.moves = 0
-        """Counts whatever moved the place that is handled."""
+        """A count of the changes of the handled position."""
         self._items: deque[ReadMessage | Gap | wire.Push | _HistoryChange] = (
             deque()
         )  # a push: it ends here
@@ -54,7 +54,7 @@ class ReadLedger:
         self._granted = 0
         self._queue_id = ""
         self._queue_id_handed = ""
-        """Another one until what came of a queue that was deleted has been handed out."""
+        """The id of the queue of what is handed out: perhaps still that of a deleted queue."""
         self._wanted: Places = {}
         self._handed: Places = {}
         self._handled: Places = {}
@@ -63,8 +63,10 @@ class ReadLedger:
     def on_open(
         self, subscription: int, answer: wire.Ok, unknown: Collection[int] = frozenset()
     ) -> None:
-        """The broker has opened the reader, on this connection, at these positions. In the
-        partitions of `unknown` nothing of before means anything any more."""
+        """Begin at the positions at which the broker has opened the reader, on this connection.
+
+        In the partitions of `unknown` no position of before means anything any more.
+        """
         self.subscription = subscription
         self.is_open = True
         first, self._queue_id = not self._queue_id, answer.queue_id
@@ -91,8 +93,11 @@ class ReadLedger:
             self._items.append(_HistoryChange(answer.queue_id, turned))
 
     def reopen(self) -> tuple[int, wire.Position | None]:
-        """What the next `subscribe` says: (granted so far, position or None at the first time).
-        Until it is answered no credit is granted, and no push belongs to it."""
+        """Prepare the next `subscribe`; returns (credit granted, position or None at the first
+        time).
+
+        Until it is answered no credit is granted, and no push belongs to it.
+        """
         self.is_open = False
         self._received = 0
         self._granted = max(self.credit - self._buffered, 0)
@@ -111,12 +116,14 @@ class ReadLedger:
 
     @property
     def ready(self) -> int:
-        """How many items could be taken now, at least as many as messages."""
+        """The number of items that could be taken now: messages, and some more."""
         return len(self._items)
 
     def next(self) -> ReadMessage | Gap | None:
-        """The next message, or the gap that comes before it; None: nothing is there now. What was
-        handed out before is handled."""
+        """Hand out the next message, or the gap before it; None: the buffer is empty.
+
+        The message that was handed out before counts as handled.
+        """
         self.mark_handled()
         while self._items:
             item = self._items.popleft()
@@ -136,10 +143,10 @@ class ReadLedger:
         return None
 
     def mark_handled(self) -> None:
-        """What was handed out last is done."""
+        """Count what was handed out last as handled."""
         last, self._last = self._last, None
         if last is not None:
-            self.handled_total += 1
+            self.handled_count += 1
             self.moves += 1
             _move(self._handled, last.partition, _behind(last))
 
@@ -153,7 +160,7 @@ class ReadLedger:
         self._handled |= turn.places
 
     def position(self) -> wire.Position | None:
-        """Behind the last message that was handed out; None: the broker has not said where."""
+        """Return the position behind the last message handed out; None: there is none yet."""
         places = dict(self._handed)
         for item in self._items:
             if not isinstance(item, wire.Push):
@@ -162,11 +169,11 @@ class ReadLedger:
         return self._position(places, self._queue_id_handed)
 
     def handled_position(self) -> wire.Position | None:
-        """Behind the last message that is done; None: the broker has not said where."""
+        """Return the position behind the last message handled; None: there is none yet."""
         return self._position(self._handled, self._queue_id_handed)
 
     def take(self) -> list[wire.SentFrame]:
-        """The credit that is to be granted now (R25)."""
+        """Return the grant of credit to send now, if one is due (R25)."""
         granted = self._received + max(self.credit - self._buffered, 0)
         if not self.is_open or (granted - self._granted) * CREDIT_SHARE < max(self.credit, 1):
             return []

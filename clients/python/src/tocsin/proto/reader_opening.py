@@ -1,8 +1,8 @@
-"""How a reader is opened at a position that may mean nothing any more (R26). Pure.
+"""The opening of a reader at a position that may mean nothing any more (R26). Pure.
 
-What is unknown can be gone on with at the earliest message there is, which is what the broker does
-unless told otherwise, or at the latest: where that is the broker says to a reader that begins there
-without credit, and the partitions whose position is good keep theirs.
+Where a position is unknown, the reader goes on at the earliest message, which the broker does
+unless told otherwise, or at the latest. A reader that begins there without credit learns from the
+broker where that is; the partitions whose position is good keep theirs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tocsin.proto.read_ledger import Places
 GoOn = Literal["earliest", "latest"]
 OnUnknown = Literal["raise"] | GoOn | Callable[[PositionUnknown], GoOn]
 Where = tuple[Literal["earliest", "latest"] | wire.StartAt | None, wire.Position | None]
-"""Start, or position."""
+"""A start or a position, of which one is set."""
 
 _ADVICE: Final = (
     "; open the reader anew with a `start`, or let its `on_unknown` say whether to go on at the "
@@ -30,13 +30,16 @@ _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
 
 
 class ReaderOpening:
-    """One opening, over as many subscribes as it takes. `where` is where the reader wants to go
-    on; `on_unknown` what to do where that means nothing."""
+    """One opening, over one or more subscribes.
+
+    `where`: the place at which the reader wants to go on. `on_unknown`: what to do if that means
+    nothing.
+    """
 
     def __init__(self, where: Where, on_unknown: OnUnknown) -> None:
         self.where = where
         self.leaves_first = False
-        """Whether the subscribe before this one was accepted, and is to be left."""
+        """Whether the subscription of the subscribe before is to be ended first."""
         self._on_unknown = on_unknown
         self._seeks_the_end = False
         self._ends: wire.Position | None = None
@@ -50,10 +53,10 @@ class ReaderOpening:
         return not self._seeks_the_end
 
     def on_answer(self, answer: wire.Ok | wire.Error) -> bool:
-        """Whether the answer is the last one; else subscribe again.
+        """Take an answer; returns whether it is the last one, else subscribe again.
 
         Raises:
-            PositionUnknown: it is, and `on_unknown` says "raise", or has raised.
+            PositionUnknown: the position is unknown, and `on_unknown` says "raise", or has raised.
         """
         self.leaves_first = False
         if isinstance(answer, wire.Error):
@@ -94,13 +97,13 @@ class ReaderOpening:
         self.where = (choice, None)
 
     def unknown(self, answer: wire.Ok) -> frozenset[int]:
-        """In which partitions the position meant nothing."""
+        """Return the partitions in which the position meant nothing."""
         if self._all_unknown is not None:
             return frozenset(verdict.partition for verdict in answer.positions)
         return frozenset(self._unknown)
 
     def verdicts(self, answer: wire.Ok) -> dict[int, Verdict]:
-        """What is to be told of each partition, given the last answer."""
+        """Return the verdict on each partition, given the last answer."""
         told: dict[int, Verdict] = {}
         for one in answer.positions:
             verdict = _verdict(one)

@@ -4,7 +4,7 @@ A WebSocket message carries one frame, an object, or several, an array of object
 named in columns: `[partition, epoch, push, first, last, first, last, ...]` are the offsets
 `first..last` of push number `push`, given under `epoch` in `partition`.
 
-What is read tolerates what it does not know, fields and frames, so that a newer broker can add.
+The decoder ignores fields and frames that it does not know, so that a newer broker can add some.
 """
 
 import re
@@ -22,8 +22,8 @@ DeliveryList = list[list[int]]
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """Frames that the broker takes in one WebSocket message."""
 MESSAGE_BYTES_AIM: Final = 64 * 1024
-"""A WebSocket message is closed when it has grown so large; one frame may be larger. The broker
-works off a message in one go: larger ones are no faster, and others wait for longer.
+"""The size at which a WebSocket message is closed; one frame may be larger. The broker handles a
+message in one go: larger ones are no faster, and other clients wait for longer.
 measured: docs/benchmarks/noisy.md"""
 RANGES_PER_FRAME_MAX: Final = 1000
 """Ranges named in one ack, nack or extend; the broker takes a few more."""
@@ -61,7 +61,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_json(cls, text: bytes | str) -> "Position":
-        """What `to_json` made. Raises ValueError when it is not a position."""
+        """Read what `to_json` made. Raises ValueError when it is not a position."""
         return msgspec.json.decode(text, type=cls)
 
 
@@ -93,7 +93,7 @@ class Auth(_Sent, tag="auth"):
 
 
 class Subscribe(_Sent, tag="subscribe"):
-    """Become a consumer of `group`, or without one a reader."""
+    """The request to become a consumer of `group`, or without one a reader."""
 
     ref: int
     subscription: int
@@ -106,11 +106,11 @@ class Subscribe(_Sent, tag="subscribe"):
     position: Position | None = None
     keys: list[str] | None = None
     held: bool | None = None
-    """A `held` follows: of the same subscription before the broker's restart."""
+    """Whether a `held` follows, of the same subscription before the broker's restart."""
 
 
 class Unsubscribe(_Sent, tag="unsubscribe"):
-    """Leave."""
+    """The end of a subscription."""
 
     ref: int
     subscription: int
@@ -124,7 +124,7 @@ class Credit(_Sent, tag="credit"):
 
 
 class Ack(_Sent, tag="ack"):
-    """Settle; with `ref` it is answered once durable."""
+    """The ack of deliveries; with `ref` it is answered once durable."""
 
     subscription: int
     deliveries: DeliveryList
@@ -133,7 +133,7 @@ class Ack(_Sent, tag="ack"):
 
 
 class Nack(_Sent, tag="nack"):
-    """Return."""
+    """The return of deliveries, or their rejection."""
 
     subscription: int
     deliveries: DeliveryList
@@ -144,7 +144,7 @@ class Nack(_Sent, tag="nack"):
 
 
 class Extend(_Sent, tag="extend"):
-    """Prolong leases, and mark what has started (R19)."""
+    """The request to extend leases, and the marks of what has started (R19)."""
 
     subscription: int
     deliveries: DeliveryList = []
@@ -154,7 +154,10 @@ class Extend(_Sent, tag="extend"):
 
 
 class Held(_Sent, tag="held"):
-    """After coming back: what is held (R22, R25); `received` counts all that ever came."""
+    """The deliveries that a client which resumes holds (R22, R25).
+
+    `received` counts all messages ever received.
+    """
 
     ref: int
     subscription: int
@@ -164,7 +167,7 @@ class Held(_Sent, tag="held"):
 
 
 class Ping(_Sent, tag="ping"):
-    """Answered by pong."""
+    """The question that pong answers."""
 
     ref: int | None = None
 
@@ -184,8 +187,10 @@ def publish_frame(
     produced_unix_us: int | None = None,
     clock_offset_us: int | None = None,
 ) -> bytes:
-    """A publish of encoded messages; message i has the sequence `sequence + i`. The times are for
-    brokers that tell theirs."""
+    """Make a publish frame of encoded messages; message i has the sequence `sequence + i`.
+
+    The times are for brokers that send theirs.
+    """
     head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,' % (
         ref,
         encode(queue),
@@ -211,14 +216,14 @@ class ErrorBody(msgspec.Struct, gc=False):
     retry_after_s: float | None = None
 
     def exception(self) -> BrokerError:
-        """It as an exception."""
+        """Return the exception that it means."""
         return broker_error(
             self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s
         )
 
 
 class Durability(msgspec.Struct, frozen=True):
-    """What a receipt promises: fsynced on so many copies, of which level."""
+    """The promise of a receipt: the number of copies with the message on disk, and the level."""
 
     level: str = ""
     copies: int = 1
@@ -229,7 +234,7 @@ PublishAnswer = list[int | bool] | ErrorBody
 
 
 class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
-    """What became of a reader's position in one partition (R26), and where it goes on."""
+    """The verdict on a reader's position in one partition (R26), and where it goes on."""
 
     partition: int
     verdict: str
@@ -270,7 +275,7 @@ class Welcome(_Received, tag="welcome"):
     linger_s: float = 0.0
     resumed: list[int] | None = None
     right_lasts_s: float | None = None
-    """After so long the credentials are over; None: when they are revoked."""
+    """The time until the credentials are over; None: until they are revoked."""
     clock_unix_us: int | None = None
     """The broker's clock; None: it does not want to know when messages are produced."""
     frame_bytes_max: int = 2 * 1_048_576
@@ -280,32 +285,32 @@ class Welcome(_Received, tag="welcome"):
 
 
 class Ok(_Received, tag="ok"):
-    """The answer to whatever carried `ref`; which fields are there depends on that."""
+    """The answer to the request `ref`; the fields that are set depend on the request."""
 
     ref: int
     receipts: list[PublishAnswer] = []
     """publish: one per message, in order (R5)."""
     durability: Durability = Durability()
     id_prefix: str | None = None
-    """publish: a message without an id of its own has this, "<partition>-<offset>" behind it."""
+    """publish: the beginning of the id of a message without one; "<partition>-<offset>" follows."""
     lease_s: float | None = None
-    """subscribe: how long a delivery is this consumer's, in seconds."""
+    """subscribe: the lease of a delivery, in seconds."""
     queue_id: str = ""
     positions: list[Verdict] = []
     """subscribe of a reader: where it starts, per partition."""
     settled: int = 0
-    """ack, nack, extend: how many deliveries it applied to; the others follow."""
+    """ack, nack, extend: the number of deliveries it applied to; `stale` names the others."""
     stale: DeliveryList = []
     revoked: DeliveryList = []
-    """held: what is not this client's any more."""
+    """held: the deliveries that are not this client's any more."""
     right_lasts_s: float | None = None
-    """auth: for how long the token is good; None: until it is revoked."""
+    """auth: the time that the token is good; None: until it is revoked."""
     clock_unix_us: int | None = None
-    """Of a pong, which is an answer like others here."""
+    """ping: the broker's clock; the session takes a pong as an answer."""
 
 
 class Error(_Received, tag="error"):
-    """The request `ref` was refused; without ref it concerns the session."""
+    """The refusal of the request `ref`; without ref it concerns the session."""
 
     code: str
     detail: str = ""
@@ -313,15 +318,15 @@ class Error(_Received, tag="error"):
     retry_after_s: float | None = None
     ref: int | None = None
     subscription: int | None = None
-    """Without ref: this subscription has ended, or one of its frames was wrong."""
+    """Without ref: the subscription that has ended, or of which a frame was wrong."""
     deliveries: DeliveryList = []
-    """not_delivered: what this session was never given."""
+    """not_delivered: the deliveries that this session was never given."""
     stale: DeliveryList = []
     deleted: int = 0
-    """would_delete: how many messages."""
+    """would_delete: the number of messages."""
 
     def exception(self) -> BrokerError:
-        """It as an exception."""
+        """Return the exception that it means."""
         return broker_error(
             self.code,
             self.detail,
@@ -363,7 +368,7 @@ class Push(_Received, tag="push"):
     """Readers: the next offset wanted after this push."""
     gap: tuple[int, int] | None = None
     positions: dict[str, tuple[int, int]] = {}
-    """Filtered readers: how far they have come meanwhile, as in Position; no messages then."""
+    """Filtered readers: their progress, as in Position, in a push without messages."""
 
     def places(self) -> Sequence[int]:
         """The offset of each message, in order."""
@@ -378,7 +383,7 @@ class Push(_Received, tag="push"):
 
 
 class Revoked(_Received, tag="revoked"):
-    """These deliveries are no longer this session's (R17)."""
+    """The deliveries that are no longer this session's (R17)."""
 
     subscription: int
     deliveries: DeliveryList = []
@@ -386,7 +391,7 @@ class Revoked(_Received, tag="revoked"):
 
 
 class Drain(_Received, tag="drain"):
-    """Come back, here or elsewhere, after so long; the socket closes soon."""
+    """The request to reconnect, here or elsewhere; the socket closes soon."""
 
     reconnect_after_s: float = 0.0
     reason: str = ""
@@ -400,7 +405,7 @@ class Pong(_Received, tag="pong"):
 
 
 class Announce(_Received, tag="announce"):
-    """The next message has about so many bytes. This client sees them come."""
+    """The size of the next message, about. This client needs no warning, and ignores it."""
 
     bytes: int
 
