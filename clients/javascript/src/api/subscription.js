@@ -370,7 +370,7 @@ export class ConsumerPart extends SubscriptionPart {
   /** Take a message for a caller that does not wait; a mark that is needed is sent first (R19). */
   takeNow() {
     const message = this.take();
-    if (message !== null && mayBeAKiller(message)) this.session.flush();
+    if (message !== null && needsStartMark(message)) this.session.flush();
     return message;
   }
 
@@ -378,7 +378,7 @@ export class ConsumerPart extends SubscriptionPart {
   async next() {
     for (;;) {
       const message = this.take();
-      if (message !== null && !mayBeAKiller(message)) return message;
+      if (message !== null && !needsStartMark(message)) return message;
       if (message !== null) {
         await this.session.flushed(); // the marks of this turn leave together, before handlers run
         if (message.isHeld) return message;
@@ -654,6 +654,6 @@ export class ConsumerPart extends SubscriptionPart {
  * Whether a message may have killed a consumer already (R19): then it is marked as started before
  * its handler runs, so that the attempt counts even if the handler kills the process.
  */
-function mayBeAKiller(message) {
-  return message.held.isDoubtful || message.attempt > 1;
+function needsStartMark(message) {
+  return message.held.mayBeRedelivery || message.attempt > 1;
 }

@@ -50,7 +50,7 @@ export class LongPollCarrier {
   /** Whether a poll's answer is being received. */
   isReceiving = false;
   /** The time until which silence is normal, while a post is under way; else 0. */
-  patientUntil = 0;
+  silenceOkUntil = 0;
   /** @type {import("./websocket.js").Listener | null} */
   #listener = null;
   #url;
@@ -87,7 +87,7 @@ export class LongPollCarrier {
     this.#token = token;
     this.#trace = trace;
     this.#closeTimer = this.#newTimer();
-    this.heardAt = environment.now();
+    this.lastReceivedAt = environment.now();
     this.isWritable = true;
   }
 
@@ -303,7 +303,7 @@ export class LongPollCarrier {
     const giveUp = () => controller.abort(new Error("it does not answer"));
     this.#requests.add(controller);
     timer.set(timeoutMs, giveUp);
-    if (method === "POST") this.patientUntil = this.#environment.now() + upMs;
+    if (method === "POST") this.silenceOkUntil = this.#environment.now() + upMs;
     try {
       const response = await this.#environment.fetch(this.#url + path, {
         method,
@@ -322,7 +322,7 @@ export class LongPollCarrier {
       timer.cancel();
       this.#timers.delete(timer);
       this.#requests.delete(controller);
-      if (method === "POST") this.patientUntil = 0;
+      if (method === "POST") this.silenceOkUntil = 0;
       else this.isReceiving = false;
     }
   }
@@ -330,15 +330,15 @@ export class LongPollCarrier {
   /** Read the text of an answer, for as long as more of it comes. */
   async #textOf(response, timer, giveUp, isPolled) {
     const beganAt = this.#environment.now();
-    this.heardAt = beganAt;
+    this.lastReceivedAt = beganAt;
     timer.set(REQUEST_TIMEOUT_MS, giveUp);
     const text = await textInParts(response, (bytes) => {
-      this.heardAt = this.#environment.now();
+      this.lastReceivedAt = this.#environment.now();
       this.isReceiving ||= isPolled;
-      const overMs = beganAt + BODY_TIMEOUT_MS + slowestMs(bytes) - this.heardAt;
+      const overMs = beganAt + BODY_TIMEOUT_MS + slowestMs(bytes) - this.lastReceivedAt;
       timer.set(Math.min(REQUEST_TIMEOUT_MS, overMs), giveUp);
     });
-    this.heardAt = this.#environment.now();
+    this.lastReceivedAt = this.#environment.now();
     return text;
   }
 

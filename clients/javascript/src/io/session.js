@@ -200,7 +200,8 @@ export class Session {
 
   /** Note what was received since the ping; whether its answer is still missing. */
   #settlePing() {
-    if (this.#pingedAt !== null && this.#carrier.heardAt >= this.#pingedAt) this.#pingedAt = null;
+    if (this.#pingedAt === null) return false;
+    if (this.#carrier.lastReceivedAt >= this.#pingedAt) this.#pingedAt = null;
     return this.#pingedAt !== null;
   }
 
@@ -382,16 +383,16 @@ export class Session {
     if (!this.isOpen || carrier === null) return;
     const shareMs = 1000 * this.welcome.heartbeat_s * SILENT_SHARE;
     const isOverdue = this.#settlePing() && now >= this.#pongBy;
-    const isBusy = now < carrier.patientUntil;
+    const isBusy = now < carrier.silenceOkUntil;
     const isMute = carrier.isReceiving && now >= this.#sentAt + shareMs;
-    const isSilent = this.#pingedAt === null && now >= carrier.heardAt + shareMs;
+    const isSilent = this.#pingedAt === null && now >= carrier.lastReceivedAt + shareMs;
     if (isOverdue && !isBusy) {
       carrier.abort("nothing was heard any more"); // `onClosed` follows
     } else if (isOverdue || isMute || isSilent) {
       this.#pingedAt = null;
       this.#ping(shareMs);
     } else {
-      this.wakeAt(this.#pingedAt === null ? carrier.heardAt + shareMs : this.#pongBy);
+      this.wakeAt(this.#pingedAt === null ? carrier.lastReceivedAt + shareMs : this.#pongBy);
     }
   }
 
@@ -399,7 +400,7 @@ export class Session {
 
   /** Take a message: one frame or several. */
   onFrames(read) {
-    if (this.#carrier?.transport === "websocket") this.#carrier.patientUntil = 0; // it has come
+    if (this.#carrier?.transport === "websocket") this.#carrier.silenceOkUntil = 0; // it has come
     try {
       this.receive(read());
     } catch (error) {
@@ -432,7 +433,7 @@ export class Session {
 
   /** The next message has so many bytes that it may take long, unseen. */
   #onAnnounce(bytes, now) {
-    if (this.#carrier !== null) this.#carrier.patientUntil = now + slowestMs(bytes);
+    if (this.#carrier !== null) this.#carrier.silenceOkUntil = now + slowestMs(bytes);
   }
 
   #onDrain(frame) {

@@ -34,7 +34,7 @@ export class WebSocketCarrier {
    * The time until which silence is normal, because something large is on its way and nothing else
    * can be received. By the environment's clock; 0: nothing large is.
    */
-  patientUntil = 0;
+  silenceOkUntil = 0;
   /** Why there was no session, if more is known than a close code; or null. */
   refusal = null;
   /** @type {Listener | null} */
@@ -59,7 +59,7 @@ export class WebSocketCarrier {
     this.#drainTimer = new Timer(environment);
     this.#closeTimer = new Timer(environment);
     /** The time of the last message received, by the environment's clock. */
-    this.heardAt = environment.now();
+    this.lastReceivedAt = environment.now();
   }
 
   /** Begin to open it. The listener is notified of failures. */
@@ -81,13 +81,13 @@ export class WebSocketCarrier {
 
   #onOpen() {
     if (this.#isOver) return;
-    this.heardAt = this.#environment.now();
+    this.lastReceivedAt = this.#environment.now();
     this.#listener?.onOpen?.();
   }
 
   #onMessage(data) {
     if (this.#isOver) return;
-    this.heardAt = this.#environment.now();
+    this.lastReceivedAt = this.#environment.now();
     const isText = typeof data === "string";
     if (isText) this.#trace("received", this.transport, data);
     this.#listener?.onFrames(() => {

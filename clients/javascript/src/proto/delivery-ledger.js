@@ -50,7 +50,7 @@ export class DeliveryLedger {
   /** @type {Map<number, [number, number]>} partition -> (epoch, push) */
   #newestPush;
   /** @type {Map<number, number>} partition -> messages to come that may be redeliveries */
-  #doubtful;
+  #redeliveriesMax;
   #closed;
   #releasedGranted;
 
@@ -77,7 +77,7 @@ export class DeliveryLedger {
     this.#ready = [];
     this.#readyStale = 0;
     this.#newestPush = new Map();
-    this.#doubtful = new Map();
+    this.#redeliveriesMax = new Map();
     this.#closed = new ClosedKeys();
     this.isPaused = false;
     this.received = 0;
@@ -114,11 +114,11 @@ export class DeliveryLedger {
     this.#newestPush.set(partition, [epoch, push.push]);
     const held = new HeldPush(push, this.#settler, this.leases.times(now));
     if (held.left === 0) return;
-    if (newest === undefined || epoch > newest[0]) this.#doubtful.set(partition, this.credit);
-    const doubtful = this.#doubtful.get(partition) ?? 0;
-    if (doubtful > 0) {
-      held.isDoubtful = true;
-      this.#doubtful.set(partition, Math.max(0, doubtful - held.left));
+    if (newest === undefined || epoch > newest[0]) this.#redeliveriesMax.set(partition, this.credit);
+    const redeliveries = this.#redeliveriesMax.get(partition) ?? 0;
+    if (redeliveries > 0) {
+      held.mayBeRedelivery = true;
+      this.#redeliveriesMax.set(partition, Math.max(0, redeliveries - held.left));
     }
     this.#pushes.set(pushKey(held.place), held);
     this.leases.add(held);

@@ -136,7 +136,7 @@ export class HeldPush {
      * Whether its messages may have been in the hands of a consumer that died. Then each is marked
      * as started before its handler runs, so that one that kills its process is counted (R19).
      */
-    this.isDoubtful = false;
+    this.mayBeRedelivery = false;
   }
 
   /** The time when its lease is to be prolonged, or ends. */
