@@ -114,7 +114,8 @@ export class DeliveryLedger {
     this.#newestPush.set(partition, [epoch, push.push]);
     const held = new HeldPush(push, this.#settler, this.leases.times(now));
     if (held.left === 0) return;
-    if (newest === undefined || epoch > newest[0]) this.#redeliveriesMax.set(partition, this.credit);
+    const isNewHistory = newest === undefined || epoch > newest[0];
+    if (isNewHistory) this.#redeliveriesMax.set(partition, this.credit);
     const redeliveries = this.#redeliveriesMax.get(partition) ?? 0;
     if (redeliveries > 0) {
       held.mayBeRedelivery = true;
