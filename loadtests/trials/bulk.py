@@ -32,6 +32,7 @@ from loadtests.clients.rest import Rest
 from loadtests.faults.busy import IDLE, apart, give_way
 from loadtests.histogram import Histogram
 from loadtests.server import tocsin as command
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker, uncollected
 
 LINES: Final = 200_000
@@ -53,11 +54,15 @@ _WAIT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How much and how often."""
+    """A file is loaded by the command beside a trickle to another queue.
 
-    lines: int = LINES
-    rate: int = RATE
-    rounds: int = ROUNDS
+    The load keeps its rate and the trickle its latency, each compared with itself alone in the
+    same run. About three minutes.
+    """
+
+    lines: int = options.whole(LINES, "Of the file that is loaded.", 1_000)
+    rate: int = options.whole(RATE, "Messages a second of the trickle.", 1, 1_000)
+    rounds: int = options.whole(ROUNDS, "Of the trickle alone, the load alone, and both.", 1, 100)
     loads: int = LOADS
     alone_s: float = _ALONE_S
     seed: int = 1

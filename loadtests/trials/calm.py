@@ -20,6 +20,7 @@ from loadtests.clients.load import Client, Consumer, LoadFailed, Producer, Reade
 from loadtests.clients.rest import Rest
 from loadtests.histogram import Histogram
 from loadtests.server import Server
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker, failed, uncollected
 
 SECONDS: Final = 60.0
@@ -38,10 +39,14 @@ _QUEUE: Final = "/v1/queues/calm"
 
 @dataclass(frozen=True)
 class Plan:
-    """How long it stalls, and how much comes meanwhile."""
+    """The metadata stalls under load: known queues and groups go on without an error.
 
-    seconds: float = SECONDS
-    rate: int = RATE
+    Consumers leave and join, a script pulls, a reader reads. A new queue is refused in time. Needs
+    a checkout: the broker that stalls is one of the tests.
+    """
+
+    seconds: float = options.seconds(SECONDS, "How long the metadata stalls.")
+    rate: int = options.whole(RATE, "Messages a second.", 10, 10_000)
     before_s: float = 10.0
 
 

@@ -23,6 +23,7 @@ from loadtests.clients.load import Client, LoadFailed, Producer, Reply, Shape, s
 from loadtests.clients.recorder import Recorder
 from loadtests.clients.rest import Rest
 from loadtests.histogram import Histogram
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker, failed, uncollected, until
 
 SECONDS: Final = 120.0
@@ -257,11 +258,20 @@ class _Stretch:
             await asyncio.sleep(0.1)
 
 
-async def churn(seconds: float, rate: int, progress: Progress) -> Finding:
-    """Calm and churning stretches in turn, until `seconds` of churn were measured.
+@dataclass(frozen=True)
+class Plan:
+    """Consumers join and leave every second; partitions that do not move must not notice."""
+
+    seconds: float = options.seconds(SECONDS, "How long consumers come and go.")
+    rate: int = options.whole(RATE, "Messages a second.", 100, 50_000)
+
+
+async def churn(plan: Plan, progress: Progress) -> Finding:
+    """Calm and churning stretches in turn, until `plan.seconds` of churn were measured.
 
     Raises LoadFailed or ServerFailed where it cannot even come to its end.
     """
+    seconds, rate = plan.seconds, plan.rate
     finding = Finding("churn")
     calm, churning = Gaps(), Gaps()
     joins = published = 0

@@ -21,6 +21,7 @@ from playwright.async_api import Browser, Page, Request, expect
 from loadtests.bench.load_run import WARM_UP_S, Bench, Line, quiet
 from loadtests.chromium import browsing, executable
 from loadtests.server import Process
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker
 
 RATIO_MIN: Final = 0.98
@@ -36,10 +37,10 @@ _VIEWS: Final = (f"#/queues/{QUEUE}", "#/")
 
 @dataclass(frozen=True)
 class Plan:
-    """How many turns of each kind, and how long each is, in seconds."""
+    """What an open console costs batch100, in turns with and without it. Needs Chromium."""
 
-    pairs: int = PAIRS
-    turn_s: float = TURN_S
+    pairs: int = options.whole(PAIRS, "Turns with the console, and as many without.", 1, 1000)
+    turn_s: float = options.seconds(TURN_S, "How long each turn is.")
 
 
 @contextlib.asynccontextmanager

@@ -29,6 +29,7 @@ from loadtests.bench.load_run import Bench, Line, quiet
 from loadtests.clients.load import LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE, Process, Server, tocsin
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker
 from spark.command import LAKE
 
@@ -67,10 +68,20 @@ LATENCY_SPARE_US: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How many messages in each run, and which runs."""
+    """Every message of a long run is in every book: the clients', the broker's, the delivery log's
+    and the usage log's.
 
-    messages: int = MESSAGES
-    ends: Sequence[End] = ENDS
+    stop: after a clean stop all counts are the same. kill: after kill -9 in mid load the log lacks
+    what it says it lacks. step: the wall clock passes a month's end and is stepped by 24 hours; the
+    days of the rollup are those of the lines. About four minutes each, and 4 GB; needs Java and
+    PySpark.
+    """
+
+    messages: int = options.whole(MESSAGES, "How many in each run, at least.", 10_000)
+    ends: Sequence[End] = options.some_of(
+        ENDS, "Only the run that ends so; may be given several times. Without: all three.",
+        "--end ends",
+    )  # fmt: skip
 
 
 @dataclass

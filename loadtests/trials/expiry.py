@@ -15,6 +15,7 @@ from typing import Final
 from loadtests.clients.load import Client, LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE, Server
+from loadtests.trials import options
 from loadtests.trials.overflow import Taker
 from loadtests.trials.trial import Finding, Progress, broker
 
@@ -47,9 +48,10 @@ CASES: Final = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it."""
+    """A backlog expires, and a fresh message stands behind it: how soon it is given, and how fast
+    the backlog moves to the dead letters."""
 
-    messages: int = MESSAGES
+    messages: int = options.whole(MESSAGES, "Of the backlog.", 1000, 10_000_000)
     cases: Sequence[Case] = CASES
     command: Sequence[str] = SERVE
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from loadtests.bench.load_run import Bench, Line, quiet
 from loadtests.server import Process, Server
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, admin, broker
 
 RATIO_MIN: Final = 0.85
@@ -50,10 +51,13 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How many turns of each kind, and how long each is, in seconds."""
+    """What credentials, rights, encryption, limits and usage lines cost, in turns with and
+    without."""
 
-    pairs: int = PAIRS
-    turn_s: float = TURN_S
+    pairs: int = options.whole(
+        PAIRS, "Turns with the guard on, and as many without, of each load.", 1, 1000
+    )
+    turn_s: float = options.seconds(TURN_S, "How long each turn is.")
 
 
 @dataclass

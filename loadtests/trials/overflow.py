@@ -25,6 +25,7 @@ from loadtests.clients import wire
 from loadtests.clients.load import Client, LoadFailed, Reply
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker
 
 ROUNDS: Final = 200
@@ -41,12 +42,15 @@ KINDS: Final[tuple[Kind, ...]] = ("handover", "joins")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it."""
+    """Queues overflow into their dead letters while consumers hand over, and join: first
+    deliveries are in order, and nothing is both acked and dead-lettered. About ten minutes."""
 
-    rounds: int = ROUNDS
-    """Of each kind."""
-    seed: int = 1
-    kinds: tuple[Kind, ...] = KINDS
+    rounds: int = options.whole(ROUNDS, "Of each kind.", 1, 100_000)
+    kinds: tuple[Kind, ...] = options.some_of(
+        KINDS, "Only rounds of this kind; may be given several times. Without: both.",
+        "--kind kinds",
+    )  # fmt: skip
+    seed: int = options.seed()
     batches: int = 60
     batch: int = 50
     """Messages, in the rounds of kind handover."""

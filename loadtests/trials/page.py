@@ -15,6 +15,7 @@ import tocsin
 from playwright.async_api import CDPSession, Page
 
 from loadtests.chromium import browsing
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker
 
 SECONDS: Final = 600.0
@@ -49,15 +50,24 @@ _FRAMES_END: Final = """() => {
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, and how much."""
+    """Messages stream into the demo page for ten minutes: its heap and its frames.
 
-    seconds: float = SECONDS
-    rate: int = RATE
+    The heap at the end is compared with that after the first minute (a fifth of a shorter run), the
+    intervals between frames with those of the idle page. Needs Chromium.
+    """
+
+    seconds: float = options.seconds(
+        SECONDS, "How long messages come; the heap is measured first after 60 s."
+    )
+    rate: int = options.whole(RATE, "Messages a second.", 1, 10_000)
     idle_s: float = 20.0
-    first_s: float = 60.0
-    """The heap is measured first after so long."""
     frames_s: float = 20.0
     """So long at the end of the load the frames are watched."""
+
+    @property
+    def first_s(self) -> float:
+        """The time until the heap is measured first."""
+        return min(60.0, self.seconds / 5)
 
 
 class _Heap:

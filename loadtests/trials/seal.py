@@ -24,6 +24,7 @@ from typing import Any, Final
 from loadtests.clients.load import Client
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE, Server
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, admin, administer
 
 STORE: Final = "store.sqlite"
@@ -143,11 +144,15 @@ _SIDE: Final = "/v1/queues/sick"
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it."""
+    """Master keys are rotated under load and kills, bits flipped, a canary looked for.
 
-    rotations: int = ROTATIONS
-    flips: int = FLIPS
-    seed: int = 1
+    Everything decrypts, no nonce comes twice, a bit costs its record and is reported, and what
+    messages hold is in no file, log or error. About three minutes.
+    """
+
+    rotations: int = options.whole(ROTATIONS, "Of the master key, under load.", 1, 1000)
+    flips: int = options.whole(FLIPS, "Bits that are flipped in copies of the store.", 1, 1_000_000)
+    seed: int = options.seed()
     command: Sequence[str] = field(default=SERVE)
     """What is run as the broker; another one is a negative control."""
 

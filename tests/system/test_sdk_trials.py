@@ -7,10 +7,7 @@ a run that must break it.
 
 import pytest
 
-from loadtests.trials.sdk import kills as trial_kills
-from loadtests.trials.sdk import proxy as trial_proxy
-from loadtests.trials.sdk import slow as trial_slow
-from loadtests.trials.sdk import switch as trial_switch
+from loadtests.trials.sdk import kills, proxy, slow, switch
 from loadtests.trials.sdk import trial as scene
 from loadtests.trials.trial import Finding
 
@@ -32,43 +29,43 @@ async def test_a_session_switched_in_mid_stream_gives_nothing_twice_and_loses_no
 ) -> None:
     """R22, R25, P1, P3: refused, then stripped; back each time, at 1,500 messages a second."""
     monkeypatch.setattr("tocsin.proto.connect_policy.RETURN_S", 0.3)
-    monkeypatch.setattr(trial_switch, "SWITCH_TIMEOUT_S", 20.0)
-    hold(await trial_switch.switch(trial_switch.Plan(switches=4, between_s=0.4), print))
+    monkeypatch.setattr(switch, "SWITCH_TIMEOUT_S", 20.0)
+    hold(await switch.switch(switch.Plan(switches=4, between_s=0.4), print))
 
 
 async def test_on_a_bad_network_nothing_is_given_twice_or_lost() -> None:
     """P1, P3, P10, R22: the faults of one seed, for a few seconds."""
-    hold(await trial_proxy.proxied(trial_proxy.Plan(seconds=8.0, outage_s=1.0), print))
+    hold(await proxy.proxied(proxy.Plan(seconds=8.0, outage_s=1.0), print))
 
 
 async def test_consumers_that_never_ack_turn_the_bad_network_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scene, "STALL_TIMEOUT_S", 1.0)
-    plan = trial_proxy.Plan(seconds=1.0, rate=200, acks=False)
-    assert "NOT DRAINED" in broken(await trial_proxy.proxied(plan, print))
+    plan = proxy.Plan(seconds=1.0, rate=200, acks=False)
+    assert "NOT DRAINED" in broken(await proxy.proxied(plan, print))
 
 
 async def test_every_effect_happens_once_when_the_broker_is_killed() -> None:
     """P1, P4: twenty clients; what comes again is recognised."""
-    hold(await trial_kills.kills(trial_kills.Plan(kills=3), print))
+    hold(await kills.kills(kills.Plan(kills=3), print))
 
 
 async def test_handlers_that_do_not_look_turn_the_kills_red() -> None:
-    found = broken(await trial_kills.kills(trial_kills.Plan(kills=1, once=False), print))
+    found = broken(await kills.kills(kills.Plan(kills=1, once=False), print))
     assert "every effect happened once" in found
     assert "lost" not in found
 
 
 async def test_handlers_that_outlast_their_leases_run_once_and_stall_nobody() -> None:
     """R17, R19, R20: three leases long; hung; a hundred of one key."""
-    hold(await trial_slow.slow(trial_slow.Plan(lease_s=2.0), print))
+    hold(await slow.slow(slow.Plan(lease_s=2.0), print))
 
 
 async def test_leases_that_nobody_prolongs_turn_the_slow_handlers_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scene, "STALL_TIMEOUT_S", 1.0)
-    plan = trial_slow.Plan(lease_s=1.0, kinds=("slow",), auto_extend=False)
-    found = broken(await trial_slow.slow(plan, print))
+    plan = slow.Plan(lease_s=1.0, kinds=("slow",), auto_extend=False)
+    found = broken(await slow.slow(plan, print))
     assert "each message of the key ran once" in found

@@ -5,25 +5,16 @@ busy machine, too: what was delivered, in which order, how often, and what memor
 """
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
-from loadtests.trials import calm as trial_calm
-from loadtests.trials.bulk import Plan as BulkPlan
-from loadtests.trials.bulk import bulk
-from loadtests.trials.churn import churn
-from loadtests.trials.credentials.guesses import guesses
-from loadtests.trials.credentials.revoke import revoke
-from loadtests.trials.noisy import trial as trial_noisy
-from loadtests.trials.overflow import Plan as OverflowPlan
-from loadtests.trials.overflow import overflow
-from loadtests.trials.seal import Plan as SealPlan
-from loadtests.trials.seal import seal
-from loadtests.trials.stalled.trial import stalled
+from loadtests.trials import bulk, calm, churn, overflow, seal
+from loadtests.trials.credentials import guesses, revoke
+from loadtests.trials.noisy import trial as noisy
+from loadtests.trials.stalled import trial as stalled
+from loadtests.trials.stuck import trial as stuck
 from loadtests.trials.stuck.handlers import Plan, hung_handlers
-from loadtests.trials.stuck.trial import stuck
 from loadtests.trials.trial import Finding
-from loadtests.trials.visitors.trial import visitors
+from loadtests.trials.visitors import trial as visitors
 
 BULK_S: Final = 120.0
 """Far more than the short bulk load takes, on a busy machine, too."""
@@ -37,17 +28,18 @@ def hold(finding: Finding) -> None:
 
 async def test_consumers_come_and_go_and_nothing_is_lost_or_out_of_order() -> None:
     """P1, P3, P5, P7 while partitions move twice a second; R20: those that do not, do not pause."""
-    hold(await churn(3.0, 1_500, print))
+    hold(await churn.churn(churn.Plan(3.0, 1_500), print))
 
 
 async def test_consumers_that_come_and_go_are_gone_two_seconds_later() -> None:
     """R14: whoever has ended never joins, and a crowd is a few writes of the group's row."""
-    hold(await visitors((1_000,), 100, print))
+    hold(await visitors.visitors(visitors.Plan((1_000,), 100), print))
 
 
 async def test_stuck_keys_hold_up_nobody_else_and_lose_nothing() -> None:
     """P8, P9, R17, R18: keys nacked for ever, parked, and hung, and a backlog behind them."""
-    hold(await stuck(80_000, 1.0, print, lease_s=5, rounds=1, live_messages=20_000))
+    plan = stuck.Plan(80_000, turn_s=1.0, lease_s=5, rounds=1, live_messages=20_000)
+    hold(await stuck.stuck(plan, print))
 
 
 async def test_a_key_whose_handler_hangs_starves_nobody_through_an_sdk_or_by_pull() -> None:
@@ -64,47 +56,45 @@ async def test_hung_keys_one_after_another_starve_nobody() -> None:
 
 async def test_sockets_that_stop_reading_cost_bounded_memory_and_nobody_a_message() -> None:
     """P9, P10: they are not cut off, and who reads on is told what it missed."""
-    hold(await stalled(1.0, 150, print, settle_s=0, window=1000))
+    hold(await stalled.stalled(stalled.Plan(1.0, 150, settle_s=0, window=1000), print))
 
 
 async def test_what_is_at_rest_is_sealed_whatever_happens_to_its_keys_and_bits() -> None:
     """P2, P13, R9, R30: rotations under load and a kill, flipped bits, and a canary in no file."""
-    hold(await seal(SealPlan(rotations=2, flips=150), print))
+    hold(await seal.seal(seal.Plan(rotations=2, flips=150), print))
 
 
-async def test_the_end_of_a_credential_ends_its_sessions_within_five_seconds(
-    tmp_path: Path,
-) -> None:
+async def test_the_end_of_a_credential_ends_its_sessions_within_five_seconds() -> None:
     """P11: revoked, run out, and without its key, over both transports."""
-    hold(await revoke(40, tmp_path, print, lasts_s=3))
+    hold(await revoke.revoke(revoke.Plan(40, lasts_s=3), print))
 
 
-async def test_wrong_credentials_are_told_the_same_over_sockets(tmp_path: Path) -> None:
+async def test_wrong_credentials_are_told_the_same_over_sockets() -> None:
     """P11."""
-    hold(await guesses(1, tmp_path, print))
+    hold(await guesses.guesses(guesses.Plan(1), print))
 
 
 async def test_the_metadata_stalls_and_who_publishes_and_consumes_does_not_notice() -> None:
     """P1, P12: known queues and groups go on without an error, what cannot is told so."""
-    hold(await trial_calm.calm(trial_calm.Plan(seconds=2.0, rate=200, before_s=0.5), print))
+    hold(await calm.calm(calm.Plan(seconds=2.0, rate=200, before_s=0.5), print))
 
 
 async def test_a_queue_that_is_flooded_is_told_so_and_another_one_goes_on() -> None:
     """P1, P9: without an error for the other one, and what was accepted of the flood is stored."""
-    hold(await trial_noisy.noisy(trial_noisy.Plan(0.6, 1, 0.1, nices=(0,)), print))
+    hold(await noisy.noisy(noisy.Plan(0.6, 1, 0.1, nices=(0,)), print))
 
 
 async def test_what_overflows_is_dead_or_acked_and_in_order() -> None:
     """P1, P3, P5: consumers hand over and join while their queue overflows."""
-    hold(await overflow(OverflowPlan(rounds=8, batches=25), print))
+    hold(await overflow.overflow(overflow.Plan(rounds=8, batches=25), print))
 
 
 async def test_a_bulk_load_is_stored_beside_a_trickle_and_told_where_it_is_held_back() -> None:
     """P1, P9: nothing of either is refused or lost, and over a queue's limit the command says how
     much was put off."""
-    plan = BulkPlan(lines=4_000, rate=50, rounds=1, loads=2, alone_s=0.5, nice=0)
+    plan = bulk.Plan(lines=4_000, rate=50, rounds=1, loads=2, alone_s=0.5, nice=0)
     async with asyncio.timeout(BULK_S):
-        finding = await bulk(plan, print)
+        finding = await bulk.bulk(plan, print)
     hold(finding)
     for figure in (
         "bulk_alone_per_s", "bulk_beside_per_s", "bulk_kept", "trickle_alone_p99_ms",

@@ -7,8 +7,10 @@ longer how far its guess was right: the medians of a way are compared.
 
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -16,6 +18,7 @@ from typing import Final
 from loadtests.clients.load import LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.server import Server
+from loadtests.trials import options
 from loadtests.trials.credentials.bad_credentials import Bad, Issuer, bad_credentials
 from loadtests.trials.credentials.revoke import TOKEN, settings_of, write_keys
 from loadtests.trials.credentials.ways_in import Ways
@@ -29,8 +32,23 @@ _OVER_S: Final = 1.0
 _TICKETS: Final = 5
 
 
-async def guesses(tries: int, folder: Path, progress: Progress, *, seed: int = 1) -> Finding:
+@dataclass(frozen=True)
+class Plan:
+    """Wrong credentials of every kind over every way in: of each way the medians of the times until
+    the answer must be within 1 ms of one another, and the answers the same. About four minutes."""
+
+    tries: int = options.whole(TRIES, "Of each kind, over each way in.", 1, 100_000)
+    seed: int = options.seed()
+
+
+async def guesses(plan: Plan, progress: Progress) -> Finding:
     """So many of each kind and way in. Raises LoadFailed, ServerFailed."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
+        return await _guesses(plan, Path(folder), progress)
+
+
+async def _guesses(plan: Plan, folder: Path, progress: Progress) -> Finding:
+    tries, seed = plan.tries, plan.seed
     finding = Finding("guesses", {"tries of each kind": tries})
     issuer, keys = Issuer(), folder / "jwks.json"
     write_keys(keys, issuer.jwks(*ALGORITHMS))

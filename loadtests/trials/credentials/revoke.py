@@ -7,6 +7,7 @@ goes on.
 
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from loadtests.clients.load import LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.clients.wire import Wire, connect
 from loadtests.server import Server, raise_file_limit
+from loadtests.trials import options
 from loadtests.trials.credentials.bad_credentials import AUDIENCE, ISSUER, Issuer
 from loadtests.trials.trial import Finding, Progress, admin, broker
 
@@ -207,10 +209,24 @@ def settings_of(keys: Path) -> dict[str, str]:
     }
 
 
-async def revoke(
-    sessions: int, folder: Path, progress: Progress, *, lasts_s: float = LASTS_S
-) -> Finding:
+@dataclass(frozen=True)
+class Plan:
+    """Tokens are revoked and run out, keys leave: their sessions, over WebSocket and by long poll,
+    must end within 5 s, and nobody else's. About a minute."""
+
+    sessions: int = options.whole(SESSIONS, "How many are to end, each of four times.", 2, 10_000)
+    lasts_s: float = LASTS_S
+    """The life of tokens that run out."""
+
+
+async def revoke(plan: Plan, progress: Progress) -> Finding:
     """So many sessions for each way to end. Raises LoadFailed, ServerFailed."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-revoke-") as folder:
+        return await _revoke(plan, Path(folder), progress)
+
+
+async def _revoke(plan: Plan, folder: Path, progress: Progress) -> Finding:
+    sessions = plan.sessions
     raise_file_limit(2 * sessions + 200)
     finding = Finding("revoke", {"sessions": sessions})
     issuer, keys = Issuer(), folder / "jwks.json"
@@ -219,7 +235,7 @@ async def revoke(
         house = _House(server, issuer, keys)
         witnesses, leaves = await _many(server.url, TOKEN, 2)
         for kind in ENDS:
-            ending, there, leaving = await _open(house, kind, sessions, lasts_s)
+            ending, there, leaving = await _open(house, kind, sessions, plan.lasts_s)
             leaves += leaving
             before = sum(one.over.is_set() for one in there)
             progress(f"{kind}: {len(there)} sessions are there")

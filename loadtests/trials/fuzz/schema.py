@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from loadtests.server import SERVE, Server
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected", re.IGNO
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: so many cases, drawn from `seed`."""
+    """Requests made from /openapi.json, good and bad; each answer is as the document says."""
 
-    cases: int = CASES
-    seed: int = 1
+    cases: int = options.whole(CASES, "Requests made from the document.", 1)
+    seed: int = options.seed()
 
 
 class _Trial:

@@ -15,6 +15,7 @@ from typing import Final
 from loadtests.clients.load import LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.trials import options
 from loadtests.trials.fuzz.clients import Fuzz, Notes, long_poll
 from loadtests.trials.fuzz.frames import SMUGGLED_NAME
 from loadtests.trials.trial import MIB, Finding, Memory, Progress, broker
@@ -47,10 +48,13 @@ _ORDERS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: so many frames, drawn from `seed`."""
+    """Mutated frames and requests over every way in; a witness beside them loses nothing.
 
-    frames: int = FRAMES
-    seed: int = 1
+    No 5xx, no traceback, no session that is stuck, no ref without an answer. Some minutes.
+    """
+
+    frames: int = options.whole(FRAMES, "Mutated frames and requests.", 100)
+    seed: int = options.seed()
 
 
 class _Trial:

@@ -29,6 +29,7 @@ from loadtests.clients.rest import Rest
 from loadtests.faults.busy import IDLE, apart, beside
 from loadtests.histogram import Histogram
 from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.trials import options
 from loadtests.trials.hostile.clients import AT_NICE_19, QUEUE, Attack, arguments
 from loadtests.trials.trial import MIB, Finding, Memory, Progress, broker, uncollected
 from loadtests.trials.witness import Witness
@@ -61,13 +62,20 @@ sending takes longer than the broker lingers: then the socket was just closed.""
 
 @dataclass(frozen=True)
 class Plan:
-    """`seconds` under attack, half as long in peace before and, in the end, afterwards."""
+    """Everybody who means harm, at once; memory stays, and who behaves hardly notices.
 
-    seconds: float = SECONDS
-    rounds: int = ROUNDS
-    """Of peace and attack."""
-    nice_seconds: float = SECONDS / 2
-    """Under attack with nice 19, in the last round."""
+    1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB, compression bombs,
+    1,000 readers that never read, floods of subscribes, credit and tickets.
+    """
+
+    seconds: float = options.seconds(
+        SECONDS, "How long under attack; half as long before, and afterwards."
+    )
+    rounds: int = options.whole(
+        ROUNDS, "Of peace and attack; the median of their ratios is judged.", 1, 100
+    )
+    nice_seconds: float | None = None
+    """Under attack with nice 19, in the last round. None: half of `seconds`."""
     apart: bool = True
     """Cores of their own for broker and clients. Without, for where others work beside it: on the
     one core that is left to them attackers may get so little that they miss their answers."""
@@ -109,7 +117,10 @@ class _Trial:
                 self.before = self.before or self.memory.highest(0.0)
                 began = time.monotonic()
                 is_last = number == self._plan.rounds - 1
-                during = await self._attacked(self._plan.nice_seconds if is_last else 0.0)
+                nice_seconds = self._plan.nice_seconds
+                if nice_seconds is None:
+                    nice_seconds = self._plan.seconds / 2
+                during = await self._attacked(nice_seconds if is_last else 0.0)
                 self.highest = max(self.highest, self.memory.highest(began))
                 self.ratios.append(during.percentile(99) / max(1, before.percentile(99)))
                 await self._phase("leaving", min(_LEAVING_S, self._plan.seconds / 4))

@@ -28,6 +28,7 @@ from loadtests.clients.rest import Rest
 from loadtests.faults.busy import IDLE, apart, beside, give_way
 from loadtests.histogram import Histogram
 from loadtests.server import Process
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker, failed, uncollected, until
 
 SECONDS: Final = 10.0
@@ -48,12 +49,15 @@ _BEYOND_S: Final = 0.3
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often."""
+    """One queue is flooded at three times its capacity; another one must not pay for it.
 
-    seconds: float = SECONDS
-    """Of each stretch."""
-    rounds: int = ROUNDS
-    """Calm and flooded stretches, of each kind of flooder."""
+    Its p99 is compared with that of the calm stretches of the same run. About seven minutes.
+    """
+
+    seconds: float = options.seconds(SECONDS, "How long each stretch is, calm or flooded.")
+    rounds: int = options.whole(
+        ROUNDS, "Of a calm stretch and a flooded one, for each kind of flooder.", 1, 100
+    )
     settle_s: float = 2.0
     """What of a flooded stretch is not measured, at its beginning."""
     nices: tuple[int, ...] = (0, IDLE)

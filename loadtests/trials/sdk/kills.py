@@ -21,6 +21,7 @@ from tocsin.effects import SqliteEffects
 
 from loadtests.clients.load import LoadFailed
 from loadtests.server import SERVE, Server
+from loadtests.trials import options
 from loadtests.trials.sdk.programs import GROUP, Consuming, Handler, Producing
 from loadtests.trials.sdk.trial import Scene, examine
 from loadtests.trials.trial import Finding, Progress, broker
@@ -47,10 +48,14 @@ _CONCURRENCY: Final = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """How often, and how it is drawn."""
+    """kill -9 of the broker under twenty programs whose effects must happen once.
 
-    kills: int = KILLS
-    seed: int = 1
+    Every publish that returned is delivered, and has its effect in the handlers' own database
+    exactly once. About three minutes.
+    """
+
+    kills: int = options.whole(KILLS, "How often the broker is killed.", 1, 10_000, "--kills count")
+    seed: int = options.seed()
     rate: int = RATE
     once: bool = True
     """False: handlers do not look whether they had a message before, the negative control."""

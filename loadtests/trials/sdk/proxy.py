@@ -15,6 +15,7 @@ from typing import Final
 from loadtests.faults.proxy import Proxy
 from loadtests.faults.random_faults import Mischief
 from loadtests.server import SERVE
+from loadtests.trials import options
 from loadtests.trials.sdk.programs import KEYS, Consuming, Following, Producing, sleeping
 from loadtests.trials.sdk.trial import Scene, examine
 from loadtests.trials.trial import Finding, Progress, broker
@@ -38,10 +39,14 @@ _CONCURRENCY: Final = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """For how long, and how it is drawn."""
+    """Programs with the SDK behind a proxy that cuts, holds, swallows and delays at random.
 
-    seconds: float = SECONDS
-    seed: int = 1
+    Three producers, a group of four consumers, three readers. Nothing twice to a handler, nothing
+    missing, each key in order: from the raw frames, and from what the programs saw.
+    """
+
+    seconds: float = options.seconds(SECONDS, "How long the network is bad.")
+    seed: int = options.seed()
     rate: int = RATE
     outage_s: float = OUTAGE_S
     acks: bool = True

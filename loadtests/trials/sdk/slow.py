@@ -13,6 +13,7 @@ from typing import Final
 
 import tocsin
 
+from loadtests.trials import options
 from loadtests.trials.sdk.programs import Consuming, Producing, Saying
 from loadtests.trials.sdk.trial import Scene, examine
 from loadtests.trials.trial import Finding, Progress, broker
@@ -37,9 +38,14 @@ _SLOW: Final = "slow"
 
 @dataclass(frozen=True)
 class Plan:
-    """The lease says how long all of it takes."""
+    """Handlers of three leases, handlers that hang, and a hundred messages of one key.
 
-    lease_s: float = LEASE_S
+    No message runs twice that had not been taken back, and no other key stalls. About four leases.
+    """
+
+    lease_s: float = options.seconds(
+        LEASE_S, "The lease in seconds; all else is as long as it says.", 1, 600, "--lease lease_s"
+    )
     seed: int = 1
     kinds: tuple[str, ...] = KINDS
     auto_extend: bool = True

@@ -13,6 +13,7 @@ from random import Random
 from typing import Final
 
 from loadtests.faults.proxy import Proxy, Upgrades
+from loadtests.trials import options
 from loadtests.trials.sdk.clients import Transport
 from loadtests.trials.sdk.programs import ActorFailed, Consuming, Following, Producing, sleeping
 from loadtests.trials.sdk.trial import Evidence, Scene, examine
@@ -39,12 +40,19 @@ _BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How often it is switched, alternately, under how many messages a second."""
+    """A session of the SDK moves between WebSocket and long poll in mid-stream.
 
-    switches: int = SWITCHES
-    rate: int = RATE
+    A proxy keeps WebSockets out (refused, stripped, swallowed) and lets them in again, while more
+    than a hundred deliveries are unacked. Nothing twice, nothing missing, in order: from the raw
+    frames, and from what handlers and readers saw. About two minutes.
+    """
+
+    switches: int = options.whole(
+        SWITCHES, "How often, alternately to long poll and to WebSocket.", 1, 1000
+    )
+    rate: int = options.whole(RATE, "Messages a second.", 1_000, 20_000)
+    seed: int = options.seed()
     between_s: float = BETWEEN_S
-    seed: int = 1
 
 
 class _Switching:

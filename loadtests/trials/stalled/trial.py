@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from loadtests.bench.load_run import Bench, Line
 from loadtests.clients.load import LoadFailed, Producer, Shape, stamp
 from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server, raise_file_limit
+from loadtests.trials import options
 from loadtests.trials.stalled.sockets import (
     BUFFER_BYTES,
     PACKET_BYTES,
@@ -240,32 +242,37 @@ class _Trial:
             watcher.close()
 
 
-async def stalled(
-    seconds: float,
-    sockets: int,
-    progress: Progress,
-    *,
-    settle_s: float = SETTLE_S,
-    window: int = WINDOW,
-) -> Finding:
-    """`seconds` with stalled sockets, in rounds of about ROUND_S, each between two without and
-    after `settle_s` to fill buffers. `window`: messages published and not yet settled.
+@dataclass(frozen=True)
+class Plan:
+    """Sockets stop reading; memory stays, and the others keep their rate."""
+
+    seconds: float = options.seconds(SECONDS, "How long with stalled sockets, and as long without.")
+    sockets: int = options.whole(SOCKETS, "How many stop reading.", 10, 20_000)
+    settle_s: float = SETTLE_S
+    window: int = WINDOW
+    """Messages published and not yet settled."""
+
+
+async def stalled(plan: Plan, progress: Progress) -> Finding:
+    """`plan.seconds` with stalled sockets, in rounds of about ROUND_S, each between two without
+    and after `plan.settle_s` to fill buffers.
 
     Raises LoadFailed or ServerFailed where it cannot even come to its end, RuntimeError when this
     process may not open so many files.
     """
-    raise_file_limit(sockets + 500)
+    seconds = plan.seconds
+    raise_file_limit(plan.sockets + 500)
     finding = Finding("stalled")
     rounds = max(1, round(seconds / ROUND_S))
     async with broker("stalled") as server:
-        trial = _Trial(server, sockets, window, progress)
+        trial = _Trial(server, plan.sockets, plan.window, progress)
         try:
             with uncollected():
                 async with trial.memory.watched():
                     await trial.prepare()
                     await trial.calm(seconds / rounds)
                     for _ in range(rounds):
-                        await trial.stalling(seconds / rounds, settle_s)
+                        await trial.stalling(seconds / rounds, plan.settle_s)
                         await trial.calm(seconds / rounds)
                     await trial.finish()
         finally:
@@ -274,7 +281,7 @@ async def stalled(
     finding.conditions = {
         "readers": trial.readers, "consumers": trial.consumers, "seconds": seconds,
         "rounds": rounds, "watchers": WATCHERS, "messages_per_frame": MESSAGES_PER_FRAME,
-        "in_flight_max": window, "packet_bytes": PACKET_BYTES, "buffer_bytes": BUFFER_BYTES,
+        "in_flight_max": plan.window, "packet_bytes": PACKET_BYTES, "buffer_bytes": BUFFER_BYTES,
         "body_bytes": Shape().body_bytes,
     }  # fmt: skip
     return finding

@@ -11,12 +11,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
 from loadtests.clients.load import LoadFailed, Producer, Shape, stamp
 from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server
+from loadtests.trials import options
+from loadtests.trials.stuck.handlers import hung_handlers
 from loadtests.trials.stuck.keys import (
     CREDIT,
     HUNG,
@@ -279,21 +282,34 @@ class _Trial:
             handler.close()
 
 
-async def stuck(
-    messages: int,
-    turn_s: float,
-    progress: Progress,
-    *,
-    keys: int = KEYS,
-    lease_s: float = LEASE_S,
-    rounds: int = LIVE_ROUNDS,
-    live_messages: int = LIVE_MESSAGES,
-) -> Finding:
+@dataclass(frozen=True)
+class Plan:
+    """Stuck keys with a backlog behind them; the healthy ones must not pay for them."""
+
+    messages: int = options.whole(MESSAGES, "How many wait.", 40_000)
+    keys: int = options.number_of(KEYS, (10_000, 30_000), "Of them 300 are stuck: 3 % or 1 %.")
+    turn_s: float = options.seconds(TURN_S, "How long each turn of a group is.")
+    handlers: bool = options.option(
+        False,
+        "Through the SDKs and by pull, with handlers that hang and are prolonged, in place of "
+        "all that.",
+        shown=False,
+        is_flag=True,
+    )
+    lease_s: float = LEASE_S
+    rounds: int = LIVE_ROUNDS
+    live_messages: int = LIVE_MESSAGES
+
+
+async def stuck(plan: Plan, progress: Progress) -> Finding:
     """`messages` (rounded up to whole decks) wait; both groups read them in turns of `turn_s`.
     Then, `rounds` times each, one of them takes `live_messages` that are published meanwhile.
 
     Raises LoadFailed or ServerFailed where it cannot even come to its end.
     """
+    if plan.handlers:
+        return await hung_handlers(progress)
+    messages, keys, turn_s, lease_s = plan.messages, plan.keys, plan.turn_s, plan.lease_s
     finding = Finding("stuck")
     async with broker("stuck") as server:
         trial = _Trial(server, keys, messages, turn_s, progress)
@@ -303,7 +319,7 @@ async def stuck(
                 async with trial.memory.watched():
                     await trial.run()
                 await trial.come_back(lease_s + _WAIT_S)
-                live = await trial.live(rounds, live_messages)
+                live = await trial.live(plan.rounds, plan.live_messages)
                 stuck_lag = await trial.describe("stuck")
                 free_lag = await trial.describe("free")
                 redelivered = trial.stuck.book.redelivered.copy()

@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from loadtests.clients.load import Consumer, LoadFailed, Producer, Shape, stamp
 from loadtests.clients.rest import Rest
 from loadtests.histogram import Histogram
 from loadtests.server import Process, raise_file_limit
+from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, broker, failed, uncollected
 from loadtests.trials.visitors.process import GROUP, QUEUE, SHAPES
 
@@ -149,10 +151,27 @@ class _Run:
                 client.close()
 
 
-async def visitors(counts: Sequence[int], rate: int, progress: Progress) -> Finding:
+@dataclass(frozen=True)
+class Plan:
+    """Consumers connect, say hello, subscribe, and are reset, by the thousand.
+
+    Reports the worst gap of the consumer that stays, the longest that a message waited for it, what
+    a visitor costs the broker, and how many consumers the group counts two seconds later: for
+    visitors that come one after the other, and for a crowd that comes and goes together.
+    """
+
+    counts: Sequence[int] = options.wholes(
+        COUNTS, "How many come and go; given several times, each in turn.", 100, 20_000,
+        "--count counts",
+    )  # fmt: skip
+    rate: int = options.whole(RATE, "Messages a second meanwhile.", 10, 5_000)
+
+
+async def visitors(plan: Plan, progress: Progress) -> Finding:
     """Each count, in each shape, on a broker of its own. Raises LoadFailed or ServerFailed where it
     cannot even come to its end."""
     finding = Finding("visitors")
+    counts, rate = plan.counts, plan.rate
     raise_file_limit(max(counts) + 500)
     for shape in SHAPES:
         costs = []
