@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from parse_metadata.rights import PLACEHOLDER, parse_right
+from parse_storage.redis import redis_target
+
 from gateway.auth.jwt_keys import ALGORITHMS
 from gateway.auth.origins import configured_origin
 from gateway.limits import limit_values
-from metadata.rights import PLACEHOLDER, parse_right
 from runtime.addresses import parse_networks
-from storage.redis import redis_target
 
 SQLITE: Final = "sqlite:"
 IN_PROCESS: Final = "in-process"
@@ -26,7 +27,7 @@ REQUIRED: Final = "required"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
-def host(text: str) -> str:
+def parse_host(text: str) -> str:
     """A host name or an address, without brackets."""
     bare = text.strip("[]")
     if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,255}", bare):
@@ -34,12 +35,12 @@ def host(text: str) -> str:
     return bare
 
 
-def port(text: str) -> int:
+def parse_port(text: str) -> int:
     """A TCP port."""
-    return whole(text, 0, 65_535)
+    return parse_whole(text, 0, 65_535)
 
 
-def webhooks(text: str) -> dict[str, str]:
+def parse_webhooks(text: str) -> dict[str, str]:
     """Addresses by name: `name=https://…`, separated by blanks."""
     found: dict[str, str] = {}
     for one in text.split():
@@ -54,45 +55,45 @@ def webhooks(text: str) -> dict[str, str]:
     return found
 
 
-def label_count(text: str) -> int:
+def parse_label_count(text: str) -> int:
     """How many have labels of their own in metrics."""
-    return whole(text, 0, 10_000)
+    return parse_whole(text, 0, 10_000)
 
 
-def whole(text: str, least: int, most: int) -> int:
+def parse_whole(text: str, least: int, most: int) -> int:
     """A whole number from `least` to `most`."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise ValueError
     return int(text)
 
 
-def path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A path, made absolute."""
     if not text or "\0" in text:
         raise ValueError
     return Path(text).expanduser().absolute()
 
 
-def storage(text: str) -> str:
+def parse_storage(text: str) -> str:
     """Which store, or which storage clusters."""
     if text != SQLITE:
         redis_target.parse_all(text)
     return text
 
 
-def metadata(text: str) -> str:
+def parse_metadata(text: str) -> str:
     """Which metadata service: IN_PROCESS, or its addresses, separated by blanks."""
     if text == IN_PROCESS:
         return text
     urls = text.split()
     for url in urls:
-        service_url(url)
+        parse_service_url(url)
     if not urls:
         raise ValueError
     return " ".join(url.rstrip("/") for url in urls)
 
 
-def service_url(text: str) -> str:
+def parse_service_url(text: str) -> str:
     """The address of a node of the metadata service: a scheme, a host and a port."""
     parts = urlsplit(text)
     is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
@@ -103,38 +104,38 @@ def service_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def token(text: str) -> str:
+def parse_token(text: str) -> str:
     """What can stand in a header behind "Bearer " and is one word."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError
     return text
 
 
-def auth(text: str) -> str:
+def parse_auth(text: str) -> str:
     """Who needs credentials."""
     if text not in (AUTO, REQUIRED):
         raise ValueError
     return text
 
 
-def jwt_keys(text: str) -> str:
+def parse_jwt_keys(text: str) -> str:
     """A path, made absolute, or an https address."""
     if not text.startswith("https://"):
-        return str(path(text))
+        return str(parse_path(text))
     parts = urlsplit(text)
     if not parts.hostname or parts.username is not None or parts.fragment or parts.port == 0:
         raise ValueError
     return text
 
 
-def word(text: str) -> str:
+def parse_word(text: str) -> str:
     """Something that is called so by somebody else."""
     if not text.strip() or not text.isprintable() or len(text) > 1024:
         raise ValueError
     return text
 
 
-def algorithms(text: str) -> tuple[str, ...]:
+def parse_algorithms(text: str) -> tuple[str, ...]:
     """Of JWTs, separated by commas."""
     names = tuple(part.strip() for part in text.split(","))
     if not set(names) <= set(ALGORITHMS) or len(set(names)) < len(names):
@@ -142,7 +143,7 @@ def algorithms(text: str) -> tuple[str, ...]:
     return names
 
 
-def templates(text: str) -> tuple[str, ...]:
+def parse_templates(text: str) -> tuple[str, ...]:
     """Rights with `{claims}` in them, separated by blanks."""
     found = tuple(text.split())
     for template in found:
@@ -160,24 +161,24 @@ _SWITCH: Final = {
 }
 
 
-def switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
     """On or off."""
     return _SWITCH[text.lower()]
 
 
-def provider(text: str) -> str:
+def parse_provider(text: str) -> str:
     """package.module:factory"""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text, re.ASCII):
         raise ValueError
     return text
 
 
-def origins(text: str) -> tuple[str, ...]:
+def parse_origins(text: str) -> tuple[str, ...]:
     """Web origins separated by commas, as browsers write them."""
     return tuple(configured_origin(part.strip()) for part in text.split(","))
 
 
-def networks(text: str) -> tuple[str, ...]:
+def parse_proxies(text: str) -> tuple[str, ...]:
     """IP addresses and networks separated by commas, but not all the world."""
     found = parse_networks(text)
     if any(network.prefixlen == 0 for network in found):
@@ -185,7 +186,7 @@ def networks(text: str) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
-def header(text: str) -> str:
+def parse_header(text: str) -> str:
     """The name of a header that a proxy adds, in lower case. Not one that means something else."""
     name = text.lower()
     if not re.fullmatch(r"[a-z0-9-]{1,64}", name) or _OTHER_HEADERS.fullmatch(name):
@@ -193,17 +194,17 @@ def header(text: str) -> str:
     return name
 
 
-def byte_count(text: str) -> int:
+def parse_byte_count(text: str) -> int:
     """So many bytes."""
-    return whole(text, 0, 1 << 50)
+    return parse_whole(text, 0, 1 << 50)
 
 
-def journal_bytes(text: str) -> int:
+def parse_journal_bytes(text: str) -> int:
     """So many bytes, for files of lines."""
-    return whole(text, 1 << 16, 1 << 50)
+    return parse_whole(text, 1 << 16, 1 << 50)
 
 
-def seconds(least: float, most: float) -> Callable[[str], float]:
+def parse_seconds(least: float, most: float) -> Callable[[str], float]:
     """A parser of seconds from `least` to `most`."""
 
     def parse(text: str) -> float:
@@ -215,7 +216,7 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
-def limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
+def parse_limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
     """A parser of limits, which stay the text that they are."""
 
     def parse(text: str) -> str:
@@ -225,7 +226,7 @@ def limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
-def log_level(text: str) -> str:
+def parse_log_level(text: str) -> str:
     """One of LOG_LEVELS."""
     if text.lower() not in LOG_LEVELS:
         raise ValueError

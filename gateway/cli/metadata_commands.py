@@ -8,9 +8,9 @@ import click
 import msgspec
 from tocsin.cli.common import run as run_work
 
-from gateway import setting_values
 from gateway.cli.admin_options import json_option, say, settings_of, to_json
 from gateway.config import Config, is_loopback
+from gateway.setting_values import parse_host, parse_port, parse_service_url
 from gateway.stores.metadata_opening import asking_nodes
 from metadata.service.asking_nodes import LOOK_TRY_S, Nobody
 from metadata.service.service_forms import LAYOUTS, NodeInfo
@@ -100,11 +100,11 @@ def _settings(
     config: Config, host: str, port: str, layout: str, advertise: str | None
 ) -> NodeSettings:
     try:
-        url = setting_values.service_url(advertise) if advertise is not None else None
+        url = parse_service_url(advertise) if advertise is not None else None
         return NodeSettings(
             msgspec.structs.replace(config, data_dir=data_dir_of_node(config.data_dir)),
-            setting_values.host(host),
-            setting_values.port(port),
+            parse_host(host),
+            parse_port(port),
             next(known for known in LAYOUTS if known == layout),
             url,
             os.environ.get("TOCSIN_METRICS_TOKEN") or None,
