@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from parse_metadata.rights import PLACEHOLDER, parse_right
-from parse_storage.redis import redis_target
+from metadata.rights import PLACEHOLDER, parse_right
+from storage.redis import redis_target
 
 from gateway.auth.jwt_keys import ALGORITHMS
 from gateway.auth.origins import configured_origin

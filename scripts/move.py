@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from tokenize import COMMENT, NAME, OP, STRING, TokenInfo, generate_tokens
+from tokenize import COMMENT, NAME, STRING, TokenInfo, generate_tokens
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -245,7 +245,7 @@ def rename_top(text: str, renames: dict[str, str], where: str) -> str:
     begins = spans(text)
     last: TokenInfo | None = None
     for token in generate_tokens(StringIO(text).readline):
-        is_attribute = last is not None and last.type == OP and last.string == "."
+        is_attribute = last is not None and last.string in {".", "from"}
         if token.type == NAME and token.string in renames and not is_attribute:
             start = begins[token.start[0] - 1] + token.start[1]
             out.append((start, start + len(token.string), renames[token.string]))
