@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import metadata.inprocess
 from metadata.catalog import (
     ANYBODY,
     Group,
@@ -324,8 +323,8 @@ async def test_too_many_queues_or_groups_are_refused(
     catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9. The bounds are 100,000 and 1,000: here two of each are as good."""
-    monkeypatch.setattr(metadata.inprocess, "QUEUES_MAX", 2)
-    monkeypatch.setattr(metadata.inprocess, "GROUPS_PER_QUEUE_MAX", 2)
+    monkeypatch.setattr("metadata.inprocess.QUEUES_MAX", 2)
+    monkeypatch.setattr("metadata.inprocess.GROUPS_PER_QUEUE_MAX", 2)
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
     two, _ = await catalog.put_queue(BOB, "two", SETTINGS)
     with pytest.raises(Refused, match="limit_reached"):
