@@ -8,57 +8,47 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway.accounting.audit import BROKER, Audit, Who
-from gateway.catalog.agreement import Agreement
-from gateway.catalog.catching_up import find_queue
-from gateway.catalog.changes import Changes
-from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded import GuardedMetadata
+from gateway.catalog.lookups import find_queue
+from gateway.catalog.reconcile import Agreement, Changes
 from gateway.config import Config
-from gateway.counting import Counting
-from gateway.delivery.asking import Asking
-from gateway.delivery.availability import Availability
+from gateway.counters import Counting, Shown, described
 from gateway.delivery.caretaker import Caretaker
+from gateway.delivery.cursor_writer import Flusher
 from gateway.delivery.dead_letters import DeadLetters
-from gateway.delivery.expiry import Expiry
-from gateway.delivery.flusher import Flusher
 from gateway.delivery.groups import Groups
-from gateway.delivery.inboxes import Inboxes
-from gateway.delivery.janitor import Janitor
-from gateway.delivery.orphaned_letters import OrphanedLetters
+from gateway.delivery.janitor import Expiry, Janitor, OrphanedLetters
 from gateway.delivery.overflow import Overflow
-from gateway.delivery.pulls import Pulls
+from gateway.delivery.owned_partition import Context
+from gateway.delivery.presence import Availability
+from gateway.delivery.pull import Pulls, Receipts
 from gateway.delivery.readers import Readers
-from gateway.delivery.receipts import Receipts
-from gateway.delivery.slot_context import Context
+from gateway.delivery.remote_owner import Asking, Inboxes
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.writer import Writer
 from gateway.encryption.keyring import Keyring
-from gateway.encryption.nack_reasons import NackReasons
-from gateway.facts_values import ClusterDescription, ClusterList
-from gateway.hit_rate import Shown, described
-from gateway.limits.limit_values import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
+from gateway.encryption.sealer import NackReasons
 from gateway.limits.limiter import Limiter
-from gateway.limits.shared_limits import SharedLimits
-from gateway.operator.alerting import Alerting
-from gateway.operator.describing import Describing
-from gateway.operator.explaining import Explaining
-from gateway.operator.holding import Holding
-from gateway.operator.measuring import Measuring
+from gateway.limits.shared import SharedLimits
+from gateway.limits.spec import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
+from gateway.models import BackupProgress, ClusterDescription, ClusterList, SeekTo
+from gateway.operator.alerts import Alerting
+from gateway.operator.describe import Describing, Stock
+from gateway.operator.explain import Explaining
+from gateway.operator.metrics import Measuring, Sources
+from gateway.operator.operations import Upkeep
 from gateway.operator.parking import Parking
-from gateway.operator.queues import Sources
-from gateway.operator.removing import Begin, Removed, Removing, check_agreed
+from gateway.operator.removal import Begin, Removed, Removing, check_agreed
 from gateway.operator.settings_change import SettingsChanges
-from gateway.operator.stock import Stock
-from gateway.operator.upkeep import Upkeep
-from gateway.publish.graves import Graves
+from gateway.operator.waiting import Holding
+from gateway.publish.batch import any_storable, nowhere
 from gateway.publish.publisher import Publisher
-from gateway.publish.routing import any_storable, nowhere
 from gateway.publish.tail import Tail
+from gateway.publish.tombstones import Graves
 from gateway.stores.backup import Backups
-from gateway.stores.guarded_storage import guarded
-from gateway.stores.storage_mark import recognise
-from gateway.stores.stores import open_stores
-from gateway.upkeep_values import BackupProgress, SeekTo
+from gateway.stores.marks import recognise
+from gateway.stores.open import guarded, open_stores
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -70,16 +60,14 @@ from metadata.catalog import (
     check_name,
     dead_letter_name,
 )
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Partition
-from push.ports import Storage
-from push.rates.pooling import Pool
-from push.sealing import PLAIN, Sealer
-from runtime.loop.deadlines import Deadlines
-from runtime.loop.soon import Soon
+from push.rates.shared import Pool
+from push.storage_port import PLAIN, Sealer, Storage
+from runtime.loop.end_of_turn import Deadlines, Soon
 
 
 def _letters(
@@ -463,13 +451,13 @@ class Broker:
     # --- Looking -------------------------------------------------------------------------------
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
-        """See gateway.operator.describing."""
+        """See gateway.operator.describe."""
         return await self._describing.queue(principal, name)
 
     async def describe_group(
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
-        """See gateway.operator.describing."""
+        """See gateway.operator.describe."""
         return await self._describing.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:

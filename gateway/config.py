@@ -1,6 +1,6 @@
 """The settings of `tocsin serve`: environment, flags, defaults, and a sentence for what is wrong.
 
-`gateway.settings_table` has them. A flag goes before the environment.
+`gateway.settings` has them. A flag goes before the environment.
 """
 
 import difflib
@@ -16,12 +16,10 @@ import msgspec
 
 from gateway.accounting.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
 from gateway.encryption.master_key import MasterKeySettings
-from gateway.limits import limit_values
-from gateway.setting import PREFIX, Setting
-from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
-from gateway.settings_table import SETTINGS
+from gateway.limits import spec as limit_values
+from gateway.settings import AUTO, IN_PROCESS, PREFIX, REQUIRED, SETTINGS, SQLITE, Setting
 from push import limits
-from storage.redis import redis_target
+from storage.redis import target as redis_target
 
 ELSEWHERE: Final = frozenset(
     {
@@ -91,7 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     master_key: tuple[bytes, ...] = ()
     """The first is in use, the others are former ones."""
     master_key_file: Path | None = None
-    """None, and neither of the others: gateway.encryption.key_file.default_master_key_file."""
+    """None, and neither of the others: gateway.encryption.master_key.default_master_key_file."""
     master_key_provider: str | None = None
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
@@ -113,7 +111,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     metrics_queues_max: int = limits.METRICS_QUEUES_MAX
     metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""
-    """As gateway.limits.limit_values writes limits."""
+    """As gateway.limits.spec writes limits."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
     limit_queue: str = ""
     limit_session: str = limit_values.SESSION_DEFAULT

@@ -23,35 +23,33 @@ import uvloop
 
 from gateway.accounting.audit import BROKER
 from gateway.accounting.books import Books
-from gateway.admin.admin import AdminSocket
-from gateway.admin.admin_tokens import token_routes
-from gateway.auth.credentials import Credentials, JwtIssuer
-from gateway.auth.jwt_keys import KeysError
-from gateway.auth.jwts import Terms
+from gateway.admin.socket import AdminSocket, token_routes
+from gateway.auth.jwt import KeysError, Terms
+from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.config import Config, describe
+from gateway.net.connections import Registry, drain_sessions
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry, drain_sessions
 from gateway.net.websocket import websocket_class
+from gateway.rest.app import Application
+from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import NO_PAGES, Pages
-from gateway.rest.ports import WholeBroker
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
-from gateway.wire.session import Timing
-from metadata.client import Metadata
+from gateway.session.session import Surroundings
+from gateway.wire.protocol import Timing
+from metadata.port import Metadata
 from push import limits
 from push.errors import TocsinError
-from runtime import supervisor
+from runtime import process as supervisor
 from runtime.addresses import Addresses, parse_networks
-from runtime.collector import Collector
-from runtime.http11 import http_class
-from runtime.listening import Listener, StartError, bind
-from runtime.metrics.samples import Samples
+from runtime.gc import Collector
+from runtime.http1 import http_class
+from runtime.listener import Listener, StartError, bind
+from runtime.metrics.exposition import Samples
 from runtime.metrics.serving import MetricsServer
 from runtime.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from runtime.tls import Tls
 
 if TYPE_CHECKING:
-    from runtime.otel import OtelTracer
+    from runtime.tracing import OtelTracer
 
 logger = logging.getLogger("tocsin.server")
 
@@ -244,7 +242,7 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
     """None: nobody makes spans, and OpenTelemetry is not even imported. Raises StartError."""
     if not config.otel:
         return None
-    from runtime.otel import OtelMissing, OtelTracer
+    from runtime.tracing import OtelMissing, OtelTracer
 
     try:
         return OtelTracer()

@@ -22,7 +22,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 _COUNTS_HEAD: Final = struct.Struct("<2Q")
 """Of the delivery log's counts: magic, gateway, after whom the page in memory is called."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-SERVE: Final = ("-c", "from gateway.cli.commands import serve; serve()")
+SERVE: Final = ("-c", "from gateway.cli.serve import serve; serve()")
 """How our interpreter starts the shipped `tocsin serve`, whatever is on the PATH."""
 
 

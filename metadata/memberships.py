@@ -6,16 +6,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+from metadata.backend import Alone, other_generation
 from metadata.catalog import Membership
-from metadata.kept_beats import KeptBeats
-from metadata.stores import Alone, other_generation
+from metadata.heartbeats import KeptBeats
 from push.errors import Refused
 
 _LOG: Final = logging.getLogger("metadata.inprocess")
 
 
 class KeptMemberships:
-    """`metadata.stores.MembershipRows`. `boot` is higher at each start; `before` is what the
+    """`metadata.backend.MembershipRows`. `boot` is higher at each start; `before` is what the
     process before this one has left; `put` makes rows durable, all or none."""
 
     def __init__(

@@ -1,29 +1,145 @@
 """The catalog of several gateways, as one of them has it: rows, and how they are changed and
-followed. Over any database that compares and sets (`metadata.databases`).
+followed. Over any database that compares and sets (`metadata.backend`).
+
+The catalog's rows as databases keep them: kinds, ids, and values with a checksum.
+
+A value is a CRC-32 of its place and content as 8 hexadecimal digits, then the content (R30): a row
+that is found in another one's place is damaged, too. The checksum is written by the gateway that
+makes the row and looked at by the one that reads it: nothing on the way changes a bit unnoticed.
+
+Queues that were deleted, for as long as messages may still be on their way to them.
+
+Who publishes to such a name is not told that there is no such queue: what still arrives goes to the
+queue's dead letters. Kept as one mark of the catalog, the latest ones of the last day.
 """
 
 import asyncio
 import logging
 import secrets
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from metadata.catalog import Group, Queue
+import msgspec
+
+from metadata.backend import (
+    NO_ROW,
+    NOWHERE,
+    Alone,
+    Contents,
+    Database,
+    Lost,
+    MembershipRows,
+    News,
+    Place,
+    Raw,
+    Reading,
+    RowHeld,
+    Stale,
+    Write,
+)
+from metadata.catalog import DEAD_LETTERS, Group, Membership, Queue, dead_letter_name
 from metadata.data_keys import DataKey
-from metadata.databases import NO_ROW, NOWHERE, Database, Lost, Place, Reading, RowHeld, Write
-from metadata.rows import Damaged, columns_of, pack, pack_struct, random_id, read_rows, unpack
-from metadata.stores import Alone, Contents, MembershipRows, News, Stale
-from metadata.tokens import TokenRecord
+from metadata.rights import RightsError
+from metadata.tokens import TokenRecord, rights_of
 from push.errors import Refused, TocsinError
 from push.limits import METADATA_STALE_S
+
+FOLLOWED: Final = ("queues", "groups", "tokens", "data_keys", "marks", "dropped")
+"""Kinds of rows that every gateway has in memory."""
+KINDS: Final = (*FOLLOWED, "ids", "memberships")
+ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+ID_LETTERS: Final = 10
+_CRC_BYTES: Final = 8
+_ENCODE: Final = msgspec.json.Encoder().encode
+StructT = TypeVar("StructT", Queue, Group, TokenRecord, DataKey, Membership)
+
+
+class Damaged(Exception):
+    """A row is not what was written; says which."""
+
+
+def random_id() -> str:
+    """50 random bits as ten letters and digits: short in a log, unlike any name."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
+
+
+def columns_of(row: Queue | Group) -> tuple[str, str, str]:
+    """(id, what the name is unique in, name)."""
+    if isinstance(row, Queue):
+        return row.queue_id, row.tenant, row.name
+    return row.group_id, row.queue_id, row.name
+
+
+def pack(kind: str, row_id: str, content: bytes) -> bytes:
+    """The value of a row."""
+    return b"%08x" % zlib.crc32(f"{kind}:{row_id}:".encode() + content) + content
+
+
+def unpack(kind: str, row_id: str, value: bytes) -> bytes:
+    """The content of a row. Raises Damaged."""
+    content = value[_CRC_BYTES:]
+    if pack(kind, row_id, content) != value:
+        raise Damaged(f"the row {row_id!r} of {kind} is damaged")
+    return content
+
+
+def pack_struct(kind: str, row_id: str, row: msgspec.Struct) -> bytes:
+    """The value of a row that is a struct."""
+    return pack(kind, row_id, _ENCODE(row))
+
+
+def read_struct(kind: str, row_id: str, value: bytes, form: type[StructT]) -> StructT:
+    """The struct of a row. Raises Damaged."""
+    try:
+        return msgspec.json.decode(unpack(kind, row_id, value), type=form)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"the row {row_id!r} of {kind} cannot be read: {error}") from None
+
+
+def read_token(row_id: str, value: bytes) -> TokenRecord | None:
+    """None: it is damaged, and admits nobody."""
+    try:
+        record = read_struct("tokens", row_id, value, TokenRecord)
+        rights_of(record.rights)
+    except (Damaged, RightsError):
+        return None
+    return record
+
+
+def read_rows(raw: Raw) -> Contents:
+    """All rows that are there; damaged tokens are left out.
+
+    Raises:
+        Damaged: any other row is damaged. A queue that were left out would be made anew under its
+            name, and its messages orphaned.
+    """
+    there = {
+        kind: [(row_id, value) for row_id, value in raw.get(kind, {}).items() if value is not None]
+        for kind in FOLLOWED
+    }
+    dropped = [(row_id, unpack("dropped", row_id, value)) for row_id, value in there["dropped"]]
+    return Contents(
+        queues=[read_struct("queues", *row, Queue) for row in there["queues"]],
+        groups=[read_struct("groups", *row, Group) for row in there["groups"]],
+        dropped=[
+            (queue_id.decode(), None if queue_id.decode() == row_id else row_id)
+            for row_id, queue_id in dropped
+        ],
+        marks={name: unpack("marks", name, value).decode() for name, value in there["marks"]},
+        memberships=[],
+        data_keys=[read_struct("data_keys", *row, DataKey) for row in there["data_keys"]],
+        tokens=[one for one in (read_token(*row) for row in there["tokens"]) if one is not None],
+    )
+
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class RowStore:
-    """`metadata.stores.Store` over a database; made by `open`."""
+    """`metadata.backend.Store` over a database; made by `open`."""
 
     is_shared = True
     """See Store."""
@@ -299,3 +415,56 @@ def _place_of(row: Queue | Group) -> tuple[str, str]:
 
 def _dropped(any_id: str, queue_id: str) -> Write:
     return "dropped", any_id, pack("dropped", any_id, queue_id.encode())
+
+
+KEPT_S: Final = 86_400.0
+KEPT_MAX: Final = 200
+"""A mark is read whole by every gateway when it changes."""
+MARK: Final = "deleted queues"
+
+
+class Grave(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a queue."""
+
+    queue_id: str
+    name: str
+    tenant: str
+    holder: str
+    dead_letters: str
+    """The name of the queue that takes its dead letters."""
+    deleted_unix_ms: int
+
+
+def graves_of(text: str | None) -> list[Grave]:
+    """Those that the mark has; what cannot be read is as if nothing had been deleted."""
+    try:
+        return msgspec.json.decode(text, type=list[Grave]) if text else []
+    except msgspec.MsgspecError:
+        return []
+
+
+def dug(text: str | None, queue: Queue, unix_ms: int) -> str:
+    """The mark with one more, which is about to be deleted. One that takes dead letters itself has
+    none: its messages are there to be looked at, and it is made again when it is needed."""
+    kept = [
+        grave
+        for grave in graves_of(text)
+        if unix_ms - grave.deleted_unix_ms < KEPT_S * 1000
+        and (grave.tenant, grave.name) != (queue.tenant, queue.name)
+    ]
+    if not queue.name.endswith(DEAD_LETTERS):
+        grave = Grave(
+            queue_id=queue.queue_id, name=queue.name, tenant=queue.tenant, holder=queue.holder,
+            dead_letters=dead_letter_name(queue), deleted_unix_ms=unix_ms,
+        )  # fmt: skip
+        kept.append(grave)
+    return msgspec.json.encode(kept[-KEPT_MAX:]).decode()
+
+
+def find_grave(text: str | None, tenant: str, name: str, unix_ms: int) -> Grave | None:
+    """Of a queue of this name, where it was deleted within KEPT_S."""
+    for grave in graves_of(text):
+        is_it = (grave.tenant, grave.name) == (tenant, name)
+        if is_it and unix_ms - grave.deleted_unix_ms < KEPT_S * 1000:
+            return grave
+    return None

@@ -7,6 +7,13 @@
 
 Closed, everybody asks. Open, nobody does: who would only wait for a deadline is answered at once,
 and the service is left alone to recover. Half-open, one call is the trial.
+
+When a threshold of a queue's holder is breached, and when that is over. Pure.
+
+A value has to be above it for as long as the alert says before it fires, and not above it for as
+long (CLEARS_S at most) before it clears: what goes to and fro says nothing each time.
+
+When a message is tried again. The draw is handed in; a persisted time is believed in part.
 """
 
 from typing import Final, Literal
@@ -99,3 +106,54 @@ class Breaker:
         """Its invariants."""
         assert 0 <= self._failures < self.failures_max
         assert self._is_open or self._trial_until is None
+
+
+CLEARS_S: Final = 60.0
+Change = Literal["fires", "clears"]
+
+
+class Alarm:
+    """One alert. `fires` True: it did so when it was looked at last, perhaps elsewhere."""
+
+    __slots__ = ("_since", "fires")
+
+    def __init__(self, *, fires: bool = False) -> None:
+        self.fires = fires
+        self._since: float | None = None
+        """Since when the value is on the other side."""
+
+    def __repr__(self) -> str:
+        return f"Alarm(fires={self.fires}, other side since {self._since})"
+
+    def look(self, value: float, above: float, lasts_s: float, *, now: float) -> Change | None:
+        """What changes with this value. None: nothing does."""
+        if (value > above) is self.fires:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = now
+        needed_s = min(lasts_s, CLEARS_S) if self.fires else lasts_s
+        if now - self._since < needed_s:
+            return None
+        self.fires, self._since = not self.fires, None
+        return "fires" if self.fires else "clears"
+
+
+def backoff_s(attempt: int, *, base_s: float, max_s: float, draw: float) -> float:
+    """Seconds to wait after failed attempt number `attempt` (from 1): exponential, with jitter.
+
+    The ceiling is `base_s`, doubled with each further attempt, up to `max_s`. `draw` in [0, 1)
+    places the wait in the upper half of it: (ceiling / 2, ceiling]. So retries spread, and yet each
+    waits at least as long as any wait before it was, until `max_s` is reached.
+    """
+    # 2.0**1023 is the largest power of two that is a float; the product may be inf, never an error
+    ceiling = min(max_s, base_s * 2.0 ** min(max(attempt, 1) - 1, 1023))
+    return ceiling * (1 - draw / 2)
+
+
+def clamp_due(due_unix_ms: int, wall_unix_ms: int, max_s: float) -> int:
+    """A persisted due time (unix ms) as it is believed now: never further away than `max_s` (R3).
+
+    [The wall clock was a year ahead when the backoff was written: the key waits a year.]
+    """
+    return min(due_unix_ms, wall_unix_ms + round(max_s * 1000))

@@ -7,8 +7,8 @@ that is decided until each stands in the dead letters; its owner moves them.
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from push.ports import Dead
 from push.ranges import Range, RangeSet
+from push.storage_port import Dead
 
 
 class DeadRanges:

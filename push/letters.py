@@ -9,15 +9,37 @@ there in the same act. Deciding stays with the owner: only it knows its leases a
 Asking again under the same id is always safe, and is what makes up for messages that are lost: a
 delivery is named by epoch, push and offset, and one that is settled is settled again (R21); a
 parked key is named with the moment of its parking, so that no decision is about a later one.
+
+Pursuing one decision about parked keys of one partition, through whichever owners there are.
+
+    left ──an owner says: durable──▶ decided
+      │ ◀─it ended, and the key is parked as it was: nothing happened──┐
+      ├──an owner took it up, or may have ─────────────────────────────┤
+      └──the key is not parked as it was: not known, if an owner took it up for this or was asked,
+         and never said that it is durable; else it was somebody else's
+
+That an owner took it up does not say that it decided: it may have ended before, and the next one
+carried out what somebody else wanted. [A skip is answered as done, and the key was retried.]
+
+A key is meant as it was parked when the operator decided: with the moment of its parking. What was
+parked anew since is another one. So a decision counts at most once, however often it is asked for.
+Its head may change meanwhile: an owner that is asked about another one decides nothing, and is
+asked again about the one there is.
+
+The headers of dead letters: where each comes from and why, and how it was before. Pure.
+
+A letter says in headers of its own (HEADER …) in which queue it died last. Where it was a dead
+letter there already, what it said then goes into one more header, EARLIER, and stands there again
+when the letter is sent back: so who looks from the first queue finds it as before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
 from push import limits
-from push.places import GroupPartition
+from push.places import GroupPartition, ParkedLine
 from push.places import Verb as Decision
 
 Verb = Literal["ack", "nack", "extend"]
@@ -167,3 +189,131 @@ class Inbox(Protocol):
     def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
         """Register for ids of letters that begin with this name of ASKER_CHARS characters; called
         on the event loop when one is answered. A hint as well."""
+
+
+class Pursuit:
+    """See the module. Keys are named by their hashes."""
+
+    def __init__(self, lines: Iterable[ParkedLine]) -> None:
+        """`lines`: what is decided about, as it is parked."""
+        self.left = {line.key_hash: line for line in lines}
+        """Of which nothing is known to be durable."""
+        self.decided: dict[int, ParkedLine] = {}
+        """By this decision, durably; each as it was then."""
+        self.unknown: set[int] = set()
+        """Not parked any more, perhaps by this decision."""
+        self.others = 0
+        """How many somebody else has decided about meanwhile."""
+        self._taken_up: set[int] = set()
+        self._asked: dict[int, int] = {}
+        """Key → the epoch whose owner may have taken it up, and has not said so."""
+
+    def asked(self, keys: Iterable[int], epoch: int) -> None:
+        """The owner of this epoch may have taken these up, or may do so yet."""
+        self._asked.update(dict.fromkeys(keys, epoch))
+
+    def took_up(self, key: int) -> None:
+        """An owner has taken it up; what came of it is not known."""
+        self._taken_up.add(key)
+
+    def is_durable(self, key: int) -> None:
+        """Its owner says so."""
+        line = self.left.pop(key, None)
+        if line is not None:
+            self.decided[key] = line
+
+    def answered(self, keys: Sequence[int], verdicts: str) -> None:
+        """The owner that was asked about these said this; see push.letters."""
+        for key, verdict in zip(keys, verdicts, strict=True):
+            self._asked.pop(key, None)
+            if verdict == SETTLED:
+                self.is_durable(key)
+            elif verdict == PERHAPS:
+                self.took_up(key)
+
+    def look(self, lines: Iterable[ParkedLine], *, epoch: int) -> None:
+        """What the storage has parked now. `epoch`: the newest one there was before it was read;
+        no owner here works under an older one."""
+        found = {line.key_hash: line for line in lines}
+        for key, line in list(self.left.items()):
+            now = found.get(key)
+            if now is not None and now.since_unix_ms == line.since_unix_ms:
+                self.left[key] = now
+                self._taken_up.discard(key)
+                if self._asked.get(key, epoch) < epoch:
+                    del self._asked[key]  # that owner can write nothing any more
+                continue
+            del self.left[key]
+            if key in self._taken_up or key in self._asked:
+                self.unknown.add(key)
+            else:
+                self.others += 1
+
+    def give_up(self) -> None:
+        """Nobody is asked any more: of what an owner may have taken up nothing will be known."""
+        for key in self._taken_up.union(self._asked).intersection(self.left):
+            del self.left[key]
+            self.unknown.add(key)
+
+
+HEADER: Final = "tocsin-dead-letter-"
+"""What the names of these headers begin with."""
+EARLIER: Final = HEADER + "earlier"
+"""JSON: what the other headers said each time before, without HEADER; the first death first."""
+EARLIER_MAX: Final = 8
+"""So many earlier deaths are kept: the first one, and the latest. [Two queues are made each other's
+dead-letter queues at the same moment, and a message goes round for ever.]"""
+_ENCODE: Final = msgspec.json.Encoder().encode
+_EARLIER: Final = msgspec.json.Decoder(list[dict[str, str]])
+Headers = Mapping[str, str] | None
+
+
+def letter_headers(headers: Headers, **said: str | None) -> dict[str, str]:
+    """The headers of a message that dies: its own, and what is `said` of this death; None is left
+    out. What it said as a dead letter of before is kept as such."""
+    own = {name: text for name, text in (headers or {}).items() if not name.startswith(HEADER)}
+    earlier, last = earlier_deaths(headers), said_of(headers)
+    if last:
+        earlier.append(last)
+    if len(earlier) > EARLIER_MAX:
+        earlier = [earlier[0], *earlier[1 - EARLIER_MAX :]]
+    own |= {HEADER + name: text for name, text in said.items() if text is not None}
+    return {**own, EARLIER: _ENCODE(earlier).decode()} if earlier else own
+
+
+def revived_headers(headers: Headers) -> dict[str, str] | None:
+    """The headers that a letter had before it died last; None: it had none."""
+    own = {name: text for name, text in (headers or {}).items() if not name.startswith(HEADER)}
+    earlier = earlier_deaths(headers)
+    if earlier:
+        own |= {HEADER + name: text for name, text in earlier.pop().items()}
+    if earlier:
+        own[EARLIER] = _ENCODE(earlier).decode()
+    return own or None
+
+
+def headers_without_groups(headers: Headers) -> dict[str, str] | None:
+    """Headers for somebody whose rights show no groups: without the group of a death, its words
+    and those of earlier deaths. None: there are no others."""
+    hidden = {HEADER + "group", HEADER + "nack", EARLIER}
+    return {name: text for name, text in (headers or {}).items() if name not in hidden} or None
+
+
+def earlier_deaths(headers: Headers) -> list[dict[str, str]]:
+    """What a letter said each time that it died before the last one, the first death first."""
+    text = (headers or {}).get(EARLIER)
+    if text is None:
+        return []
+    try:
+        return _EARLIER.decode(text)
+    except msgspec.MsgspecError:  # somebody else wrote this
+        return []
+
+
+def said_of(headers: Headers) -> dict[str, str]:
+    """What a letter says of its last death, without HEADER; empty: it is none."""
+    return {
+        name[len(HEADER) :]: text
+        for name, text in (headers or {}).items()
+        if name.startswith(HEADER) and name != EARLIER
+    }

@@ -131,7 +131,7 @@ IN_FLIGHT_PER_PRODUCER_MAX: Final = 10_000
 PENDING_MESSAGES_MAX: Final = 50_000
 PENDING_BYTES_MAX: Final = 64 * 1_048_576
 """Messages that wait for a commit on one gateway. Above it publishes are refused `overloaded`, to a
-queue that floods before that (`push.sharing`): there is room for every other one."""
+queue that floods before that (`push.commit_sharing`): there is room for every other one."""
 COMMIT_BYTES_SHARED: Final = 128 * 1024
 """What goes with one commit as long as several queues publish, so that the next one is never far:
 so much for each millisecond that the storage needs for the smallest one. A queue that is alone

@@ -51,4 +51,4 @@ class ParkedLine:
     attempts: int
     """Those of the head."""
     nack: bytes | None = None
-    """Of the head; see push.ports.Retry."""
+    """Of the head; see push.storage_port.Retry."""

@@ -8,7 +8,7 @@ where it was, some of what it wants is gone, or the history it belongs to is not
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from push.ports import PartitionState
+from push.storage_port import PartitionState
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a client comes from: its address, whether its bytes were encrypted, its certificate. Pure.
+"""Where a client comes from: its address, whether its bytes were encrypted, its certificate.
 
 A connection tells its other end. If that is a proxy whose address is configured as trusted, the
 headers it adds tell who is behind it; from anybody else they are words, and are not read.
@@ -7,10 +7,19 @@ headers it adds tell who is behind it; from anybody else they are words, and are
                         that is no trusted proxy is the client: what stands left of it is what that
                         client says of itself. (RFC 7239, section 8.1, has the reasons.)
     X-Forwarded-Proto   https only if every value says so: one plain hop is enough to be read
+
+What the kernel says of a TCP connection: how much of what was sent its other end has taken.
+
+Under which name an address is counted.
 """
 
+import asyncio
 import re
+import socket
+import struct
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 
@@ -177,3 +186,57 @@ def client_address(scope: Mapping[str, Any]) -> ClientAddress:
         return found
     host, _ = scope.get("client") or ("", 0)
     return ClientAddress(host, scope.get("scheme") == "https")
+
+
+_TCP_INFO: Final[int | None] = socket.TCP_INFO if sys.platform == "linux" else None
+_NUMBER, _COUNT = struct.Struct("=I"), struct.Struct("=Q")
+_UNCONFIRMED_AT, _CONFIRMED_AT, _UNSENT_AT, _INFO_BYTES = 24, 120, 144, 148
+"""Linux's struct tcp_info: tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes."""
+TRANSPORT: Final = "tocsin.transport"
+"""Where the transport of a request stands in the ASGI scope."""
+
+
+def taken_bytes(transport: asyncio.BaseTransport, *, has_more: bool) -> int | None:
+    """How many bytes the other end of the TCP connection has confirmed; None: it has all of them
+    (`has_more`: but for those that the kernel was not given yet), or this system does not say."""
+    found = transport.get_extra_info("socket")
+    if found is None or _TCP_INFO is None or transport.is_closing():
+        return None
+    try:
+        info = found.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _INFO_BYTES:
+        return None  # an old kernel
+    (unconfirmed,), (confirmed,), (unsent,) = (
+        _NUMBER.unpack_from(info, _UNCONFIRMED_AT),
+        _COUNT.unpack_from(info, _CONFIRMED_AT),
+        _NUMBER.unpack_from(info, _UNSENT_AT),
+    )
+    return int(confirmed) if has_more or unconfirmed or unsent else None
+
+
+def taken_of_answer(scope: Mapping[str, Any]) -> int | None:
+    """The same of the connection of an HTTP request, whose answer has been handed over."""
+    transport: asyncio.Transport | None = scope.get(TRANSPORT)
+    if transport is None:
+        return None
+    return taken_bytes(transport, has_more=transport.get_write_buffer_size() > 0)
+
+
+_SITE_BITS: Final = 64
+"""A host has a whole /64 of IPv6 addresses (RFC 4291, 2.5.4), and may take a new one each time."""
+
+
+@lru_cache(maxsize=4096)
+def name_of(text: str) -> str | None:
+    """The name under which what comes from this address is counted; None: not at all. Loopback and
+    Unix sockets are this machine, whose programs share one address: one of them must not use up
+    what all the others may."""
+    address = parse_address(text)
+    if address is None or address.is_loopback:
+        return None
+    if isinstance(address, IPv6Address):
+        site = int(address) >> (128 - _SITE_BITS) << (128 - _SITE_BITS)
+        return f"{IPv6Address(site)}/{_SITE_BITS}"
+    return str(address)

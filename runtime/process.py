@@ -1,4 +1,13 @@
-"""What every process of ours does alike: how it takes signals, opens, and ends at once."""
+"""What every process of ours does alike: how it takes signals, opens, and ends at once.
+
+How the process logs: lines for people, or one JSON object a line for machines, to stderr.
+
+What is logged holds names and numbers, never bodies, tokens or receipts.
+
+What systemd is told of the process (sd_notify): that it accepts, that it is going down.
+
+Random bytes for many at once.
+"""
 
 import asyncio
 import contextlib
@@ -6,9 +15,14 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar
+
+import msgspec
+
+from runtime.tracing import current
 
 logger = logging.getLogger("tocsin.process")
 
@@ -72,3 +86,76 @@ def raise_files_limit() -> int:
         except (OSError, ValueError):  # a container may forbid even that
             return soft
     return hard
+
+
+ABOUT: Final = ("session", "queue", "group", "gateway")
+"""What a line may be about: given as `extra` where it is logged."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (unix seconds), level, logger, message, and where there is one
+    the traceback, the W3C trace of the request that it happened in, and the session, queue, group
+    and gateway that a line is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging.Formatter."""
+        fields: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        trace = current()
+        if trace is not None:
+            fields["trace_id"] = trace.trace_id
+        for name in ABOUT:
+            if name in record.__dict__:
+                fields[name] = record.__dict__[name]
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+def configure(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
+    """Set the whole process's logging up. Calling it again replaces what was there."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    if as_json:
+        handler.setFormatter(JsonLines())
+    else:
+        text = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # uvicorn warns of every malformed request: whoever sends them could fill the disk.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("websockets").setLevel(logging.ERROR)
+
+
+def tell(state: str) -> None:
+    """Say `READY=1` or `STOPPING=1` to who started us and listens (NOTIFY_SOCKET). Nobody does, or
+    it does not take it: nothing happens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract one
+        address = "\0" + address[1:]
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as said,
+    ):
+        said.setblocking(False)
+        said.sendto(state.encode(), address)
+
+
+def drawn(count: int, size: int) -> list[bytes]:
+    """`count` values of `size` random bytes each, from the operating system (`os.urandom`).
+
+    In one call: each gives up the interpreter's lock, and whoever makes one for every record has to
+    get it back from another thread as often.
+    """
+    together = os.urandom(count * size)
+    return [together[place : place + size] for place in range(0, len(together), size)]

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from cryptography import x509
 
-from runtime.listening import StartError
+from runtime.listener import StartError
 
 logger = logging.getLogger("tocsin.tls")
 

@@ -21,17 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.deliverylog.chunks import KINDS, Chunk, Counts, Facts, Shortfall
-from gateway.deliverylog.deliveries import Place
+from gateway.deliverylog.batches import KINDS, Chunk, Counts, Facts, Shortfall
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog, Sink
-from gateway.deliverylog.publishes import Origin, Placed
-from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.spans import Origin, Place, Placed, Stages
 from gateway.deliverylog.writer import Writer
-from gateway.facts_values import Transport
+from gateway.models import Transport
 from metadata.catalog import Queue, QueueSettings
-from push.ports import Appended
 from push.record import Header
+from push.storage_port import Appended
 
 BUDGET_US: Final = 40.0
 ROUNDS: Final = 100

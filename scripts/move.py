@@ -4,9 +4,9 @@
 
 PLAN is a text file, one step a line (`#` begins a comment); all steps are carried out at once:
 
-    move  runtime.loop.slices      gateway.rooms.slices   the file goes there, under that name
-    merge runtime.flow        runtime.http11         the first becomes a part of the second
-    name  runtime.flow:LIMIT  FLOW_LIMIT             a name at the top of a module, everywhere
+    move  gateway.slices      gateway.rooms.slices   the file goes there, under that name
+    merge gateway.flow        gateway.http11         the first becomes a part of the second
+    name  gateway.flow:LIMIT  FLOW_LIMIT             a name at the top of a module, everywhere
     data  storage/redis/a.lua storage/redis/lua/a.lua   a file that is no module
 
 Names on the left are those of before; a merge's right side may be a module of before or after.
@@ -279,7 +279,21 @@ def rewrite_imports(text: str, plan: Plan, own: str) -> str:
             changes.append((start, end, f"\n{indent}".join(new.splitlines()) or "pass"))
     for start, end, new in sorted(changes, reverse=True):
         text = text[:start] + new + text[end:]
+    for name, module in _objects(tree, plan).items():
+        for old, new in plan.names[module].items():
+            text = re.sub(rf"(?<![\w.]){name}\.{re.escape(old)}(?!\w)", f"{name}.{new}", text)
     return rename_top(text, renamed_here, own) if renamed_here else text
+
+
+def _objects(tree: ast.Module, plan: Plan) -> dict[str, str]:
+    """Modules that a text uses as objects, and of which a name changes: local name → module."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in plan.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
 
 
 def _from(
@@ -501,11 +515,10 @@ def merged(final: str, parts: list[Part]) -> str:
     duplicates: set[str] = set()
     for part in ordered(parts):
         body = part.body
-        own = {name: kind for name, kind in part.names.items() if kind != "def"}
-        for name, kind in own.items():
-            if kind in duplicates:
+        for name, kind in part.names.items():
+            if kind != "def" and kind in duplicates:
                 body = _without(body, name)
-        duplicates |= set(own.values())
+        duplicates |= set(part.names.values())
         text += "\n\n" + body + "\n"
     return text
 

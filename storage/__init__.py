@@ -1,1 +1,1 @@
-"""Remembers: implementations of the storage port (`push.ports.Storage`)."""
+"""Remembers: implementations of the storage port (`push.storage_port.Storage`)."""

@@ -2,25 +2,38 @@
 
 It keeps every promise of the port but durability, in the plainest way, and passes the contract
 suite that the real ones pass. What other tests run on this, they run on the port's semantics.
+
+One partition of the storage in memory: its log, its producers, its cursors, as they stand.
+
+Inboxes in memory: the verified fake of `push.letters.Inbox`, for gateways of one process that
+share one `MemoryStorage`.
 """
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from push.errors import Refused, Unknown
+from push import limits
+from push.errors import Fenced, Refused, Unknown
+from push.letters import ASKER_CHARS, AnyLetter
 from push.places import Durability, GroupPartition, ParkedLine, Partition
-from push.ports import (
+from push.record import Header, Record, RecordDamaged
+from push.storage_port import (
+    PLAIN,
     Append,
     Appended,
     Cursor,
     CursorState,
     CursorWrite,
+    Damage,
     Lane,
     Owned,
     PartitionState,
     Read,
+    Sealer,
     Standing,
     Start,
     StorageState,
@@ -28,11 +41,10 @@ from push.ports import (
     Written,
     one_lane,
 )
-from push.record import Header, Record
-from push.sealing import PLAIN, Sealer
-from storage.memory_partition import MemoryPartition, StoredRecord
-from storage.rules.appending import (
+from storage.rules.append import (
+    Dropped,
     Effect,
+    IdBuckets,
     PartitionLog,
     QueueTotal,
     append_record,
@@ -41,11 +53,148 @@ from storage.rules.appending import (
 )
 from storage.rules.cursor import GroupCursor, check_write, start_floor
 from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
-from storage.rules.dropped import Dropped
+
+
+@dataclass(slots=True)
+class StoredRecord:
+    """A record with what trimming asks of it."""
+
+    record: Record
+    """Without its payload where that is sealed."""
+    published_unix_ms: int
+    size: int
+    header: bytes
+    sealed: bytes
+    skips: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many offsets it has."""
+        return self.record.last - self.record.first + 1
+
+
+@dataclass(slots=True)
+class MemoryPartition:
+    """See the module."""
+
+    log: PartitionLog
+    records: list[StoredRecord] = field(default_factory=list)
+    lines: dict[bytes, ProducerLine] = field(default_factory=dict)
+    buckets: IdBuckets = field(default_factory=lambda: IdBuckets([]))
+    ids: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    """Bucket of time -> digest -> offset."""
+    cursors: dict[str, GroupCursor] = field(default_factory=dict)
+    aside: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Group -> offset -> key hash: the side lines."""
+    damage: list[Damage] = field(default_factory=list)
+    """What could not be opened, and was put aside (R30)."""
+    sealer: Sealer = PLAIN
+
+    def append(self, stored: StoredRecord) -> None:
+        """Keep it; where payloads are sealed, the sealed one alone."""
+        if self.sealer is not PLAIN:
+            stored.record.payload = b""
+        self.records.append(stored)
+
+    def read(self, offset: int, bytes_max: int, until: int | None) -> Read:
+        """What `Storage.read` answers."""
+        records: list[Record] = []
+        size, end = 0, self.log.next_offset if until is None else until + 1
+        for stored in list(self.records):
+            if stored.record.last < offset:
+                continue
+            if stored.record.first >= end:
+                break
+            record = self._open(stored)
+            if record is None:
+                continue
+            if records and size + record.memory_bytes > bytes_max:
+                end = record.first
+                break
+            records.append(record)
+            size += record.memory_bytes
+        damage = sorted(
+            (one for one in self.damage if one.first < end and one.first + one.count > offset),
+            key=lambda one: one.first,
+        )
+        return Read(tuple(records), self.log.start, self.log.next_offset, tuple(damage))
+
+    def _open(self, stored: StoredRecord) -> Record | None:
+        """The record with its payload; None: it is damaged, and put aside."""
+        if self.sealer is PLAIN:
+            return stored.record
+        partition, first = self.log.partition, stored.record.first
+        try:
+            payload = self.sealer.unseal(partition, stored.header, stored.sealed)
+            return Record.load(first, stored.header, payload, stored.skips)
+        except RecordDamaged as damage:
+            self.damage.append(Damage(partition, first, stored.count, str(damage)))
+            self.records.remove(stored)
+            self.log.remove(stored.count, stored.size)
+            return None
+
+    def replace(self, group_id: str, floor: int) -> None:
+        """A fresh cursor at `floor`, under a raised epoch."""
+        self.cursors[group_id] = self.cursors[group_id].fresh(floor)
+        self.aside[group_id] = {}
+
+    def drop_all(self) -> None:
+        """Nothing below the end is retained any more."""
+        self.records = []
+        self.damage = []
+        self.log.drop_all()
+
+    def _may_go(self, stored: StoredRecord, due_unix_ms: int) -> bool:
+        first, last = stored.record.first, stored.record.last
+        return stored.published_unix_ms <= due_unix_ms and all(
+            (last < cursor.floor or cursor.passed.covers(max(first, cursor.floor), last))
+            and not any(first <= offset <= last for offset in self.aside[group_id])
+            and not any(low <= last and first <= high for low, high in cursor.dead.ranges())
+            for group_id, cursor in self.cursors.items()
+        )
+
+    def trimmable(self, due_unix_ms: int, after: int) -> int:
+        """Count the messages of the records that `trim` would delete, from an offset on."""
+        records = (one for one in self.records if one.record.first >= after)
+        return sum(one.count for one in records if self._may_go(one, due_unix_ms))
+
+    def trim(self, due_unix_ms: int) -> int:
+        """Delete every record published up to then that every group has settled; the bytes."""
+        gone = [stored for stored in self.records if self._may_go(stored, due_unix_ms)]
+        self.records = [x for x in self.records if not self._may_go(x, due_unix_ms)]
+        log = self.log
+        log.start = self.records[0].record.first if self.records else log.next_offset
+        size = sum(stored.size for stored in gone)
+        log.remove(sum(stored.count for stored in gone), size)
+        return size
+
+    def published(self, offset: int) -> int | None:
+        """When the record was published that holds the offset or is the first one behind it."""
+        behind = (x.published_unix_ms for x in self.records if x.record.last >= offset)
+        return next(behind, None)
+
+    def standings(self, group_id: str, first: int, last: int) -> list[Standing]:
+        """Where each of the offsets stands for a group that is there."""
+        cursor, aside = self.cursors[group_id], self.aside[group_id]
+        return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
+
+    def parked(self, group_id: str) -> list[ParkedLine]:
+        """The parked keys of a group that is there, by hash."""
+        cursor, aside = self.cursors[group_id], self.aside[group_id]
+        lines: list[ParkedLine] = []
+        for mark in cursor.snapshot().parked:
+            line = [offset for offset, key_hash in aside.items() if key_hash == mark.key_hash]
+            head = min(line, default=None)
+            retry = cursor.retries.get(head) if head is not None else None
+            tried = (retry.attempts, retry.nack) if retry is not None else (0, None)
+            lines.append(
+                ParkedLine(mark.key_hash, mark.reason, mark.since_unix_ms, len(line), head, *tried)
+            )
+        return lines
 
 
 class MemoryStorage:
-    """`push.ports.Storage` without a disk. `wall` is the unix clock, in seconds."""
+    """`push.storage_port.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
     inbox = None
     lane = staticmethod(one_lane)
@@ -401,3 +550,100 @@ class MemoryStorage:
 
     async def close(self) -> None:
         self._closed = True
+
+
+EpochOf = Callable[[GroupPartition], int | None]
+
+
+@dataclass(slots=True)
+class _Box:
+    """One inbox."""
+
+    letters: dict[str, bytes] = field(default_factory=dict)
+    answers: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    until: float = 0.0
+
+
+class MemoryInbox:
+    """See the module. `epoch_of`: the newest epoch of a place; None: there is no such place."""
+
+    def __init__(self, epoch_of: EpochOf) -> None:
+        self._epoch_of = epoch_of
+        self._boxes: dict[GroupPartition, _Box] = {}
+        self._letter_came: list[Callable[[GroupPartition], None]] = []
+        self._answer_came: list[tuple[str, Callable[[str], None]]] = []
+
+    def _clear(self) -> float:
+        """What nobody took in its time goes, and what belongs to nothing; the time."""
+        now = asyncio.get_running_loop().time()
+        for place, box in list(self._boxes.items()):
+            if box.until < now or self._epoch_of(place) is None:
+                del self._boxes[place]
+        return now
+
+    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+        """As Inbox.post."""
+        epoch, now = self._epoch_of(place), self._clear()
+        if epoch is None:
+            raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
+        box = self._boxes.setdefault(place, _Box())
+        if letter_id in box.answers:
+            return box.answers[letter_id]
+        if epoch > letter.epoch:
+            box.letters.pop(letter_id, None)
+            raise Fenced(f"epoch {letter.epoch} has ended here, it is {epoch}")
+        if letter_id not in box.letters:
+            text = letter.encode()
+            size = len(text) + sum(map(len, box.letters.values()))
+            if len(box.letters) >= limits.INBOX_LETTERS_MAX or size > limits.INBOX_BYTES_MAX:
+                raise Refused("overloaded", "too much waits for the owner of this partition")
+            box.letters[letter_id] = text
+        box.until = now + limits.LETTERS_KEPT_S
+        for came in self._letter_came:
+            asyncio.get_running_loop().call_soon(came, place)
+        await asyncio.sleep(0)
+        return None
+
+    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+        """As Inbox.letters."""
+        self._clear()
+        await asyncio.sleep(0)
+        box = self._boxes.get(place)
+        return list(box.letters.items()) if box is not None else []
+
+    async def places(self, queue_id: str) -> list[GroupPartition]:
+        """As Inbox.places."""
+        self._clear()
+        await asyncio.sleep(0)
+        return [
+            place for place, box in self._boxes.items()
+            if place.partition.queue_id == queue_id and box.letters
+        ]  # fmt: skip
+
+    async def answer(
+        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+    ) -> bool:
+        """As Inbox.answer."""
+        now, newest = self._clear(), self._epoch_of(place)
+        if newest is None or epoch not in (None, newest):
+            return False
+        box = self._boxes.setdefault(place, _Box())
+        for letter_id, said in answers.items():
+            box.letters.pop(letter_id, None)
+            box.answers.setdefault(letter_id, said)
+            for asker, came in self._answer_came:
+                if asker == letter_id[:ASKER_CHARS]:
+                    asyncio.get_running_loop().call_soon(came, letter_id)
+        while len(box.answers) > limits.ANSWERS_KEPT_MAX:
+            box.answers.popitem(last=False)
+        box.until = now + limits.LETTERS_KEPT_S
+        await asyncio.sleep(0)
+        return True
+
+    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+        """As Inbox.on_letter."""
+        self._letter_came.append(came)
+
+    def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
+        """As Inbox.on_answer."""
+        self._answer_came.append((asker, came))

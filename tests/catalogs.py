@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from metadata.inprocess import InProcessMetadata
-from metadata.sqlite.store import FILE
-from metadata.sqlite.threaded_store import ThreadedStore
+from metadata.catalog_service import InProcessMetadata
+from metadata.sqlite.catalog import FILE, ThreadedStore
 
 
 async def open_catalog(

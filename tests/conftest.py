@@ -75,8 +75,8 @@ def servers() -> Iterator[Pool]:
     """Redis and Valkey servers that stand for many tests, which empty them."""
     with in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         # Nobody is cut off there; the machine is busy.
-        patch.setattr("storage.redis.redis_cluster.NODE_S", 30.0)
-        patch.setattr("storage.redis.redis_primary.SENTINEL_S", 30.0)
+        patch.setattr("storage.redis.cluster.NODE_S", 30.0)
+        patch.setattr("storage.redis.discovery.SENTINEL_S", 30.0)
         pool = Pool(folder)
         yield pool
         pool.close()

@@ -11,7 +11,7 @@ from metadata.catalog import Principal, Queue
 from metadata.data_keys import DataKeys
 from push.errors import TocsinError
 from push.places import Partition
-from push.ports import Append, Appended, Lane, Read
+from push.storage_port import Append, Appended, Lane, Read
 
 
 class Mad:

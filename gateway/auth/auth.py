@@ -5,7 +5,7 @@ somebody's JWTs, or is told to want them (`TOCSIN_AUTH=required`). They are
 
     the broker's token   all rights; its holder is the operator
     an API token         `tcs_…`, what its record says (metadata.tokens)
-    a JWT                what its issuer says, under a key that is configured (gateway.auth.jwts)
+    a JWT                what its issuer says, under a key that is configured (gateway.auth.jwt)
     a certificate        its verified name, as a record says
     a ticket, a cookie   for browsers: what the one of the above gave that they were made for
 
@@ -18,7 +18,7 @@ that the user merely visits must not talk to the broker behind the user's back.
     DNS rebinding            evil.example resolves to 127.0.0.1: its Host header gives it away
     cross-site WebSocket     a page of evil.example opens ws://127.0.0.1: its Origin gives it away
 
-A browser sends its cookie (gateway.auth.access) and its certificate by itself, so they count only
+A browser sends its cookie (gateway.auth.browser) and its certificate by itself, so they count only
 where the browser also says whose page asks, and it is one of ours. What another port of this host
 serves is the same site to the browser, and another origin.
 
@@ -35,9 +35,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from gateway.admission import Admission, NotLetIn
-from gateway.auth.access import Cookies, Pass, Tickets, is_ticket
-from gateway.auth.admitted import Admitted
+from gateway.auth.browser import Cookies, Pass, Tickets, is_ticket
+from gateway.auth.live import Admitted
 from gateway.auth.origins import (
     configured_origin,
     foreign,
@@ -46,9 +45,10 @@ from gateway.auth.origins import (
     not_here,
     parse_origin,
 )
-from gateway.limits.limit_values import limits_of
+from gateway.limits.spec import limits_of
+from gateway.models import Admission, NotLetIn
 from metadata.catalog import ANYBODY, Principal
-from metadata.client import Tokens
+from metadata.port import Tokens
 from metadata.tokens import (
     TokenRecord,
     credential_of,
@@ -74,7 +74,7 @@ _TOKEN: Final = credential_of("")
 
 
 class Judge(Protocol):
-    """Judges JWTs (gateway.auth.jwts)."""
+    """Judges JWTs (gateway.auth.jwt)."""
 
     def verdict(self, text: str, *, wall: float) -> Admission | str:
         """What it gives at `wall`; a text: nothing, and why."""

@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager
 
 from gateway.delivery.group import delivery_settings
 from gateway.delivery.groups import Groups
-from gateway.delivery.slot import Slot
-from gateway.delivery.slot_context import Context
+from gateway.delivery.owned_partition import Context, Slot
 from metadata.catalog import Group, Queue
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push.delivery.delivery import Delivery
-from push.delivery.giving import GiveOut, Taken
 from push.delivery.leases import Push
 from push.delivery.shares import Share
+from push.delivery.values import GiveOut, Taken
 from push.places import GroupPartition, Partition
 from push.record import Record
 

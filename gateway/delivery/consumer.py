@@ -1,38 +1,240 @@
-"""A session's place in a group: credit, the slots it owns, and what it says about deliveries."""
+"""A session's place in a group: credit, the slots it owns, and what it says about deliveries.
+
+What a consumer says it holds: sorted, and of an epoch before adopted (R22).
+
+Whether it is still the consumer's own, the partition's slot knows, once there is one. What
+`push.delivery.resume.adopt` must know of the log is read here.
+
+What an ack, nack or extend did.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.delivery.adopting import Said, adopt_in, named, offsets_in, sort
-from gateway.delivery.delivery_ports import DeliveryList, Link
-from gateway.delivery.settled import Settled, when_durable, when_written
-from gateway.delivery.slot import Slot
-from gateway.facts_values import (
-    CreditDescription,
-    OwnerDescription,
-    SubscriptionDescription,
-)
+from gateway.delivery.owned_partition import Slot
+from gateway.delivery.ports import DeliveryList, Link
+from gateway.models import CreditDescription, OwnerDescription, SubscriptionDescription
+from gateway.publish.tail import Tail
 from gateway.wire import frames
-from gateway.wire.delivery_lists import check_deliveries
+from gateway.wire.frames import check_deliveries
 from push import limits
 from push.credit import Credit
-from push.delivery.giving import GiveOut, Taken
 from push.delivery.leases import Push
-from push.delivery.resuming import hold, number_of
+from push.delivery.resume import adopt, can_adopt, extent, hold, keys_wanted, name_of, number_of
 from push.delivery.shares import Share, kept, share
+from push.delivery.values import GiveOut, Judged, Taken
 from push.errors import Refused
-from push.ports import OWNER_BYTES
+from push.places import Partition
 from push.ranges import Range
 from push.record import Record
 from push.signs import Signs
+from push.storage_port import OWNER_BYTES
 
 if TYPE_CHECKING:
     from gateway.delivery.group import GroupRuntime
+
+
+Pushes = dict[int, list[Range]]
+"""Push → ranges of offsets."""
+Claims = dict[int, dict[int, Pushes]]
+"""Partition → epoch → what is held."""
+
+
+@dataclass(slots=True)
+class Said:
+    """What a client says it holds, sorted."""
+
+    held: dict[int, Pushes] = field(default_factory=dict)
+    """Partition → what its slot's ledger knows, by its numbers."""
+    before: Claims = field(default_factory=dict)
+    """What is perhaps to be adopted."""
+    lost: DeliveryList = field(default_factory=list)
+    """What is not the client's any more."""
+
+
+def sort(
+    deliveries: DeliveryList, slots: Mapping[int, Slot], is_coming: Callable[[int], bool]
+) -> Said:
+    """Sort a list by what the consumer's slots say. `is_coming`: whether a partition without a slot
+    will have one of this consumer's."""
+    said = Said()
+    for partition, epochs in claims_of(deliveries).items():
+        slot = slots.get(partition)
+        for epoch, pushes in epochs.items():
+            may_adopt = is_coming(partition) if slot is None else can_adopt(slot.delivery, epoch)
+            if may_adopt:
+                said.before.setdefault(partition, {})[epoch] = pushes
+            elif slot is None or number_of(slot.delivery, epoch, 0) is None:
+                said.lost += listed(partition, epoch, pushes)
+            else:
+                held = said.held.setdefault(partition, {})
+                for push, ranges in pushes.items():
+                    number = number_of(slot.delivery, epoch, push)
+                    assert number is not None
+                    held[number] = ranges
+    return said
+
+
+def claims_of(deliveries: DeliveryList) -> Claims:
+    """A delivery list, by partition and epoch."""
+    claims: Claims = {}
+    for partition, epoch, push, *numbers in deliveries:
+        ranges = zip(numbers[::2], numbers[1::2], strict=True)
+        claims.setdefault(partition, {}).setdefault(epoch, {}).setdefault(push, []).extend(ranges)
+    return claims
+
+
+def offsets_in(claims: Claims) -> int:
+    """How many offsets they name."""
+    return sum(
+        extent(ranges)
+        for epochs in claims.values()
+        for pushes in epochs.values()
+        for ranges in pushes.values()
+    )
+
+
+def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) -> DeliveryList:
+    """As a delivery list."""
+    return [
+        [partition, epoch, push, *(number for pair in ranges for number in pair)]
+        for push, ranges in pushes.items()
+    ]
+
+
+def named(slot: Slot, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
+    """As a delivery list, of what the slot's ledger knows by these numbers."""
+    found: DeliveryList = []
+    for number, ranges in by_number.items():
+        epoch, push = name_of(slot.delivery, number)
+        found += listed(slot.partition.number, epoch, {push: ranges})
+    return found
+
+
+async def adopt_in(
+    tail: Tail,
+    slot: Slot | None,
+    number: int,
+    epochs: Mapping[int, Pushes],
+    room: Callable[[], int],
+) -> DeliveryList:
+    """Adopt what may be adopted in partition `number`, which has this slot (None: it is another
+    consumer's). Returns what was not. `room`: asked when the log was read: so many messages at
+    most; below 0, nobody wants to know any more.
+
+    Raises:
+        TocsinError: the log could not be read; nothing was adopted.
+    """
+    lost: DeliveryList = []
+    for epoch, pushes in epochs.items():
+        gone: Mapping[int, Sequence[Range]] = pushes
+        if slot is not None and can_adopt(slot.delivery, epoch):
+            wanted = keys_wanted(slot.delivery, pushes)
+            keys = await read_keys(tail, slot.partition, wanted)
+            left = room()
+            if left >= 0 and not slot.ended and can_adopt(slot.delivery, epoch):
+                now = asyncio.get_running_loop().time()
+                gone = adopt(
+                    slot.delivery, pushes, keys,
+                    room=left, now=now, wall_unix_ms=int(time.time() * 1000),
+                )  # fmt: skip
+                slot.returned([], now)
+        lost += listed(number, epoch, gone)
+    return lost
+
+
+async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -> dict[int, int]:
+    """Offset → key hash of what the log has of these ranges, which ascend."""
+    keys: dict[int, int] = {}
+    records: deque[Record] = deque()
+    for first, last in wanted:
+        at = first
+        while at <= last:
+            while records and records[0].last < at:
+                records.popleft()
+            if not records:
+                records.extend((await tail.read(partition, at)).records)
+                if not records:
+                    return keys
+            record = records[0]
+            for offset in range(max(at, record.first), min(last, record.last) + 1):
+                keys[offset] = record.header.key_hashes[offset - record.first]
+            at = record.last + 1
+    return keys
+
+
+@dataclass(slots=True)
+class Settled:
+    """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
+
+    settled: int = 0
+    stale: DeliveryList = field(default_factory=list)
+    not_delivered: DeliveryList = field(default_factory=list)
+    durable: bool = True
+    """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+
+    def add(self, place: tuple[int, int, int], judged: Judged) -> None:
+        """Count what was judged of (partition, epoch, push)."""
+        for first, last in judged.settled:
+            self.settled += last - first + 1
+        for ranges, out in (
+            (judged.stale, self.stale), (judged.not_delivered, self.not_delivered),
+        ):  # fmt: skip
+            if ranges:
+                out.append([*place, *(number for pair in ranges for number in pair)])
+
+
+def when_durable(
+    touched: Mapping[int, Slot],
+    now: float,
+    settled: Settled,
+    confirmed: Callable[[Settled], None] | None,
+) -> None:
+    """Let these slots write what was settled in them. `confirmed` is called once, when all of it
+    is durable, or it is known that it will not be; where nothing was touched, at once."""
+    if confirmed is None:
+        for slot in touched.values():
+            slot.settled(now)
+        return
+    if not touched:
+        confirmed(settled)
+        return
+    left = len(touched)
+
+    def one(durable: bool) -> None:
+        nonlocal left
+        left -= 1
+        settled.durable = settled.durable and durable
+        if not left:
+            confirmed(settled)
+
+    for slot in touched.values():
+        slot.settled(now, one)
+
+
+def when_written(slots: Collection[Slot], answered: Callable[[Settled], None]) -> None:
+    """`answered` is called once, when what was settled in these slots before is durable, or
+    somebody else owns it by then. It is written no sooner for that."""
+    left = len(slots)
+
+    def one(_: bool = True) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            answered(Settled())
+
+    if not slots:
+        one()
+    for slot in slots:
+        slot.ask(one)
 
 
 class Consumer:
@@ -98,7 +300,7 @@ class Consumer:
         )  # fmt: skip
 
     def subscription_facts(self) -> SubscriptionDescription:
-        """As Consumer.subscription_facts of gateway.session.link."""
+        """As Consumer.subscription_facts of gateway.session.transport."""
         credit, runtime = self._credit, self._runtime
         return SubscriptionDescription(
             subscription=self.subscription, queue=runtime.queue.name, group=runtime.group.name,
@@ -161,7 +363,7 @@ class Consumer:
 
     @property
     def given_total(self) -> int:
-        """As Consumer.given_total of gateway.session.link."""
+        """As Consumer.given_total of gateway.session.transport."""
         return self._credit.sent
 
     def grant(self, granted_total: int) -> None:
@@ -428,7 +630,7 @@ class Consumer:
         self._link.moved_away()
 
     def end(self, why: Refused) -> None:
-        """As Consumer.end of gateway.session.link. Over already: nothing happens."""
+        """As Consumer.end of gateway.session.transport. Over already: nothing happens."""
         if not self.left:
             self.leave()
             self.deleted(why)
@@ -503,7 +705,7 @@ class Consumer:
     def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
         """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
         the client keeps what it holds and goes on at the next one. For `done` see
-        gateway.session.link."""
+        gateway.session.transport."""
         slots = dict(self.slots)
         if not self.left:
             self.left = True

@@ -5,7 +5,7 @@
     a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
 
 Partitions that do not move never pause. Where several gateways serve the group, each writes its
-part of the row and carries out what the row says of it (`gateway.delivery.group_part`): a partition
+part of the row and carries out what the row says of it (`gateway.delivery.membership`): a partition
 begins here when no other gateway drains it any more.
 """
 
@@ -15,20 +15,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from gateway.catalog.starts import starts_of
-from gateway.delivery.group_part import RETRY_AFTER_S, GroupPart
+from gateway.catalog.reconcile import starts_of
+from gateway.delivery.membership import RETRY_AFTER_S, GroupPart
+from gateway.delivery.owned_partition import Context, Owner, Slot
 from gateway.delivery.presence import Presence
-from gateway.delivery.slot import Slot
-from gateway.delivery.slot_context import Context, Owner
-from gateway.facts_values import OwnerDescription
+from gateway.models import OwnerDescription
 from metadata.catalog import Group, Membership, Queue
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push import limits
 from push.delivery.delivery import Delivery
-from push.delivery.giving import DeliverySettings
+from push.delivery.values import DeliverySettings
 from push.errors import Fenced, Refused, TocsinError
 from push.places import GroupPartition, Partition
-from push.ports import is_same_owner
+from push.storage_port import is_same_owner
 
 NEW_S: Final = 0.1
 """Whoever joins others is given partitions after so long. Many that join together are one change,

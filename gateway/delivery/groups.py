@@ -8,14 +8,14 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.consumer import Consumer
-from gateway.delivery.delivery_ports import Link
 from gateway.delivery.group import GroupRuntime
-from gateway.delivery.group_part import RETRY_AFTER_S
+from gateway.delivery.membership import RETRY_AFTER_S
+from gateway.delivery.owned_partition import Context
+from gateway.delivery.ports import Link
 from gateway.delivery.presence import Presence
-from gateway.delivery.slot_context import Context
 from metadata.catalog import Group, Membership, Principal, Queue
-from metadata.client import Metadata
 from metadata.group_row import elsewhere, gateways_in, missing, others
+from metadata.port import Metadata
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.groups")

@@ -2,6 +2,19 @@
 
 Looks at partitions that were appended to or settled since it looked last, and now and then at all,
 because retention passes without anything happening, and groups are abandoned.
+
+Abandoned groups end when their settings say so (`expires_s`), and never else (R11).
+
+A group is abandoned while it has no consumer. The time counts from when this process saw its last
+one leave, or saw first that there is none. So a restart gives it its whole time again: it never
+ends too early. Where several gateways may serve it, one of them sees to it, and the group's row
+must say that nobody came meanwhile. The deletion is held to that row, by the catalog: who comes
+between the look and the act, however long that is, keeps the group.
+
+Dead letters of partitions that nobody owns: decided, and left behind unmoved.
+
+A consumer leaves, or a gateway dies, between the decision that messages go to the dead letters and
+their arrival there. The next owner moves them. Where none comes, this does, through the caretaker.
 """
 
 import asyncio
@@ -9,13 +22,168 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.delivery.expiry import Expiry
-from gateway.delivery.orphaned_letters import OrphanedLetters
+from gateway.delivery.caretaker import Caretaker
+from gateway.delivery.groups import Groups
 from gateway.delivery.overflow import Overflow
-from metadata.client import Metadata
-from push.errors import TocsinError
+from gateway.delivery.owned_partition import Context
+from metadata.catalog import Group, Membership, Principal, Queue
+from metadata.port import Metadata
+from push.errors import Fenced, Refused, TocsinError
 from push.places import Partition
-from push.ports import Storage
+from push.storage_port import Storage
+
+expiry_logger = logging.getLogger("tocsin.expiry")
+
+
+class Expiry:
+    """See the module. `delete` deletes a group with its cursors while this is its row, else it
+    raises Fenced."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        metadata: Metadata,
+        delete: Callable[[Principal, Queue, str, Membership], Awaitable[object]],
+    ) -> None:
+        self._groups = groups
+        self._metadata = metadata
+        self._delete = delete
+        self._since: dict[str, float] = {}
+        """Group id → when it was seen abandoned first, where nobody has been here."""
+        self._generations: dict[str, int] = {}
+        """Group id → the generation of its row when it was seen abandoned."""
+
+    async def look(self, *, now: float) -> None:
+        """Delete what has been abandoned for long enough; `now` in seconds of the loop's clock.
+        Looks at every group there is."""
+        since, due, fresh = self._abandoned(now)
+        self._since = since
+        for group in fresh:
+            row = await self._groups.row(group, fresh=True)
+            if row is not None:
+                self._generations[group.group_id] = row.generation
+        known = {*since, *self._groups.runtimes}
+        self._generations = {one: n for one, n in self._generations.items() if one in known}
+        await self._end(due, now)
+        await self.look_here(now=now)
+
+    async def look_here(self, *, now: float) -> None:
+        """As `look`, at the groups alone that have had consumers here: cheap."""
+        due = []
+        for runtime in self._groups.runtimes.values():
+            expires_s = runtime.group.settings.expires_s
+            if expires_s is None or runtime.members or runtime.closed:
+                continue
+            if now - runtime.left_at >= expires_s:
+                due.append((runtime.queue, runtime.group))
+        await self._end(due, now)
+
+    async def _end(self, due: list[tuple[Queue, Group]], now: float) -> None:
+        for queue, group in due:
+            try:
+                row = await self._abandoned_row(group, now)
+                if row is not None:
+                    principal = Principal(queue.holder, queue.tenant)
+                    await self._delete(principal, queue, group.name, row)
+                    expiry_logger.info(
+                        "group %s of %s was abandoned: it ends", group.name, queue.name
+                    )
+            except Fenced:
+                expiry_logger.info("group %s of %s has a consumer again", group.name, queue.name)
+            except Refused as error:
+                if error.code.name not in ("group_not_found", "queue_not_found"):
+                    raise  # another gateway was here before
+
+    async def _abandoned_row(self, group: Group, now: float) -> Membership | None:
+        """The group's row, if nobody was there at other gateways either, for as long as here. None:
+        somebody was, or has come since, and the time begins anew; or it is another gateway's."""
+        row = await self._metadata.membership(group.group_id)
+        runtime = self._groups.runtimes.get(group.group_id)
+        expires_s = group.settings.expires_s or 0.0
+        if runtime is not None and (runtime.members or now - runtime.left_at < expires_s):
+            return None  # somebody has come here since that was looked at
+        if not self._groups.presence.is_shared:
+            return row
+        is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
+        known = self._generations.get(group.group_id)
+        if known is None and runtime is not None:
+            known = runtime.row.generation  # of when the last one left here
+        if is_empty and known == row.generation:
+            return row if self._groups.presence.is_chosen(group.group_id) else None
+        self._generations[group.group_id] = row.generation
+        self._since[group.group_id] = now
+        if runtime is not None:
+            runtime.left_at = now
+        return None
+
+    def _abandoned(
+        self, now: float
+    ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
+        """(since when, those that are due, those that were seen so for the first time)"""
+        since: dict[str, float] = {}
+        fresh: list[Group] = []
+        due: list[tuple[Queue, Group]] = []
+        for queue in self._metadata.list_all_queues():
+            for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
+                expires_s = group.settings.expires_s
+                if expires_s is None:
+                    continue
+                if group.group_id in self._groups.runtimes:
+                    continue  # `look_here` knows better
+                if group.group_id not in self._since:
+                    fresh.append(group)
+                first = since[group.group_id] = self._since.get(group.group_id, now)
+                if now - first >= expires_s:
+                    due.append((queue, group))
+        return since, due, fresh
+
+
+orphans_logger = logging.getLogger("tocsin.orphaned_letters")
+
+
+class OrphanedLetters:
+    """See the module."""
+
+    def __init__(
+        self, context: Context, groups: Groups, metadata: Metadata, caretaker: Caretaker
+    ) -> None:
+        self._context = context
+        self._groups = groups
+        self._metadata = metadata
+        self._caretaker = caretaker
+
+    async def look(self, *, is_all: bool) -> None:
+        """Move what slots of this gateway have left behind; `is_all`: in every queue, whoever left
+        it. What cannot be moved now is looked at again."""
+        left, self._context.orphans = self._context.orphans, set()
+        if is_all:
+            left |= {queue.queue_id for queue in self._metadata.list_all_queues()}
+        for queue_id in left:
+            queue = self._metadata.queue_by_id(queue_id)
+            if queue is None:
+                continue
+            try:
+                await self._relieve(queue)
+            except TocsinError as error:
+                orphans_logger.info("dead letters of %s wait: %s", queue.name, error)
+                self._context.orphans.add(queue_id)
+
+    async def _relieve(self, queue: Queue) -> None:
+        for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
+            states = await self._context.storage.cursors(queue.queue_id, group.group_id)
+            places = [state.place for state in states if state.dead]
+            if places and await self._is_ours(group):
+                for place in places:
+                    async with self._caretaker.own(queue, group, place.partition):
+                        pass  # its slot ends when they have arrived
+
+    async def _is_ours(self, group: Group) -> bool:
+        """Whether nobody will come and move them, nor another gateway sees to it."""
+        row = await self._groups.row(group, fresh=True)
+        if self._caretaker.is_served(group) or self._groups.others(row):
+            return False
+        return self._groups.presence.is_chosen(group.group_id)
+
 
 logger = logging.getLogger("tocsin.janitor")
 EVERY_S: Final = 1.0

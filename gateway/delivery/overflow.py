@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from gateway.delivery.caretaker import Caretaker
 from gateway.delivery.groups import Groups
-from gateway.delivery.slot import Slot
-from gateway.delivery.slot_context import Context
+from gateway.delivery.owned_partition import Context, Slot
 from metadata.catalog import Group, Principal, Queue
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push.places import Partition
-from push.ports import CursorState, PartitionState
+from push.storage_port import CursorState, PartitionState
 
 
 @dataclass(frozen=True, slots=True)

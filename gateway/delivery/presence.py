@@ -8,6 +8,8 @@ any more, and knows when others must take it for gone itself (R14).
     back      answered again: every group's row is looked at before anything is given again
 
 Where one gateway works on a catalog, it has no name, is never alone, and nothing happens here.
+
+Whether this gateway is ready for traffic, and if not, why.
 """
 
 import asyncio
@@ -17,10 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from hashlib import blake2b
 from typing import Final
 
-from gateway.delivery.slot_context import Context
-from metadata.client import Metadata
+from gateway.delivery.owned_partition import Context
 from metadata.heartbeats import BEAT_S, FORGOTTEN_S, GONE_S, Heartbeats
+from metadata.port import Metadata
 from push.errors import TocsinError
+from push.storage_port import Storage
 
 logger = logging.getLogger("tocsin.presence")
 _FORGET_S: Final = 1.0
@@ -187,3 +190,32 @@ class Presence:
             self._gaps = 1  # with the next beat
         finally:
             self._returning = None
+
+
+class Availability:
+    """See the module. It leaves once, and is not ready from then on."""
+
+    def __init__(self, storage: Storage, metadata: Metadata, presence: Presence) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._presence = presence
+        self.is_leaving = False
+
+    def leave(self) -> None:
+        """The gateway is going down."""
+        self.is_leaving = True
+
+    async def reasons(self) -> list[str]:
+        """What is not ready, one sentence each; empty: ready."""
+        reasons: list[str] = []
+        if self.is_leaving:
+            reasons.append("draining: this gateway is going down")
+        state = await self._storage.state()
+        if not state.writable:  # one that is full is to be drained, by whoever comes (R29, R31)
+            reasons += state.reasons or ("the storage does not take writes",)
+        if self._presence.is_alone:
+            reasons.append("this gateway is cut off, and gives nothing out until it is heard again")
+        is_ready, why = await self._metadata.state()
+        if not is_ready:
+            reasons.append(why)
+        return reasons

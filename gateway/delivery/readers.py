@@ -1,23 +1,521 @@
-"""All readers of this gateway: how a subscription without a group begins (R26)."""
+"""All readers of this gateway: how a subscription without a group begins (R26).
+
+Readers: subscriptions without a group (R26).
+
+Per queue, most readers stand at the tail: a record that becomes certified is encoded once and the
+same bytes go to all of them. One that has no credit, whose socket is full or that starts further
+back is **behind** in that partition: it reads from the log, in bounded steps, until it has caught
+up. A filter on keys looks at the record's key hashes, never into messages.
+
+One reader: a subscription without a group (R26), as its queue's readers serve it.
+
+How a record is cut into the pushes of readers.
+"""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.catalog.agreement import UNSEEN
-from gateway.counting import Counting
-from gateway.delivery.delivery_ports import Link, StartFrom
-from gateway.delivery.queue_readers import QueueReaders
-from gateway.delivery.reader import Reader
+from gateway.catalog.reconcile import UNSEEN
+from gateway.counters import Counting, HitRate, Published
+from gateway.delivery.ports import Link, StartFrom
 from gateway.deliverylog.log import OFF, DeliveryLog
-from gateway.hit_rate import HitRate
+from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.taps import Reads
+from gateway.models import CreditDescription, SubscriptionDescription
 from gateway.publish.tail import Tail
 from gateway.wire import frames
 from metadata.catalog import Queue
-from push.errors import Refused
-from push.ports import PartitionState, Storage
-from push.positions import Gap, Place, Position, Resumed, UnknownPosition, verdicts
+from push import limits
+from push.credit import Credit
+from push.errors import Refused, TocsinError
+from push.places import Partition
+from push.positions import Gap, Place, Position, Resumed, UnknownPosition, overtaken, verdicts
+from push.record import Record
 from push.ring import MEMBER_MAX, key_hash
+from push.storage_port import PartitionState, Storage
+
+Framed = tuple[bytes, int]
+"""A push, and the bytes of its messages."""
+
+
+class Reader:
+    """One subscription. Made by `Readers.open`."""
+
+    def __init__(
+        self, owner: "QueueReaders", link: Link, subscription: int, hashes: frozenset[int] | None
+    ) -> None:
+        self._owner = owner
+        self.link = link
+        self.is_socket = link.transport == "websocket"
+        """It ends with its transport."""
+        self.subscription = subscription
+        self.hashes = hashes
+        """Key hashes it wants; None: everything."""
+        self.credit = Credit()
+        self.verdicts: list[dict[str, object]] = []
+        self.behind: dict[int, int] = {}
+        """Partition → next offset, where it is not at the tail."""
+        self.floors: dict[int, int] = {}
+        """Partition → offset from which on it takes part in fan-outs again."""
+        self.catching_up: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def give(self, framed: Framed, count: int) -> None:
+        """Push messages that it `takes`."""
+        frame, size = framed
+        self.credit.spend(count)
+        self._owner.encoded.hits += 1
+        self.link.account.of(self._owner.queue.name).given(count, size)
+        self.link.send(frame)
+
+    def takes(self, count: int) -> bool:
+        """Whether it may be given so many messages now."""
+        return self.credit.available >= count and self.link.writable()
+
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total of gateway.session.transport."""
+        return self.credit.sent
+
+    def grant(self, granted_total: int) -> None:
+        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        self.credit.grant(granted_total)
+        self.pump()
+
+    def pump(self) -> None:
+        """Go on catching up, where it is behind."""
+        if self.behind and self.catching_up is None and not self.closed and self.takes(1):
+            self._owner.catch_up(self)
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """As Reader.subscription_facts of gateway.session.transport."""
+        credit = self.credit
+        return SubscriptionDescription(
+            subscription=self.subscription, queue=self._owner.queue.name, group=None,
+            credit=CreditDescription(
+                granted=credit.granted, used=credit.sent, open=credit.available
+            ),
+            keys=len(self.hashes) if self.hashes is not None else None, behind=sorted(self.behind),
+        )  # fmt: skip
+
+    def end(self, why: Refused) -> None:
+        """It reads no more, and its session hears why."""
+        if not self.closed:
+            self.link.send(frames.error(why, subscription=self.subscription))
+            self.close()
+
+    def close(self) -> None:
+        """It reads no more."""
+        if not self.closed:
+            self.closed = True
+            self._owner.remove(self)
+
+
+Pieces = list[tuple[int, int]]
+"""(first, last) offset of each push."""
+
+
+def fitting(record: Record, offsets: list[int]) -> int:
+    """How many of these messages one push holds; one at least."""
+    if len(record.payload) <= limits.PUSH_BYTES_MAX:
+        return len(offsets)
+    size = count = 0
+    for offset in offsets:
+        size += record.header.sizes[offset - record.first]
+        if count and size > limits.PUSH_BYTES_MAX:
+            break
+        count += 1
+    return count
+
+
+def pieces(record: Record) -> Pieces:
+    """A record cut into pushes."""
+    cut: Pieces = []
+    first = record.first
+    while first <= record.last:
+        last = min(
+            record.bytes_until(first, limits.PUSH_BYTES_MAX), first + limits.PUSH_MESSAGES_MAX - 1
+        )
+        cut.append((first, last))
+        first = last + 1
+    return cut
+
+
+SLICE = 64
+"""Readers that a queue serves in one turn: less than a millisecond; a publish meets three turns."""
+SLICE_BYTES = 128 * 1024
+"""The same in bytes, which are copied into as many sockets."""
+FAN_OUTS_MAX = 256
+"""Records that wait to be fanned out. Where more come than go out, everybody reads the log (P9)."""
+CATCH_UPS_MAX = 16
+POSITIONS_EVERY_S = 30.0
+"""How often a filtered reader learns how far it has come without a message."""
+RETRY_AFTER_S = 0.5
+FOLLOW_AFTER_S = 1.0
+"""Readers that stay have the storage look after the ends of their partitions, which it does for
+what was read: a wake-up that gets lost is made up for then (R10)."""
+
+
+class _Early(Refused):
+    """Asked for what is to come, because it was told of: a failover knows less for a moment, and
+    who asks again at once would ask without end."""
+
+
+class QueueReaders:
+    """The readers of one queue."""
+
+    def __init__(
+        self, tail: Tail, queue: Queue, states: Iterable[PartitionState],
+        empty: Callable[[], None], encoded: HitRate | None = None, *, log: DeliveryLog = OFF,
+        counted: Published | None = None,
+    ) -> None:  # fmt: skip
+        self._reads = Reads(log, queue, counted or Published())
+        self._tail = tail
+        self.encoded = encoded or HitRate()
+        self.queue = queue
+        self._empty = empty
+        self.next: dict[int, int] = {}
+        """Partition → offset after the last one that went to the tail's readers."""
+        self.prefixes: dict[int, str] = {}
+        self.generations: dict[int, int] = {}
+        self._plain: dict[Reader, None] = {}
+        self._left_behind: dict[Reader, None] = {}
+        """Plain readers that are behind everywhere: a record costs nothing for who has stalled."""
+        self._filtered: dict[Reader, None] = {}
+        self._by_hash: dict[int, dict[Reader, None]] = {}
+        self._fan_outs: deque[tuple[int, Record, Stages, Pieces, list[Reader]]] = deque()
+        self._fanning = False
+        self._slots = asyncio.Semaphore(CATCH_UPS_MAX)
+        self._told: dict[int, int] = {}
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
+        self._following = loop.create_task(self._follow(), name="follow")
+        for state in states:
+            number = state.partition.number
+            self.next[number] = max(state.certified, tail.ends.get(state.partition, 0))
+            self.generations[number] = state.generation
+            self.prefixes[number] = f"{queue.queue_id}-{state.generation}-{number}-"
+            tail.follow(state.partition, self._certified)
+
+    # --- The tail ------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        await asyncio.sleep(FOLLOW_AFTER_S)
+        for number in list(self.next):
+            partition, is_read = Partition(self.queue.queue_id, number), False
+            while not is_read:
+                try:
+                    await self._tail.read(partition, self.next[number], 1)
+                    is_read = True
+                except TocsinError:
+                    await asyncio.sleep(RETRY_AFTER_S)
+
+    def _certified(self, partition: Partition) -> None:
+        number, end = partition.number, self._tail.ends[partition]
+        while self.next[number] < end:
+            found = self._tail.get(partition, self.next[number])
+            if found is None or len(self._fan_outs) >= FAN_OUTS_MAX:
+                self._leave_behind(number)  # appended elsewhere, let go of, or one too many
+                self.next[number] = end
+                return
+            record, stages = found
+            self.next[number] = record.last + 1
+            if self._plain:
+                to = [*reversed(self._plain)]
+                self._fan_outs.append((number, record, stages, pieces(record), to))
+                self._fan_out_soon()
+            if self._by_hash and not self._by_hash.keys().isdisjoint(record.header.key_hashes):
+                self._fan_filtered(number, record, stages)
+
+    def _leave_behind(self, number: int) -> None:
+        """Everybody reads this partition on for himself, from what is on its way to him on."""
+        on_its_way: dict[Reader, int] = {}
+        for other, record, _, _, readers in self._fan_outs:
+            if other == number:
+                for reader in readers:
+                    on_its_way.setdefault(reader, record.first)
+        for reader in [*self._plain, *self._filtered]:
+            start = on_its_way.get(reader, self.next[number])
+            reader.behind.setdefault(number, max(start, reader.floors.get(number, 0)))
+            reader.pump()
+
+    def _fan_out_soon(self) -> None:
+        if not self._fanning:
+            self._fanning = True
+            self._tail.soon.call(self._fan_out)
+
+    def _fan_out(self) -> None:
+        self._fanning = False
+        if not self._fan_outs:
+            return
+        number, record, stages, cut, readers = self._fan_outs[0]
+        size = slice_of(len(record.payload))
+        batch = readers[: -size - 1 : -1]
+        del readers[-size:]
+        if not readers:
+            self._fan_outs.popleft()
+        encoded: dict[tuple[int, int], Framed] = {}
+        log = self._reads.fan_out(number, record, stages)
+        for reader in batch:
+            if reader.closed or number in reader.behind or self._has_passed(reader, number, record):
+                continue
+            for first, last in cut:
+                count = last - first + 1
+                if not reader.takes(count):
+                    self._fall_behind(reader, number, first)
+                    break
+                key = (reader.subscription, first)
+                frame = encoded.get(key)
+                if frame is None:
+                    frame = encoded[key] = self._frame(reader, number, record, first, last)
+                reader.give(frame, count)
+                log.given(reader, first, last)
+        log.end()
+        if self._fan_outs:
+            self._fan_out_soon()
+
+    def _has_passed(self, reader: Reader, number: int, record: Record) -> bool:
+        """Whether it has read this record while it was behind; where its credit ended within the
+        record, it reads on there."""
+        floor = reader.floors.get(number, 0)
+        if record.first < floor <= record.last:
+            self._fall_behind(reader, number, floor)
+        return floor > record.first
+
+    def _fall_behind(self, reader: Reader, number: int, first: int) -> None:
+        reader.behind[number] = first
+        if len(reader.behind) == len(self.next) and reader in self._plain:
+            del self._plain[reader]
+            self._left_behind[reader] = None
+        reader.pump()
+
+    def _frame(self, reader: Reader, number: int, record: Record, first: int, last: int) -> Framed:
+        head = frames.reader_head(
+            subscription=reader.subscription,
+            partition=number,
+            next_offset=last + 1,
+            id_prefix=self.prefixes[number],
+            published_unix_ms=record.header.published_unix_ms,
+            offset=first,
+        )
+        return self._framed(head, record.slice(first, last), last - first + 1)
+
+    def _framed(self, head: bytes, messages: bytes, count: int) -> Framed:
+        self.encoded.misses += 1
+        self.encoded.hits -= 1  # the first who is given it is no hit
+        return frames.push_frame(head, messages), len(messages) - count + 1  # without commas
+
+    def _fan_filtered(self, number: int, record: Record, stages: Stages) -> None:
+        wanted: dict[Reader, list[int]] = {}
+        for place, hashed in enumerate(record.header.key_hashes):
+            for reader in self._by_hash.get(hashed, ()):
+                wanted.setdefault(reader, []).append(record.first + place)
+        encoded: dict[tuple[int, tuple[int, ...]], Framed] = {}
+        for reader, offsets in wanted.items():
+            if number in reader.behind or self._has_passed(reader, number, record):
+                continue
+            if not reader.takes(len(offsets)) or fitting(record, offsets) < len(offsets):
+                reader.behind[number] = record.first
+                reader.pump()
+                continue
+            key = (reader.subscription, tuple(offsets))
+            frame = encoded.get(key)
+            if frame is None:
+                frame = self._picked(reader, number, record, offsets, record.last + 1)
+                encoded[key] = frame
+            reader.give(frame, len(offsets))
+            self._reads.alone(reader.link, number, record, offsets, stages)
+
+    def _picked(
+        self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
+    ) -> Framed:
+        """A frame of single messages. `next_offset`: behind them, and behind what the filter skips
+        after them."""
+        head = frames.reader_head(
+            subscription=reader.subscription,
+            partition=number,
+            next_offset=next_offset,
+            id_prefix=self.prefixes[number],
+            published_unix_ms=record.header.published_unix_ms,
+            offsets=offsets,
+        )
+        return self._framed(head, b",".join(record.slice(o, o) for o in offsets), len(offsets))
+
+    # --- Behind --------------------------------------------------------------------------------
+
+    def catch_up(self, reader: Reader) -> None:
+        """Read for a reader in the background, while it takes messages."""
+        task = asyncio.get_running_loop().create_task(self._catch_up(reader), name="catch up")
+        reader.catching_up = task
+        task.add_done_callback(lambda task: self._caught_up(reader, task))
+
+    def _caught_up(self, reader: Reader, task: asyncio.Task[None]) -> None:
+        reader.catching_up = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, TocsinError):
+            asyncio.get_running_loop().call_later(RETRY_AFTER_S, reader.pump)
+        elif error is not None:
+            raise error
+        else:
+            reader.pump()
+
+    async def _catch_up(self, reader: Reader) -> None:
+        while reader.behind and not reader.closed and reader.takes(1):
+            progress, early = False, None
+            for number in list(reader.behind):
+                async with self._slots:
+                    try:
+                        progress = await self._step(reader, number) or progress
+                    except _Early as error:
+                        early = error
+            if not progress:
+                if early is not None:
+                    raise early
+                return
+
+    async def _step(self, reader: Reader, number: int) -> bool:
+        """One read's worth for one partition. False: nothing could be given. Raises _Early."""
+        begin = reader.behind[number]
+        if begin >= self.next[number]:
+            self._rejoin(reader, number, begin)
+            return True
+        read = await self._tail.read(Partition(self.queue.queue_id, number), begin)
+        if reader.closed or number not in reader.behind:
+            return True
+        if not read.records:
+            if read.certified <= begin:
+                raise _Early("storage_unavailable", "what was certified is not at the moment")
+            self._advance(reader, number, read.certified, begin)
+        for record in read.records:
+            at = reader.behind[number]
+            if record.last < at:
+                continue
+            if record.first > at:
+                self._advance(reader, number, record.first, at)
+            if not self._give(reader, number, record):
+                break
+        if reader.behind[number] >= self.next[number]:
+            self._rejoin(reader, number, reader.behind[number])
+            return True
+        return reader.behind[number] > begin
+
+    def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
+        """What lies between is no longer retained: the reader is told (P10)."""
+        gap = overtaken(at, to)
+        reader.behind[number] = to
+        if gap is not None:
+            head = frames.reader_head(
+                subscription=reader.subscription, partition=number, next_offset=to,
+                id_prefix=self.prefixes[number], published_unix_ms=0, gap=(gap.first, gap.last),
+            )  # fmt: skip
+            reader.link.send(frames.push_frame(head, b""))
+
+    def _give(self, reader: Reader, number: int, record: Record) -> bool:
+        """Give it its part of a record. False: it takes no more now."""
+        at = max(reader.behind[number], record.first)
+        if reader.hashes is not None:
+            offsets = [
+                record.first + place
+                for place, hashed in enumerate(record.header.key_hashes)
+                if hashed in reader.hashes and record.first + place >= at
+            ]
+            while offsets:
+                if not reader.takes(1):
+                    return False
+                count = min(fitting(record, offsets), reader.credit.available)
+                picked, offsets = offsets[:count], offsets[count:]
+                reader.behind[number] = offsets[0] if offsets else record.last + 1
+                reader.give(
+                    self._picked(reader, number, record, picked, reader.behind[number]), count
+                )
+                self._reads.alone(reader.link, number, record, picked)
+            reader.behind[number] = record.last + 1
+            return True
+        while at <= record.last:
+            if not reader.takes(1):
+                return False
+            last = min(record.bytes_until(at, limits.PUSH_BYTES_MAX), record.last)
+            last = min(last, at + reader.credit.available - 1)
+            reader.give(self._frame(reader, number, record, at, last), last - at + 1)
+            self._reads.alone(reader.link, number, record, range(at, last + 1))
+            at = reader.behind[number] = last + 1
+        return True
+
+    def _rejoin(self, reader: Reader, number: int, at: int) -> None:
+        del reader.behind[number]
+        reader.floors[number] = at
+        if reader in self._left_behind:
+            del self._left_behind[reader]
+            self._plain[reader] = None
+
+    # --- Members -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._plain) + len(self._left_behind) + len(self._filtered)
+
+    def add(self, reader: Reader) -> None:
+        """It takes part from now on."""
+        if reader.hashes is None:
+            self._plain[reader] = None
+        else:
+            self._filtered[reader] = None
+            for hashed in reader.hashes:
+                self._by_hash.setdefault(hashed, {})[reader] = None
+
+    def remove(self, reader: Reader) -> None:
+        """It is closed."""
+        self._plain.pop(reader, None)
+        self._left_behind.pop(reader, None)
+        if self._filtered.pop(reader, 0) is None:
+            for hashed in reader.hashes or ():
+                readers = self._by_hash[hashed]
+                del readers[reader]
+                if not readers:
+                    del self._by_hash[hashed]
+        if reader.catching_up is not None:
+            reader.catching_up.cancel()
+        if not self._plain and not self._left_behind and not self._filtered:
+            self._empty()
+
+    def queue_deleted(self) -> None:
+        """Close all readers; their sessions hear why."""
+        for reader in [*self._plain, *self._left_behind, *self._filtered]:
+            reader.end(Refused("queue_not_found", "the queue was deleted"))
+
+    def _sweep(self) -> None:
+        """Filtered readers learn how far the tail has come, so that their position stays fresh."""
+        self._sweeper = asyncio.get_running_loop().call_later(POSITIONS_EVERY_S, self._sweep)
+        if self._told == self.next:
+            return
+        self._told = dict(self.next)
+        for reader in self._filtered:
+            places = {
+                str(number): [self.generations[number], at]
+                for number, at in self.next.items()
+                if number not in reader.behind
+            }
+            reader.link.send(frames.reader_positions(reader.subscription, places))
+
+    def close(self) -> None:
+        """Nobody reads here any more."""
+        self._sweeper.cancel()
+        self._following.cancel()
+        self._fan_outs.clear()
+        for number in self.next:
+            self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)
+
+
+def slice_of(record_bytes: int) -> int:
+    """How many readers are given a record of this size in one turn. Each takes two pushes of it at
+    most: then its buffer is full."""
+    size = min(record_bytes, 2 * limits.PUSH_BYTES_MAX)
+    return max(1, min(SLICE, SLICE_BYTES // max(1, size)))
+
 
 _DIGITS_MAX: Final = len(str(MEMBER_MAX))
 

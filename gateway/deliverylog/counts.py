@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.deliverylog.chunks import KINDS, Counts
+from gateway.deliverylog.batches import KINDS, Counts
 
 NAME: Final = "counts"
 MEMORY: Final = Path("/dev/shm")

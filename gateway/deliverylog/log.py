@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.deliverylog.chunks import (
+from gateway.deliverylog.batches import (  # fmt: skip
     CERTIFIED,
     DISPATCHED,
     KINDS,
@@ -23,9 +23,7 @@ from gateway.deliverylog.chunks import (
     Counts,
     Facts,
     Missing,
-)  # fmt: skip
-from gateway.deliverylog.clock import Clock
-from gateway.deliverylog.deliveries import CARRIERS, Done, Given, Place, Session
+)
 from gateway.deliverylog.lines import (
     SCHEMA,
     Cause,
@@ -39,7 +37,7 @@ from gateway.deliverylog.lines import (
     encode,
     messages_of,
 )
-from gateway.deliverylog.publishes import Origin, Placed
+from gateway.deliverylog.spans import CARRIERS, Clock, Done, Given, Origin, Place, Placed, Session
 from metadata.catalog import Group, Queue
 from push import limits
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gateway.deliverylog.chunks import (
+from gateway.deliverylog.batches import (
     CERTIFIED,
     DISPATCHED,
     KINDS,
@@ -25,9 +25,8 @@ from gateway.deliverylog.chunks import (
     Missing,
 )
 from gateway.deliverylog.counts import SharedCounts, memory
-from gateway.deliverylog.files import Bounds, Files
+from gateway.deliverylog.files import Bounds, Files, recover
 from gateway.deliverylog.lines import SCHEMA, Unlogged, encode
-from gateway.deliverylog.recovery import recover
 
 logger = logging.getLogger("tocsin.deliverylog")
 FOLDER: Final = "delivery"

@@ -39,12 +39,20 @@ import click
 import tocsin
 from tocsin.api.http import Http
 
-from gateway.cli.commands import load_config, serve, setting_options
+from gateway.cli.serve import load_config, serve, setting_options
 from gateway.config import Config
-from gateway.demo.demo_board import Board, Device, Meter, first_line, plain_line, table
-from gateway.demo.demo_figures import Machine, read_proc
-from gateway.settings_table import SETTINGS
-from runtime.listening import StartError, bind
+from gateway.demo.board import (
+    Board,
+    Device,
+    Machine,
+    Meter,
+    first_line,
+    plain_line,
+    read_proc,
+    table,
+)
+from gateway.settings import SETTINGS
+from runtime.listener import StartError, bind
 from runtime.tls import pinning
 
 QUEUE: Final = "machine"

@@ -3,10 +3,12 @@
 A session or request has an **allowance**: the debtors that it is charged to, all or none. What is
 over is refused with `rate_limited` and the time after which the same is admitted.
 
-Everything is kept in memory, of this gateway: `gateway.limits.debtors` says for how long. Where
+Everything is kept in memory, of this gateway: `gateway.limits.accounts` says for how long. Where
 several gateways share a store, what is kept of a rate is what this one holds of it ahead of time
-(`push.rates.shared_bucket`, `gateway.limits.shared_limits`): a take never waits for anybody.
+(`push.rates.shared`, `gateway.limits.shared`): a take never waits for anybody.
 Bounds, and what a session says, are counted by each gateway for itself.
+
+What publishes of one session to one queue are charged to.
 """
 
 import asyncio
@@ -17,15 +19,64 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.limits.debtors import Claim, Debtor, Debtors, Name, own, published_bytes
-from gateway.limits.limit_values import NONE, Kind, Limits, per_second
-from gateway.limits.shared_limits import SOON_S, SharedLimits
-from gateway.limits.till import Till
+from gateway.limits.accounts import Claim, Debtor, Debtors, Name, own, published_bytes
+from gateway.limits.shared import SOON_S, SharedLimits
+from gateway.limits.spec import NONE, Kind, Limits, per_second
 from metadata.catalog import Principal, Queue
 from push import limits
 from push.errors import Refused
 from push.message import Message
 from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all
+
+Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
+"""As push.rates.bucket.pour_all."""
+
+
+class Till:
+    """Found once for many of them."""
+
+    __slots__ = (
+        "_limits", "_pour", "at_once", "bytes", "counted", "debtors", "messages", "settings",
+    )  # fmt: skip
+
+    def __init__(
+        self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object,
+        pour: Pour,
+    ) -> None:  # fmt: skip
+        self._pour = pour
+        self.settings = settings
+        """The queue's, of which it was made."""
+        self.debtors = debtors if of_queue is None else (*debtors, of_queue)
+        self._limits = [debtor.limits for debtor in self.debtors]
+        self.counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
+        """Those whose messages in flight have a bound."""
+        buckets = [debtor.buckets for debtor in self.debtors]
+        self.messages = [own["messages"] for own in buckets if "messages" in own]
+        self.at_once = min((bucket.rate.burst for bucket in self.messages), default=None)
+        """So many messages of one publish are admitted at most; None: all."""
+        self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a debtor has other limits by now."""
+        for debtor, limits_then in zip(self.debtors, self._limits, strict=True):
+            if debtor.limits is not limits_then:
+                return True
+        return False
+
+    def pour(self, messages: Sequence[Message], now: float, *, publishes: int = 1) -> bool:
+        """Whether all of it fits; then it is charged. A publish that is larger than a burst is
+        charged that burst; of several that are poured together, nobody is."""
+        count, charges = len(messages), []
+        for bucket in self.messages:
+            charges.append((bucket, count))
+        if self.bytes:
+            size = published_bytes(messages)
+            for bucket in self.bytes:
+                burst = bucket.rate.burst
+                charges.append((bucket, burst if publishes == 1 and size > burst else size))
+        return self._pour(charges, nanoseconds(now))
+
 
 BUSY_S: Final = 1.0
 """Advised where a bound is reached: nobody knows when a session ends."""
@@ -99,7 +150,7 @@ class Limiter:
         self._address = address
         self._queue = queue
         self.session = session
-        """What each session may (gateway.limits.pace)."""
+        """What each session may (runtime.loop.fairness)."""
         self.debtors = Debtors(debtors_max, self._make)
         self._queues: dict[str, tuple[object, Debtor | None]] = {}
         """Of a queue: the settings of which its debtor was made, and that."""
@@ -124,7 +175,7 @@ class Limiter:
         self, principal: Principal, address: str | None, *,
         own: Limits | None = None, credential: str = "",
     ) -> Allowance:  # fmt: skip
-        """Of who asks, from where; `address`: a name of runtime.client_names, None: not counted.
+        """Of who asks, from where; `address`: a name of runtime.addresses, None: not counted.
         `own`: what is allowed to this credential alone."""
         claims: list[Claim] = []
         if self._principal != NONE:

@@ -9,13 +9,12 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from gateway.admission import Admission, NotLetIn
 from gateway.auth.auth import Auth
 from gateway.limits.limiter import UNLIMITED, Limiter
+from gateway.models import Admission, NotLetIn
 from push.errors import Refused
-from runtime.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
-from runtime.client_names import name_of
-from runtime.http11 import WEBSOCKET_PATH, raw_problem
+from runtime.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress, name_of
+from runtime.http1 import WEBSOCKET_PATH, raw_problem
 
 PATH: Final = WEBSOCKET_PATH
 SUBPROTOCOL: Final = Subprotocol("tocsin.v1")

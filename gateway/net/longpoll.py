@@ -9,19 +9,17 @@ import asyncio
 import secrets
 from typing import Final
 
-from gateway.admission import Admission
-from gateway.facts_values import Transport
-from gateway.net.registry import Registry
-from gateway.session.conversation import Conversation
-from gateway.session.sessions import Sessions, fresh_session_id
+from gateway.models import Admission, Transport
+from gateway.net.connections import Registry
+from gateway.session.directory import Sessions, fresh_session_id
+from gateway.session.session import Conversation
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
 from push.transit import Transit
-from runtime.addresses import UNKNOWN, ClientAddress
-from runtime.client_names import name_of
+from runtime.addresses import UNKNOWN, ClientAddress, name_of
 
 KEPT_S: Final = 30.0
 """So long after its end a session still tells why it has ended."""

@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.catalog.changes import Changes
+from gateway.catalog.reconcile import Changes
 from gateway.delivery.groups import Groups
 from gateway.delivery.overflow import backlog_of, messages_max
-from gateway.operator.holding import in_flight
-from gateway.operator.removing import Begin, Removed, Removing, check_agreed
+from gateway.operator.removal import Begin, Removed, Removing, check_agreed
+from gateway.operator.waiting import in_flight
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
-from metadata.client import Metadata
+from metadata.port import Metadata
 from metadata.settings import (
     Named,
     SettingChange,
@@ -27,8 +27,8 @@ from metadata.settings import (
 )
 from push.errors import Refused
 from push.places import GroupPartition, Partition
-from push.ports import Storage
-from runtime.loop.slices import Slices
+from push.storage_port import Storage
+from runtime.loop.fairness import Slices
 
 TRIES_MAX: Final = 20
 """So often a change is judged anew because somebody else has changed the settings meanwhile."""

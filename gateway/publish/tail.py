@@ -3,22 +3,23 @@
 The certified end of every partition that somebody follows, and the most recent records in
 memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
 Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
-those who are far behind, so that others are never behind them; of each lane (`push.ports.Lane`),
-so that nobody is behind those whose server is down; and who waits too long is told so.
+those who are far behind, so that others are never behind them; of each lane
+(`push.storage_port.Lane`), so that nobody is behind those whose server is down; and who waits too
+long is told so.
 """
 
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
 
+from gateway.counters import HitRate
 from gateway.deliverylog.spans import Stages
-from gateway.hit_rate import HitRate
 from push import limits
 from push.errors import Refused
 from push.places import Partition
-from push.ports import Read, Storage
 from push.record import Record
-from runtime.loop.soon import Soon
+from push.storage_port import Read, Storage
+from runtime.loop.end_of_turn import Soon
 
 Follower = Callable[[Partition], None]
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 
-from gateway.rest.needs import NEEDS
-from gateway.rest.operation import Answer, Operation
+from gateway.rest.operation import NEEDS, Answer, Operation
 from push.errors import CODES
-from runtime.http_forms import JSON
+from runtime.operation import JSON
 from runtime.problems import MEDIA_TYPE, Problem
 
 VERSION: Final = "1"

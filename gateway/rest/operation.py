@@ -2,27 +2,70 @@
 
 Routes and `/openapi.json` are made from the same table of operations, so that neither can lack
 what the other has. A handler reads its request with the functions below and those of
-runtime.http_forms, and returns a `reply`; everything that is wrong it raises.
+runtime.operation, and returns a `reply`; everything that is wrong it raises.
+
+What an operation needs: the one vocabulary in which each of them says which right lets it run.
+`check_need` is called in one place, before the handler of an operation; frames, which name a queue
+each, are judged where they are carried out: see gateway.session.publishing and
+gateway.session.subscriptions.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admission import Admission, NotLetIn
 from gateway.limits.limiter import Allowance
-from gateway.rest.needs import Need, check_need
-from gateway.rest.ports import BrokerPort
-from gateway.whole_numbers import whole_number
+from gateway.models import Admission, NotLetIn, whole_number
+from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import Principal, Queue, check_name
-from metadata.rights import Rights
+from metadata.rights import VERBS, Rights, Verb
 from push import limits
 from push.errors import Refused
-from runtime.http_forms import JSON, json_text, receive_body
+from runtime.operation import JSON, json_text, receive_body
+
+Need = Literal[
+    "publish", "consume", "read", "manage", "consume or manage", "consume or manage or observe",
+    "manage every", "observe every", "any", "own", "nothing",
+]  # fmt: skip
+NEEDS: Final[Mapping[Need, str]] = {
+    "publish": "`publish` on the queue, for each message on its key",
+    "consume": "`consume` on the queue",
+    "read": "`read` on the queue; where it is one on some keys only, for one of these",
+    "manage": "`manage` on the queue",
+    "consume or manage": "`consume` or `manage` on the queue",
+    "consume or manage or observe": "`consume`, `manage` or `observe` on the queue",
+    "manage every": "`manage` on every queue: `manage:*`",
+    "observe every": "`observe` or `manage` on every queue: `observe:*`",
+    "any": "any right on the queue, which decides what is shown of it",
+    "own": "nothing: it is about what is one's own",
+    "nothing": "nothing beyond being let in",
+}
+"""What each of them means, for the documents."""
+EVERY: Final = "*"
+"""No queue is called so: only a right whose pattern it is, or one as wide, fits it."""
+
+
+def check_need(need: Need, rights: Rights, queue: str | None) -> None:
+    """Raises Refused(forbidden), which names the right that is missing. `queue` None: the operation
+    names none, and shows only what there is a right to."""
+    if need == "manage every":
+        rights.check("manage", EVERY)
+    if need == "observe every":
+        rights.check_one_of(("observe", "manage"), EVERY)
+    if queue is None:
+        return
+    match need:
+        case "any":
+            rights.check_one_of(VERBS, queue)
+        case "own" | "nothing" | "manage every" | "observe every":
+            pass
+        case _:
+            rights.check_one_of(cast(list[Verb], need.split(" or ")), queue)
+
 
 Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
 ADMISSION: Final = "tocsin.admission"
@@ -159,7 +202,7 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
     """The whole request body of who is still let in when it is there.
 
     Raises:
-        Refused: as runtime.http_forms.read_body; unauthorized: its sender's credential has ended
+        Refused: as runtime.operation.read_body; unauthorized: its sender's credential has ended
             meanwhile.
         ClientDisconnect: the client went away in the middle.
     """

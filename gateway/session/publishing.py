@@ -1,27 +1,74 @@
 """A session's publishes: found a queue for, charged to its allowance, submitted in sending order
-(R7), answered."""
+(R7), answered.
+
+What a session is charged to, from its `hello` to its end.
+"""
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.accounting.account import Account
-from gateway.admission import Admission
-from gateway.deliverylog.publishes import Origin
-from gateway.deliverylog.senders import Sender
-from gateway.facts_values import Transport
-from gateway.session.charges import Charges
-from gateway.session.link import Answer, Broker
+from gateway.accounting.books import Account
+from gateway.deliverylog.spans import Origin, Sender
+from gateway.limits.limiter import Allowance, Limiter
+from gateway.models import Admission, Transport
+from gateway.session.transport import Answer, Broker
 from gateway.wire import frames
-from gateway.wire.together import Said, Together, receipts_end, receipts_of
+from gateway.wire.coalesce import Said, Together, receipts_end, receipts_of
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
 from push.errors import Refused, TocsinError
 from push.sending import StreamOrder
+from runtime.addresses import ClientAddress, name_of
+from runtime.loop.fairness import Pace
+
+
+class Charges:
+    """Of one session. `now`: seconds, monotonic; `address`: where its client is now."""
+
+    __slots__ = ("_allowance", "_limiter", "pace")
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._allowance: Allowance | None = None
+        self.pace = Pace(limiter.session.frames)
+
+    @property
+    def allowance(self) -> Allowance:
+        """What it may. Nobody asks before `begin`."""
+        assert self._allowance is not None
+        return self._allowance
+
+    def guessing(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
+        """As Limiter.guessing, of where its client is."""
+        return self._limiter.guessing(name_of(address.text), now=now)
+
+    def begin(
+        self, admission: Admission, address: ClientAddress, *, now: float, goes_on: bool = False
+    ) -> None:
+        """From now on this admission is charged. `goes_on`: the session stands already.
+
+        Raises:
+            Refused: as Allowance.open; nothing has changed.
+        """
+        allowance = self._limiter.allowance(
+            admission.principal, name_of(address.text),
+            own=admission.limits, credential=admission.credential,
+        )  # fmt: skip
+        allowance.open(now=now, goes_on=goes_on)
+        self.end()
+        self._allowance = allowance
+
+    def end(self) -> None:
+        """The session is over; or had not begun: nothing happens."""
+        if self._allowance is not None:
+            self._allowance.close()
+
 
 logger = logging.getLogger("tocsin.session")
 STREAMS_MAX: Final = 1024
@@ -29,7 +76,7 @@ STREAMS_MAX: Final = 1024
 forgotten."""
 
 
-class Host(Protocol):
+class PublishingHost(Protocol):
     """The conversation that publishes."""
 
     @property
@@ -85,7 +132,7 @@ class Publishing:
 
     __slots__ = ("_host", "_late", "_sender", "_streams", "producer")
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: PublishingHost) -> None:
         self._host = host
         self._late: dict[str, list[frames.Publish]] | None = None
         """By queue, what waits until it is known whether the queue may be made."""

@@ -1,19 +1,37 @@
-"""The subscriptions of one session: its consumers and readers by number."""
+"""The subscriptions of one session: its consumers and readers by number.
+
+A client that came back says what it holds, one subscription after the other (R22).
+
+Where it held that under an epoch before, it takes a moment to find out what of it is still its own:
+the partitions are being owned, and the log is read for keys. What the client says of this
+subscription meanwhile waits, in order: acks of what it holds come to those who know it.
+
+A session's subscriptions, as its frames ask for them: opened, given credit, left; answered.
+
+A session's acks, nacks and extends: carried out by its consumers, answered.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from gateway.admission import Admission
-from gateway.catalog.catching_up import find_queue
-from gateway.delivery.delivery_ports import DeliveryList, Link, StartFrom
-from gateway.facts_values import SubscriptionDescription
-from gateway.session.link import Broker, Consumer, Reader, Settled
+from gateway.accounting.books import Account
+from gateway.catalog.lookups import find_queue
+from gateway.delivery.ports import DeliveryList, Link, StartFrom
+from gateway.models import Admission, SubscriptionDescription
+from gateway.session.transport import Broker, Consumer, Outlet, Reader, Settled
 from gateway.wire import frames
+from gateway.wire.coalesce import Said
+from gateway.wire.frames import check_deliveries
+from gateway.wire.protocol import Session
 from metadata.catalog import Group, GroupSettings, Queue, check_name
 from metadata.rights import Rights
-from push.errors import Refused, Unknown
+from push import limits
+from push.errors import Refused, TocsinError, Unknown
+from push.signs import begins_anew
+from runtime.loop.fairness import Turns
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
@@ -312,3 +330,283 @@ def _start_from(start: str | frames.StartAt | None) -> StartFrom | None:
     if isinstance(start, frames.StartAt):
         return start.unix_ms
     return "earliest" if start == "earliest" else "latest" if start == "latest" else None
+
+
+class ReturningHost(Protocol):
+    """The conversation that goes on."""
+
+    @property
+    def account(self) -> Account: ...
+
+    def send(self, frame: bytes) -> None: ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of the session."""
+
+    def hold_reading(self, hold: bool) -> None:
+        """Read nothing more, or go on."""
+
+    def apply(self, effects: Sequence[Said]) -> None:
+        """What the client said, in order."""
+
+    def report_bug(self, ref: int | None) -> None:
+        """Inside an `except`."""
+
+
+class Returning:
+    """See the module."""
+
+    __slots__ = ("_counted", "_host", "_named", "_parts", "_subscriptions", "_waiting")
+
+    def __init__(self, host: ReturningHost, subscriptions: Subscriptions) -> None:
+        self._host = host
+        self._subscriptions = subscriptions
+        self._parts: dict[int, DeliveryList] = {}
+        """Per subscription, what was listed in frames that others follow."""
+        self._named: dict[int, int] = {}
+        """And how many ranges that is."""
+        self._counted: dict[int, int] = {}
+        """And how many of these frames named deliveries."""
+        self._waiting: dict[int, list[Said]] = {}
+        """Per subscription of which it is being found out, what was said meanwhile."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing more is to be read."""
+        return any(self._waiting.values())
+
+    def forget(self) -> list[int]:
+        """The transport is gone, and with it what was said and not yet heard. But for what the
+        session has judged already: who unsubscribed has left. Returns the subscriptions that were
+        to be opened anew then; they are not."""
+        waited = [effect for waiting in self._waiting.values() for effect in waiting]
+        self._parts.clear()
+        self._named.clear()
+        self._counted.clear()
+        self._waiting.clear()
+        for effect in waited:
+            if isinstance(effect, frames.Unsubscribe):
+                self._subscriptions.leave(effect.subscription)
+        return [effect.subscription for effect in waited if isinstance(effect, frames.Subscribe)]
+
+    def left(self, subscription: int) -> None:
+        """It has ended: what was listed for it means nothing to the next one of its number."""
+        self._parts.pop(subscription, None)
+        self._named.pop(subscription, None)
+        self._counted.pop(subscription, None)
+
+    def defers(self, effect: Said) -> bool:
+        """Whether this waits, because it is about such a subscription. Nothing more is read
+        meanwhile, which bounds what waits to what had already been read (P9)."""
+        waiting = self._waiting and self._waiting.get(getattr(effect, "subscription", -1))
+        if not isinstance(waiting, list):
+            return False
+        waiting.append(effect)
+        self._host.hold_reading(True)
+        return True
+
+    def hold(self, frame: frames.Held) -> None:
+        """What the client holds of a subscription; then that goes on. Raises Refused; nothing has
+        changed then. All lists that are not complete yet share one bound (P9)."""
+        check_deliveries(frame.deliveries)
+        number = frame.subscription
+        more = sum((len(one) - 3) // 2 for one in frame.deliveries)
+        if sum(self._named.values()) + more > limits.NAMED_AS_HELD_MAX:
+            raise Refused("invalid_request", "more deliveries than a client ever has to name")
+        if frame.more:
+            self._parts.setdefault(number, []).extend(frame.deliveries)
+            self._named[number] = self._named.get(number, 0) + more
+            parts = self._counted.get(number, 0)
+            if begins_anew(more, parts):
+                self._subscriptions.await_held(number)
+                self._counted[number] = parts + 1
+            self._host.send(frames.ok(frame.ref))
+            return
+        revoked = self._subscriptions.held(frame, [*self._parts.get(number, ()), *frame.deliveries])
+        self.left(number)
+        if isinstance(revoked, list):
+            self._host.send(frames.ok(frame.ref, revoked=revoked))
+        else:
+            waiting = self._waiting[number] = []
+            self._host.start(self._find_out(frame, revoked, waiting))
+
+    async def _find_out(
+        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Said]
+    ) -> None:
+        host, answer = self._host, b""
+        try:
+            answer = frames.ok(frame.ref, revoked=await revoked)
+        except TocsinError as error:
+            host.account.refused(error.code.name)
+            answer = frames.error(error, frame.ref)
+        except Exception:
+            host.report_bug(frame.ref)
+        if self._waiting.get(frame.subscription) is not waiting:
+            return  # the transport was lost meanwhile
+        del self._waiting[frame.subscription]
+        if answer:
+            host.send(answer)
+        host.hold_reading(False)
+        host.apply(waiting)
+
+
+class SubscribingHost(Protocol):
+    """The conversation that subscribes."""
+
+    @property
+    def carrier(self) -> Outlet | None:
+        """What carries its frames; None: it is over."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
+        """Answer with an error."""
+
+    def report_bug(self, ref: int | None) -> None:
+        """From within an exception that nobody expected: log it, and answer `internal`."""
+
+    def asked(self, count: int) -> None:
+        """So many more answers are owed to the client."""
+
+    def answered(self, frame: bytes) -> None:
+        """One that is owed."""
+
+    def settled(self) -> None:
+        """Something was settled or returned: who drains may be done."""
+
+
+class Subscribing:
+    """See the module. `session` knows what is open, `returning` what is not found out yet;
+    `turns`: one opens at a time."""
+
+    __slots__ = ("_host", "_returning", "_session", "_subscriptions", "_turns")
+
+    def __init__(
+        self,
+        host: SubscribingHost,
+        session: Session,
+        subscriptions: Subscriptions,
+        returning: Returning,
+        turns: Turns,
+    ) -> None:
+        self._host = host
+        self._session = session
+        self._subscriptions = subscriptions
+        self._returning = returning
+        self._turns = turns
+
+    async def open(self, frame: frames.Subscribe) -> None:
+        """Answered when it is open, or with an error."""
+        number, carrier = frame.subscription, self._host.carrier
+        await self._turns.turn()
+        if self._is_gone(carrier):
+            self._session.dropped(number)
+            return
+        try:
+            answer = await self._subscriptions.open(frame)
+        except Exception as error:
+            if self._is_gone(carrier):
+                self._session.dropped(number)
+            elif isinstance(error, TocsinError):
+                self._session.refused(number)
+                self._host.refuse(error, frame.ref, frame.queue)
+            else:
+                self._session.refused(number)
+                self._host.report_bug(frame.ref)
+            return
+        self._session.opened(number, frame.credit)
+        self._host.send(answer)
+        self._subscriptions.grant(number, frame.credit)
+
+    def _is_gone(self, carrier: Outlet | None) -> bool:
+        """Whether the answer would reach nobody: a client that comes back subscribes again."""
+        return self._host.carrier is None or self._host.carrier is not carrier
+
+    def leave(self, frame: frames.Unsubscribe) -> None:
+        """Its deliveries return to the group. Answered when all that was said of them is durable,
+        and what had started has been counted."""
+        self._host.asked(1)
+        done = partial(self._host.answered, frames.ok(frame.ref))
+        self._subscriptions.leave(frame.subscription, done=done)
+        self._returning.left(frame.subscription)
+        self._host.settled()
+
+    def grant(self, frame: frames.Credit) -> None:
+        """More messages may come."""
+        self._subscriptions.grant(frame.subscription, frame.granted)
+        self._session.granted(frame.subscription, frame.granted)
+
+
+class SettlingHost(Protocol):
+    """The conversation that settles."""
+
+    @property
+    def account(self) -> Account: ...
+
+    def send(self, frame: bytes) -> None: ...
+
+    def asked(self, count: int) -> None:
+        """So many more answers (or, negative, fewer) are owed to the client."""
+
+    def answered(self, frame: bytes) -> None:
+        """One that is owed."""
+
+    def settled(self) -> None:
+        """Something was settled or returned: who drains may be done."""
+
+
+class SettlingFrames:
+    """See the module. Each raises TocsinError: nothing was settled."""
+
+    __slots__ = ("_host", "_subscriptions")
+
+    def __init__(self, host: SettlingHost, subscriptions: Subscriptions) -> None:
+        self._host = host
+        self._subscriptions = subscriptions
+
+    def ack(self, frame: frames.Ack) -> None:
+        """With a `ref` it is answered when it is durable."""
+        self._settle(frame, partial(self._subscriptions.ack, frame))
+
+    def nack(self, frame: frames.Nack) -> None:
+        """Return to the group; with a `ref` it is answered when that is durable."""
+        if frame.reject and frame.delay_s is not None:
+            raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+        self._settle(frame, partial(self._subscriptions.nack, frame))
+
+    def _settle(
+        self, frame: frames.Ack | frames.Nack,
+        act: Callable[[Callable[[Settled], None] | None], Settled],
+    ) -> None:  # fmt: skip
+        if frame.ref is None:
+            self._answer(frame, act(None))
+            return
+        self._host.asked(1)
+        try:
+            act(partial(self._confirmed, frame))
+        except BaseException:
+            self._host.asked(-1)
+            raise
+
+    def _confirmed(self, frame: frames.Ack | frames.Nack, settled: Settled) -> None:
+        answer = settling_answer(frame, settled)
+        assert answer is not None  # it has a ref
+        self._count(settled)
+        self._host.answered(answer)
+
+    def extend(self, frame: frames.Extend) -> None:
+        """Prolong leases, mark what has started."""
+        self._answer(frame, self._subscriptions.extend(frame))
+
+    def _answer(self, frame: Settling, settled: Settled) -> None:
+        answer = settling_answer(frame, settled)
+        if answer is not None:
+            self._count(settled)
+            self._host.send(answer)
+        self._host.settled()
+
+    def _count(self, settled: Settled) -> None:
+        if not settled.durable:
+            self._host.account.refused("unknown")
+        elif settled.not_delivered:
+            self._host.account.refused("not_delivered")

@@ -1,31 +1,215 @@
 """Backups of the running broker: the store first, then the catalog, then the manifest.
 
 The catalog knows every queue and group of the store, because it is copied later and creating goes
-through it first (`gateway.catalog.changes`). It may know some that the copy of the store does not
+through it first (`gateway.catalog.reconcile`). It may know some that the copy of the store does not
 have, and may have forgotten some that it has: a restore settles both after the catalog.
+
+A backup: a folder with the two files of a data folder and a manifest, which is written last.
+
+A folder without a manifest is a backup that was not finished, and one whose files are not as the
+manifest says is damaged; neither is ever restored.
 """
 
 import asyncio
+import contextlib
+import hashlib
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from gateway.stores.backup_folder import (
-    FORMAT,
-    BackupError,
-    Manifest,
-    digests,
-    discard,
-    take_folder,
-    write_manifest,
-)
-from gateway.upkeep_values import BackupProgress
-from metadata.inprocess import InProcessMetadata
-from metadata.sqlite.store import FILE as CATALOG_FILE
+from gateway.models import BackupProgress
+from metadata.catalog_service import InProcessMetadata
+from metadata.sqlite.catalog import FILE as CATALOG_FILE
+from metadata.sqlite.catalog import MIGRATIONS
 from push.errors import Refused
-from storage.sqlite.sqlite import SqliteStorage
-from storage.sqlite.sqlite_open import FILE as STORE_FILE
+from storage.sqlite.open import FILE as STORE_FILE
+from storage.sqlite.open import STEPS, sync_folder
+from storage.sqlite.store import SqliteStorage
+
+MANIFEST_FILE: Final = "manifest.json"
+FORMAT: Final = 1
+FILES: Final = (STORE_FILE, CATALOG_FILE)
+SCHEMAS: Final = {STORE_FILE: len(STEPS), CATALOG_FILE: len(MIGRATIONS)}
+"""What this program writes, and the newest that it knows."""
+_PARTIAL: Final = f"{MANIFEST_FILE}.partial"
+_CHUNK_BYTES: Final = 1_048_576
+
+
+class BackupError(Exception):
+    """What was asked for was not done, and why: a sentence."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a backup."""
+
+    bytes: int
+    sha256: str
+    schema_version: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup is, and by what its files are recognised."""
+
+    format: int
+    incarnation: str
+    """Of the store that it was made of."""
+    began_unix_ms: int
+    """Everything that was acknowledged before is in it."""
+    ended_unix_ms: int
+    sqlite: str
+    files: dict[str, FileEntry]
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    manifest: msgspec.Raw
+    sha256: str
+
+
+def take_folder(folder: Path) -> bool:
+    """Make the folder (True), or find it empty.
+
+    Raises:
+        BackupError: it has something in it, is no folder, or cannot be made. Nothing was changed.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise BackupError(
+                f"{folder} is not an empty folder: a backup gets a folder of its own"
+            ) from None
+        return False
+    except FileNotFoundError:
+        raise BackupError(f"{folder} cannot be made: make {folder.parent} first") from None
+    except OSError as error:
+        raise BackupError(f"{folder} cannot be made: {error.strerror}") from None
+    return True
+
+
+def discard(folder: Path, *, made: bool) -> None:
+    """Remove what a backup that failed has written, and the folder where it was made for it."""
+    with contextlib.suppress(OSError):
+        for name in (MANIFEST_FILE, _PARTIAL, *FILES):
+            (folder / name).unlink(missing_ok=True)
+        if made:
+            folder.rmdir()
+
+
+def digest(path: Path, progress: Callable[[int], None], *, copy_to: Path | None = None) -> str:
+    """The SHA-256 of a file, in hex; copied at the same time where `copy_to` says so, fsynced, to
+    a new file. `progress` gets the bytes of each piece. Raises OSError."""
+    sha = hashlib.sha256()
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(path.open("rb"))
+        target = None
+        if copy_to is not None:
+            handle = os.open(copy_to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            target = stack.enter_context(os.fdopen(handle, "wb"))
+        while piece := source.read(_CHUNK_BYTES):
+            sha.update(piece)
+            if target is not None:
+                target.write(piece)
+            progress(len(piece))
+        if target is not None:
+            target.flush()
+            os.fsync(target.fileno())
+    return sha.hexdigest()
+
+
+def adding_up(progress: BackupProgress, what: str, total: int) -> Callable[[int], None]:
+    """Takes the bytes of each piece, and tells `progress` how many of `total` there were."""
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(what, done, total)
+
+    return advance
+
+
+def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
+    """The entries of the files that are in a folder now. Raises OSError."""
+    advance = adding_up(progress, what, sum((folder / name).stat().st_size for name in FILES))
+    return {
+        name: FileEntry(
+            bytes=(folder / name).stat().st_size,
+            sha256=digest(folder / name, advance),
+            schema_version=SCHEMAS[name],
+        )
+        for name in FILES
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The last act of a backup: from now on it is one, also after a power loss. The files are
+    fsynced. Raises OSError."""
+    raw = msgspec.json.encode(manifest)
+    sealed = _Sealed(msgspec.Raw(raw), hashlib.sha256(raw).hexdigest())
+    partial = folder / _PARTIAL
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.encode(sealed))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+    partial.rename(folder / MANIFEST_FILE)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a finished backup.
+
+    Raises:
+        BackupError: there is none, it is damaged, or of a newer program.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        intact = hashlib.sha256(sealed.manifest).hexdigest() == sealed.sha256
+        manifest = msgspec.json.decode(sealed.manifest, type=Manifest) if intact else None
+    except FileNotFoundError:
+        if any((folder / name).exists() for name in FILES):
+            raise BackupError(
+                f"{folder} has no {MANIFEST_FILE}: this backup was not finished, and cannot be used"
+            ) from None
+        raise BackupError(f"{folder} is not a backup: it has no {MANIFEST_FILE}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        manifest = None
+    except OSError as error:
+        raise BackupError(f"{path} cannot be read: {error.strerror}") from None
+    if manifest is None or not manifest.files.keys() >= set(FILES):
+        raise BackupError(f"{path} is damaged: it does not match its checksum")
+    newer = [name for name in FILES if manifest.files[name].schema_version > SCHEMAS[name]]
+    if manifest.format > FORMAT or newer:
+        raise BackupError(f"{folder} was made by a newer program: use that one")
+    return manifest
+
+
+def check_size(folder: Path, manifest: Manifest, name: str) -> None:
+    """That the file is there and as long as it was.
+
+    Raises:
+        BackupError: with what is the matter.
+    """
+    try:
+        size = (folder / name).stat().st_size
+    except OSError as error:
+        raise BackupError(f"{folder / name} cannot be read: {error.strerror}") from None
+    if size != manifest.files[name].bytes:
+        raise BackupError(
+            f"{folder / name} is damaged: it has {size} bytes, and had {manifest.files[name].bytes}"
+        )
 
 
 class Backups:

@@ -27,8 +27,8 @@ from loadtests.server import Server, ServerFailed, free_port
 READY_TIMEOUT_S: Final = 60.0
 _KILLED_WITH_US: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 """PR_SET_PDEATHSIG, SIGKILL."""
-SERVE: Final = ("-c", _KILLED_WITH_US + "from gateway.cli.commands import serve; serve()")
-PROVISION: Final = ("-c", "from gateway.cli.commands import admin; admin()", "provision")
+SERVE: Final = ("-c", _KILLED_WITH_US + "from gateway.cli.serve import serve; serve()")
+PROVISION: Final = ("-c", "from gateway.cli.serve import admin; admin()", "provision")
 IDLE_MS: Final = 600_000
 """RabbitMQ closes WebSockets that send nothing; consumers and readers may be still for so long."""
 STARTED: Final = "Server startup complete"

@@ -58,7 +58,7 @@ STEPPED: Final = (
     f"def step(*_): ahead[0] += {STEP_S}\n"
     "signal.signal(signal.SIGUSR1, step)\n"
     "sys.argv[1:] = []\n"
-    "from gateway.cli.commands import serve\n"
+    "from gateway.cli.serve import serve\n"
     "serve()",
 )
 """The shipped broker on a wall clock that begins at a given time, and is stepped by SIGUSR1."""

@@ -10,20 +10,28 @@
                 another's for KEPT_S more
 
 A node decides nothing: rules are the gateways', and the database compares and sets.
+
+The nodes of the metadata service, as one of them sees them.
+
+A node says in the catalog's database that it is there, as gateways do (`metadata.heartbeats`),
+under a name that tells where it is and what layout it has; each process has a name of its own.
+
+How a node of the metadata service finds the rows of a shard, its own or another node's.
 """
 
 import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from metadata.databases import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
-from metadata.heartbeats import BEAT_S
-from metadata.service.node_names import NodeNames, name_of
-from metadata.service.service_forms import (
+from metadata.backend import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
+from metadata.heartbeats import BEAT_S, FORGOTTEN_S, Heartbeats
+from metadata.service.client import READ_TRY_S, AskingNodes, Nobody
+from metadata.service.messages import (
+    LAYOUTS,
     ChangeRequest,
     Layout,
     NodeInfo,
@@ -31,9 +39,55 @@ from metadata.service.service_forms import (
     ShardAnswer,
     WatchAnswer,
 )
-from metadata.service.shard_copy import NotInMemory, ShardCopy, rows_of
-from metadata.service.shard_ring import SHARDS, held
+from metadata.service.replica import NotInMemory, ShardCopy, rows_of
+from metadata.service.ring import SHARDS, held, holders
 from push.errors import Refused, TocsinError
+
+
+def name_of(boot: str, layout: Layout, url: str) -> str:
+    """The name of a process: `boot` is its own, without blanks."""
+    return f"{boot} {layout} {url}"
+
+
+def info_of(name: str) -> NodeInfo | None:
+    """None: not the name of a node, or one of another version."""
+    boot, _, rest = name.partition(" ")
+    layout, _, url = rest.partition(" ")
+    for known in LAYOUTS:
+        if layout == known and boot and url:
+            return NodeInfo(url, known)
+    return None
+
+
+class NodeNames:
+    """Who is there. Times are seconds of this process's clock."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: this node's own, which is there."""
+        self.name = name
+        self._beats = Heartbeats()
+
+    def saw(self, beats: Mapping[str, int], *, now: float, asked_at: float) -> None:
+        """All numbers, as the database told them."""
+        self._beats.saw(beats, now=now, asked_at=asked_at)
+
+    def to_forget(self) -> dict[str, int]:
+        """Those that have stood still for very long."""
+        return self._beats.gone(FORGOTTEN_S)
+
+    def number(self) -> int:
+        """This node's last number that was heard; 0: none was."""
+        return self._beats.number_of(self.name)
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """By url, of each the latest that is there; with this one."""
+        return _infos([*self._beats.there(), self.name])
+
+
+def _infos(names: Iterable[str]) -> tuple[NodeInfo, ...]:
+    found = {info.url: info for info in map(info_of, names) if info is not None}
+    return tuple(found[url] for url in sorted(found))
+
 
 LOOK_S: Final = 0.4
 """How often the database is read whether or not something was heard: what changes is known
@@ -48,7 +102,7 @@ finds it here."""
 THROUGH_S: Final = 5.0
 """Far less than CHANGES_KEPT changes: what was changed meanwhile is read afterwards."""
 NOTICES_KEPT: Final = 1000
-"""Of changed members. Who has missed more looks by itself (`gateway.delivery.group_part`)."""
+"""Of changed members. Who has missed more looks by itself (`gateway.delivery.membership`)."""
 OVERLAP_S: Final = 3.0
 """So far back they are told to who comes from another node: he was without one for less."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
@@ -389,3 +443,39 @@ class Node:
         if reading is not None:
             await self.fresh()
             self._copy.hold(shards, reading)  # where it is too old by now: with the next beat
+
+
+HERE: Final = "here"
+"""Only of the node itself: asked by another one, which looks further by itself."""
+THROUGH: Final = "through"
+"""From the database, if need be: none of its holders was found."""
+
+
+class Shards:
+    """Finds a shard's rows. `peers` asks other nodes; None: there are none to be asked."""
+
+    def __init__(self, node: Node, peers: AskingNodes | None) -> None:
+        self._node = node
+        self._peers = peers
+
+    async def shard(self, number: int, how: str = "") -> ShardAnswer:
+        """The rows of a shard. Raises Refused: not_found: this node does not hold it, ask one that
+        does; storage_unavailable: ask another one."""
+        try:
+            return self._node.shard(number)
+        except Refused as error:
+            if error.code.name != "not_found" or how == HERE:
+                raise
+            if self._node.layout != "forward" and how != THROUGH:
+                raise
+        if self._node.layout == "forward" and self._peers is not None:
+            there = [one.url for one in self._node.nodes if one.layout != "whole"]
+            others = [url for url in holders(number, there) if url != self._node.url]
+            try:
+                return await self._peers.ask(
+                    "GET", f"/v1/shards/{number}?how={HERE}", None, ShardAnswer,
+                    try_s=READ_TRY_S, urls=lambda: others,
+                )  # fmt: skip
+            except Nobody:
+                pass
+        return await self._node.shard_through(number)

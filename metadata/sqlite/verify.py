@@ -12,11 +12,16 @@ from typing import Final
 import msgspec
 
 from metadata.catalog import Group, Queue
-from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey, read_rows
-from metadata.rows import columns_of
-from metadata.sqlite.store import APPLICATION_ID, MIGRATIONS, is_intact, read_membership
-from metadata.sqlite.token_rows import read_token
+from metadata.port import STORAGE_INCARNATION
+from metadata.row_store import columns_of
+from metadata.sqlite.catalog import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    is_intact,
+    read_membership,
+    read_token,
+)
 
 FINDINGS_MAX: Final = 20
 

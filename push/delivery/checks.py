@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from push.delivery.delivery import Delivery
+from push.delivery.key_lines import loose
 from push.delivery.leases import ADOPTED, offsets_of
-from push.delivery.lines import loose
-from push.ports import Dead
 from push.ranges import RangeSet
+from push.storage_port import Dead
 
 
 @dataclass(frozen=True, slots=True)

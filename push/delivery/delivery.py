@@ -23,18 +23,25 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from push import limits
-from push.backoff import backoff_s
-from push.delivery.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
+from push.breaker import backoff_s
+from push.delivery.key_lines import loose
 from push.delivery.leases import Leases, Push, offsets_of, ranges_of
-from push.delivery.lines import loose
 from push.delivery.scan import Scan
 from push.delivery.shares import Share
-from push.delivery.tally import Tally
+from push.delivery.values import (
+    Before,
+    DeliverySettings,
+    GiveOut,
+    Judged,
+    Taken,
+    Tally,
+    append_offset,
+)
 from push.delivery.waiting import DeadLetter, Waiting
 from push.places import GroupPartition
-from push.ports import CursorWrite, Owned, Written
 from push.ranges import Range
 from push.record import Record
+from push.storage_port import CursorWrite, Owned, Written
 
 
 class Delivery:

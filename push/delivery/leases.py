@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from push import limits
-from push.delivery.giving import Judged
+from push.delivery.values import Judged
 from push.ranges import Range
 
 ADOPTED: Final = 1 << 53

@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from push import limits
-from push.delivery.giving import DeliverySettings, GiveOut
+from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Leases
-from push.delivery.lines import Line, loose
 from push.delivery.shares import Share, Shares
+from push.delivery.values import DeliverySettings, GiveOut
 from push.delivery.waiting import Waiting
-from push.ports import Owned
 from push.ranges import Range, RangeSet
 from push.record import Record
+from push.storage_port import Owned
 
 
 class Scan:

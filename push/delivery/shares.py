@@ -7,7 +7,7 @@ that part the messages in flight are counted by key. A key that has its share al
 
 * It has not had the time to be slow. The log waits for it, a second at most: what keeps pace is
   given in long runs, and thousands of its messages are not put aside for nothing.
-* It is slow. It gets a line (see `push.delivery.lines`): what stands behind is passed over, and
+* It is slow. It gets a line (see `push.delivery.key_lines`): what stands behind is passed over, and
   goes out a
   handful at a time as its own settles, until nothing of it is in flight and nothing waits.
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from push import limits
+from push.delivery.key_lines import Lines
 from push.delivery.leases import Leases, offsets_of
-from push.delivery.lines import Lines
 
 _PART: Final = 32
 """A key gets so small a part of what is left: twenty hung ones leave half of it, a hundred some."""

@@ -23,14 +23,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from push import limits
-from push.backoff import clamp_due
+from push.breaker import clamp_due
 from push.dead import DeadRanges
-from push.delivery.cursor_writes import PendingWrite
-from push.delivery.lines import Decision, Line, Lines
-from push.delivery.tally import Tally
+from push.delivery.cursor_write import PendingWrite
+from push.delivery.key_lines import Decision, Line, Lines
+from push.delivery.values import Tally
 from push.places import GroupPartition, ParkedLine, Verb
-from push.ports import Cursor, CursorWrite, Dead, Owned, Retry, Written
 from push.ranges import RangeSet
+from push.storage_port import Cursor, CursorWrite, Dead, Owned, Retry, Written
 
 
 class DeadLetter(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from push.histogram import Histogram
+from runtime.metrics.exposition import Samples
 from runtime.metrics.registry import Process
-from runtime.metrics.samples import Samples
 
 PERIOD_S: Final = 0.1
 VERSION: Final = "0.1.0"

@@ -2,7 +2,7 @@
 
 Names follow Prometheus: units in the name, in base units, counters end in `_total`. A metric that
 is of a queue has the labels `tenant` and `queue`, one of a group `group` besides; with one label
-value for all that have none of their own (`gateway.operator.places`).
+value for all that have none of their own (`gateway.operator.metrics`).
 """
 
 from dataclasses import dataclass

@@ -11,10 +11,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from push.errors import Refused
-from runtime.http_forms import Health, reply
-from runtime.listening import Listener, bind
-from runtime.metrics.exposition import OPEN, TEXT, exposed, is_open
-from runtime.metrics.samples import Samples
+from runtime.listener import Listener, bind
+from runtime.metrics.exposition import OPEN, TEXT, Samples, exposed, is_open
+from runtime.operation import Health, reply
 from runtime.problems import Problems
 
 Collect = Callable[[], Awaitable[Samples]]

@@ -19,22 +19,21 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from push.errors import Refused, TocsinError
-from runtime import supervisor
+from runtime import process as supervisor
+from runtime.metrics.exposition import Samples
 from runtime.metrics.process import LoopLag, of_process
-from runtime.metrics.samples import Samples
 from runtime.metrics.serving import MetricsServer
 from runtime.process import end_at_once
-from services.manager.cluster_keeper import ClusterKeeper, ClusterTold
-from services.manager.leader import Leader
-from services.manager.placing_duty import Placing, PlacingDuty
-from services.manager.redis_leading import RedisLead
-from services.manager.rules.shard_rule import AWAY_S
-from storage.redis.ops.redis_observing import Watched
-from storage.redis.redis_cluster import ClusterShard
-from storage.redis.redis_guard import NotOurs
-from storage.redis.redis_link import packed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_target import Target
+from services.manager.keeper import ClusterKeeper, ClusterTold
+from services.manager.leader import Leader, RedisLead
+from services.manager.placement import Placing, PlacingDuty
+from services.manager.rules.election import AWAY_S
+from storage.redis.cluster import ClusterShard
+from storage.redis.connection import packed
+from storage.redis.ops.observe import Watched
+from storage.redis.replication import NotOurs
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.target import Target
 
 AGAIN_S: Final = 1.0
 """Until what could not be done is tried again."""

@@ -11,10 +11,11 @@ from typing import Final
 
 from push import limits
 from push.dead import DeadRanges
-from push.delivery.cursor_writes import with_reason
+from push.delivery.cursor_write import with_reason
 from push.errors import Fenced, Refused
 from push.places import Parked
-from push.ports import (
+from push.ranges import Range, RangeSet
+from push.storage_port import (
     Cursor,
     CursorWrite,
     Dead,
@@ -25,8 +26,7 @@ from push.ports import (
     Written,
     is_same_owner,
 )
-from push.ranges import Range, RangeSet
-from storage.rules.appending import PartitionLog
+from storage.rules.append import PartitionLog
 
 _ENTRY_BYTES: Final = 100
 NUMBER_MAX: Final = (1 << 62) - 1

@@ -9,8 +9,8 @@ from bisect import bisect_left
 from typing import Final
 
 from push import limits
-from push.ports import NotStored, Stored
 from push.sending import SendingOrder
+from push.storage_port import NotStored, Stored
 
 SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
 OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")

@@ -23,7 +23,7 @@ TOKEN = "the-token-of-these-tests"
 GUARDED = (
     "-c",
     f"import os; os.environ['TOCSIN_TOKEN'] = {TOKEN!r}; "
-    "from gateway.cli.commands import serve; serve()",
+    "from gateway.cli.serve import serve; serve()",
 )
 
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.delivery import group, presence
-from services.manager.rules import electable
-from storage.redis import (
-    redis_cursors,
-    redis_held,
-    redis_library,
-    redis_link,
-    redis_shard,
-    redis_target,
-)
+from services.manager.rules import election as electable
+from storage.redis import connection as redis_link
+from storage.redis import cursors as redis_cursors
+from storage.redis import library as redis_library
+from storage.redis import pipeline as redis_held
+from storage.redis import shard as redis_shard
+from storage.redis import target as redis_target
 from tests.servers.layouts import Layout
 
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from loadtests.faults.crew import Crew
-from services.manager.rules.leading import BEAT_S, LEASE_S
+from services.manager.rules.leader import BEAT_S, LEASE_S
 from tests.chaos.disks import Disks
 from tests.chaos.world import Gateway, Manager, World
 from tests.servers.network import Host
@@ -46,7 +46,7 @@ DOWN_S: Final = 8.0
 """How long a gateway is away, at most: the others have taken over, or have not yet."""
 FROZEN_WHOLE_S: Final = 90.0
 AWAY_S: Final = 16.0
-"""Beyond services.manager.rules.shard_rule.AWAY_S: it was taken out."""
+"""Beyond services.manager.rules.election.AWAY_S: it was taken out."""
 AWAY_WHOLE_S: Final = 60.0
 AWAY_LEAST_S: Final = 2.0
 """Until what was under way when it went has ended."""

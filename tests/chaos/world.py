@@ -18,8 +18,8 @@ from typing import Final
 
 from loadtests.clients.recorder import Door
 from loadtests.server import Server
-from metadata.service.service_forms import Layout as MetadataLayout
-from services.manager.cluster_keeper import LOOK_S
+from metadata.service.messages import Layout as MetadataLayout
+from services.manager.keeper import LOOK_S
 from tests.chaos.breaks import BREAKS, Break
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary
@@ -50,7 +50,7 @@ ADMIN_TIMEOUT_S: Final = 60.0
 STORE: Final = "store"
 """The folder of its servers' own folders."""
 QUEUE_KEYS: Final = "{*}:queue"
-"""See storage.redis.redis_keys."""
+"""See storage.redis.keys."""
 TOKEN: Final = "chaos-" + "0123456789abcdef" * 2
 ENTER: Final = str(Path(__file__).with_name("gateway.py"))
 Side = Iterable[Host | None]

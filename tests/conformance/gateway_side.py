@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from gateway.auth.auth import Auth
-from gateway.limits.limit_values import Limits
 from gateway.limits.limiter import UNLIMITED, Limiter
+from gateway.limits.spec import Limits
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Surroundings
 from gateway.wire import frames
-from gateway.wire.session import Timing
+from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY
 from push.message import Message
 from push.rates.bucket import Rate

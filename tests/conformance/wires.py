@@ -6,11 +6,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admission import Admission
-from gateway.facts_values import Transport
+from gateway.models import Admission, Transport
 from gateway.net.longpoll import Poll, Polls
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Conversation, Surroundings
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import Principal

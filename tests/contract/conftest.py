@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from push.ports import Storage
-from push.sealing import PLAIN
+from push.storage_port import PLAIN, Storage
 from tests.contract.redis_single import redis_store
 from tests.contract.stores import Clock, memory_store, placed_store, sealing, sqlite_store
 from tests.memory import tmp_path

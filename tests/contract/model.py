@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from push import limits
-from push.ports import Retry
+from push.storage_port import Retry
 
 LINE_BUCKET_S = limits.PRODUCER_IDLE_S / 4
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from push.sealing import PLAIN, Sealer
-from storage.redis.redis_link import packed
-from storage.redis.redis_ports import Arg
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import PLAIN, Sealer
+from storage.redis.connection import packed
+from storage.redis.port import Arg
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.stores import Clock
 from tests.memory import memory
 from tests.servers.binaries import binaries

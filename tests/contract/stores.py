@@ -6,16 +6,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.encryption.encryption import RecordSealer
+from gateway.encryption.sealer import RecordSealer
 from push.places import GroupPartition, Parked, Partition
-from push.ports import Append, Appended, CursorWrite, Dead, Retry, Side, Storage, Stored
 from push.ranges import Range
 from push.record import NO_DIGEST, Header, RecordDamaged
-from push.sealing import PLAIN, Sealer
+from push.storage_port import (
+    PLAIN,
+    Append,
+    Appended,
+    CursorWrite,
+    Dead,
+    Retry,
+    Sealer,
+    Side,
+    Storage,
+    Stored,
+)
 from storage.memory import MemoryStorage
-from storage.placed import PlacedStorage
-from storage.places import Places
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sharded import PlacedStorage, Places
+from storage.sqlite.store import SqliteStorage
 
 P0 = Partition("q-1", 0)
 P1 = Partition("q-1", 1)

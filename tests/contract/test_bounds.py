@@ -1,5 +1,5 @@
-"""The contract of `push.ports.Storage`: what a queue retains, in all of its partitions together,
-is bounded by `messages_max` and `bytes_max`. Over every storage."""
+"""The contract of `push.storage_port.Storage`: what a queue retains, in all of its partitions
+together, is bounded by `messages_max` and `bytes_max`. Over every storage."""
 
 import asyncio
 from functools import partial
@@ -8,8 +8,8 @@ import pytest
 
 from push import limits
 from push.places import Partition
-from push.ports import Storage
-from storage.rules.appending import PartitionLog
+from push.storage_port import Storage
+from storage.rules.append import PartitionLog
 from tests.contract.stores import (
     ANN,
     P0,

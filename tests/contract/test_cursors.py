@@ -1,4 +1,5 @@
-"""The contract of `push.ports.Storage`: groups, cursors, side lines, trimming. Over every one."""
+"""The contract of `push.storage_port.Storage`: groups, cursors, side lines, trimming. Over every
+one."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +9,7 @@ import pytest
 from push import limits
 from push.errors import Fenced, Refused
 from push.places import GroupPartition, Parked, ParkedLine, Partition
-from push.ports import Cursor, Dead, Retry, Side, Storage
+from push.storage_port import Cursor, Dead, Retry, Side, Storage
 from tests.contract.stores import (
     G0,
     P0,

@@ -9,13 +9,12 @@ from push import limits
 from push.errors import Fenced, Refused
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter, Unpark, letter_of
 from push.places import GroupPartition
-from storage.memory import MemoryStorage
-from storage.memory_inbox import MemoryInbox
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_link import Address
-from storage.redis.redis_primary import fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from storage.memory import MemoryInbox, MemoryStorage
+from storage.redis.connection import Address
+from storage.redis.discovery import fixed
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.stores import G0, P0, P1, TOKEN, Clock, with_group
 from tests.memory import in_memory
 from tests.servers.binaries import Binary

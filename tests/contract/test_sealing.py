@@ -1,5 +1,5 @@
-"""The contract of `push.ports.Storage` with a sealer: what is kept is sealed, what does not open is
-damage and costs its record (R30, P13). Over every storage."""
+"""The contract of `push.storage_port.Storage` with a sealer: what is kept is sealed, what does not
+open is damage and costs its record (R30, P13). Over every storage."""
 
 from collections.abc import AsyncIterator
 
@@ -7,8 +7,8 @@ import pytest
 
 from push.errors import Refused
 from push.places import Partition
-from push.ports import Storage
 from push.record import RecordDamaged
+from push.storage_port import Storage
 from tests.contract.conftest import Opening
 from tests.contract.stores import (
     G0,

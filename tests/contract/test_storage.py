@@ -1,4 +1,4 @@
-"""The contract of `push.ports.Storage`: appending, reading, queues. Over every storage."""
+"""The contract of `push.storage_port.Storage`: appending, reading, queues. Over every storage."""
 
 import asyncio
 from dataclasses import replace
@@ -8,8 +8,8 @@ import pytest
 from push import limits
 from push.errors import Refused
 from push.places import Partition
-from push.ports import Append, Storage
 from push.record import parse_header
+from push.storage_port import Append, Storage
 from tests.contract.stores import (
     ANN,
     BEN,

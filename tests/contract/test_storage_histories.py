@@ -21,11 +21,11 @@ from hypothesis.stateful import (
 )
 
 from push.places import GroupPartition, Partition
-from push.ports import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
 from push.sending import SendingOrder
+from push.storage_port import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
 from storage.memory import MemoryStorage
-from storage.redis.redis_store import RedisStorage
-from storage.sqlite.sqlite import SqliteStorage
+from storage.redis.store import RedisStorage
+from storage.sqlite.store import SqliteStorage
 from tests.contract import stores
 from tests.contract.model import Group, Message, Model
 from tests.contract.redis_single import ask, redis_process, redis_store_of

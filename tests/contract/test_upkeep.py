@@ -1,4 +1,4 @@
-"""The contract of `push.ports.Storage`: what operators drop and look at. Over every one."""
+"""The contract of `push.storage_port.Storage`: what operators drop and look at. Over every one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from push import limits
 from push.errors import Refused
 from push.places import GroupPartition, Parked, Partition
-from push.ports import Retry, Side, Standing, Storage
-from storage.sqlite.sqlite import SqliteStorage
+from push.storage_port import Retry, Side, Standing, Storage
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
 
 KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold

@@ -4,7 +4,7 @@ from typing import Final
 
 import httpx2
 
-from gateway.rest.rest import Application
+from gateway.rest.app import Application
 
 BASE_URL: Final = "http://127.0.0.1:8080"
 

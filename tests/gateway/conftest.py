@@ -13,8 +13,8 @@ import pytest
 from gateway.auth.auth import Auth
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.ports import BrokerPort
-from gateway.rest.rest import Application
+from gateway.rest.app import Application
+from gateway.rest.broker_api import BrokerPort
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House

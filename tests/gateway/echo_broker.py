@@ -1,4 +1,4 @@
-"""The inside of a gateway in a page: `gateway.session.link.Broker` in memory, one partition a
+"""The inside of a gateway in a page: `gateway.session.transport.Broker` in memory, one partition a
 queue.
 
 It publishes, gives out in order and settles for real, without leases, attempts or storage, so that
@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.accounting.usage import Counter
-from gateway.delivery.delivery_ports import DeliveryList, Link, StartFrom
+from gateway.delivery.ports import DeliveryList, Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.publishes import Origin
-from gateway.facts_values import CreditDescription, SubscriptionDescription
-from gateway.publish.routing import Outcome
-from gateway.session.link import Answer, Settled
+from gateway.deliverylog.spans import Origin
+from gateway.models import CreditDescription, SubscriptionDescription
+from gateway.publish.batch import Outcome
+from gateway.session.transport import Answer, Settled
 from gateway.wire import frames
 from gateway.wire.frames import Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
-from metadata.client import Metadata
+from metadata.port import Metadata
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
-from runtime.loop.soon import Soon
+from runtime.loop.end_of_turn import Soon
 from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
 
 EPOCH = 1
@@ -32,7 +32,7 @@ EPOCH = 1
 
 @dataclass
 class EchoAnswer:
-    """gateway.session.link.Answer."""
+    """gateway.session.transport.Answer."""
 
     outcomes: list[Outcome]
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
@@ -44,7 +44,7 @@ class EchoAnswer:
 
 @dataclass
 class EchoSettled:
-    """gateway.session.link.Settled."""
+    """gateway.session.transport.Settled."""
 
     settled: int = 0
     stale: DeliveryList = field(default_factory=list)
@@ -64,8 +64,8 @@ class Submitted:
 
 
 class EchoPlace:
-    """gateway.session.link.Consumer and gateway.session.link.Reader in one: push number = offset +
-    1."""
+    """gateway.session.transport.Consumer and gateway.session.transport.Reader in one: push number =
+    offset + 1."""
 
     def __init__(self, log: list[bytes], link: Link, subscription: int, start: int) -> None:
         self.log = log
@@ -207,7 +207,7 @@ class EchoPlace:
 
 
 class EchoBroker:
-    """gateway.session.link.Broker, Publisher, Groups and Readers in one."""
+    """gateway.session.transport.Broker, Publisher, Groups and Readers in one."""
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()

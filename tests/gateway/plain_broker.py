@@ -1,4 +1,5 @@
-"""A broker in a page: `gateway.rest.ports.BrokerPort` in memory, without clock, disk or sessions.
+"""A broker in a page: `gateway.rest.broker_api.BrokerPort` in memory, without clock, disk or
+sessions.
 
 It is not a mock: it stores, gives out, settles and takes back for real, so that the tests of the
 outside assert behaviour. Leases never expire here and partitions have no owners.
@@ -15,33 +16,37 @@ import msgspec
 
 from gateway.accounting.audit import Audit
 from gateway.accounting.usage import Counter
-from gateway.delivery.delivery_ports import Link, StartFrom
-from gateway.delivery.receipts import Receipt, Receipts
+from gateway.counters import Shown
+from gateway.delivery.ports import Link, StartFrom
+from gateway.delivery.pull import Receipt, Receipts
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.publishes import Origin
-from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
-from gateway.hit_rate import Shown
+from gateway.deliverylog.spans import Origin
 from gateway.limits.limiter import Limiter
-from gateway.operator.removing import Begin, Removed
-from gateway.operator.settings_change import ChangedSettings
-from gateway.publish.routing import Outcome
-from gateway.pull_values import PulledMessage, PullSettled
-from gateway.rest.ports import Answered
-from gateway.session.link import Consumer, Reader
-from gateway.upkeep_values import (
+from gateway.models import (
     BackupProgress,
+    ClusterList,
     Decided,
+    Explained,
     FoundDeadLetters,
+    HeldKeys,
     HeldPlace,
+    LeaseList,
     Look,
     ParkedKeys,
     Peeked,
     Place,
+    PulledMessage,
+    PullSettled,
     Purged,
     Redriven,
     SeekTo,
     WhichKey,
 )
+from gateway.operator.removal import Begin, Removed
+from gateway.operator.settings_change import ChangedSettings
+from gateway.publish.batch import Outcome
+from gateway.rest.broker_api import Answered
+from gateway.session.transport import Consumer, Reader
 from gateway.wire.frames import Position
 from metadata.catalog import (
     ANYBODY,
@@ -54,8 +59,8 @@ from metadata.catalog import (
     QueueSettings,
     check_name,
 )
-from metadata.client import Metadata, QueueListener
 from metadata.data_keys import DataKey, DataKeys, Still
+from metadata.port import Metadata, QueueListener
 from metadata.rights import ALL_KEYS, Keys
 from metadata.settings import (
     Named,
@@ -68,8 +73,8 @@ from metadata.settings import (
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.places import Verb
-from runtime.loop.soon import Soon
-from runtime.metrics.samples import Samples
+from runtime.loop.end_of_turn import Soon
+from runtime.metrics.exposition import Samples
 from tests.gateway.plain_tokens import PlainTokens
 
 NOW_UNIX_MS = 1_700_000_000_000
@@ -252,7 +257,7 @@ class PlainMetadata:
 
 @dataclass
 class PlainAnswer:
-    """gateway.rest.ports.Answered."""
+    """gateway.rest.broker_api.Answered."""
 
     messages: Sequence[Message]
     outcomes: list[Outcome]
@@ -295,7 +300,7 @@ class NothingParked:
 
 
 class NothingToLookAfter:
-    """gateway.upkeep_values.Upkeeping: no queue holds anything that an operator could see."""
+    """gateway.models.Upkeeping: no queue holds anything that an operator could see."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -396,7 +401,7 @@ class PlainSettings:
 
 
 class PlainMetrics:
-    """gateway.rest.ports.ProcessMetrics: how much stands in each queue."""
+    """gateway.rest.broker_api.ProcessMetrics: how much stands in each queue."""
 
     def __init__(self, broker: "PlainBroker") -> None:
         self._broker = broker
@@ -423,8 +428,8 @@ class PlainMetrics:
 
 
 class PlainBroker:
-    """gateway.rest.ports.BrokerPort, gateway.rest.ports.Publishing and gateway.rest.ports.Pulling
-    in one."""
+    """gateway.rest.broker_api.BrokerPort, gateway.rest.broker_api.Publishing and
+    gateway.rest.broker_api.Pulling in one."""
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()

@@ -1,4 +1,4 @@
-"""API tokens in memory: metadata.client.Tokens, and what tests make of it."""
+"""API tokens in memory: metadata.port.Tokens, and what tests make of it."""
 
 from collections.abc import Callable
 

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from runtime.accepting import AT_ONCE, Accepting
-from runtime.listening import bind
-from runtime.loop.turns import Turns
+from runtime.listener import AT_ONCE, Accepting, bind
+from runtime.loop.fairness import Turns
 from tests.waiting import becomes
 
 CROWD = 5 * AT_ONCE
@@ -121,7 +120,7 @@ async def test_who_cannot_be_accepted_now_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process has no file descriptor left: those who are there go on, and others come later."""
-    monkeypatch.setattr("runtime.accepting.PAUSE_S", 0.01)
+    monkeypatch.setattr("runtime.listener.PAUSE_S", 0.01)
     there: list[Hearing] = []
     with bind("127.0.0.1", 0) as plain:
         bound = Short(fileno=plain.detach())

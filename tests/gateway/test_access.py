@@ -9,16 +9,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.admission import Admission
-from gateway.auth.access import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
 from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Auth
+from gateway.auth.browser import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
+from gateway.models import Admission
+from gateway.net.connections import Registry
 from gateway.net.handshake import shake_hands
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from gateway.wire import frames
-from gateway.wire.session import Session, Timing
+from gateway.wire.protocol import Session, Timing
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin import admin
-from gateway.admin.admin import AdminError, AdminSocket, socket_path
-from gateway.cli.commands import admin as admin_command
-from gateway.rest.ports import BrokerPort
-from gateway.upkeep_values import BackupProgress
+from gateway.admin import socket as admin
+from gateway.admin.socket import AdminError, AdminSocket, socket_path
+from gateway.cli.serve import admin as admin_command
+from gateway.models import BackupProgress
+from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House, message

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.operator.alerting import TRIES, Alerting, Post, post
+from gateway.operator.alerts import TRIES, Alerting, Post, post
 from metadata.catalog import ANYBODY, Queue, QueueAlert, QueueSettings
 from push.errors import Refused
-from runtime.scale_hook import HookFailed
+from runtime.webhook import HookFailed
 from tests.histories.house import House, numbered
 
 HOOKS = {"pager": "https://pager.example/x"}

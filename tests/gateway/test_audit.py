@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.accounting import audit_trail
-from gateway.accounting.account import Account
-from gateway.accounting.audit import AccessCounts, Who
-from gateway.accounting.audit_trail import Entry, Trail, verify
-from gateway.accounting.books import Books
+from gateway.accounting import audit as audit_trail
+from gateway.accounting.audit import AccessCounts, Entry, Trail, Who, verify
+from gateway.accounting.books import Account, Books
 from gateway.accounting.journal import Journal, files_of
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
-from gateway.cli.commands import admin
-from gateway.rest.rest import OPERATIONS, Application
+from gateway.cli.serve import admin
+from gateway.models import Admission
+from gateway.rest.app import OPERATIONS, Application
 from gateway.session.subscriptions import Subscriptions
 from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Principal

@@ -3,8 +3,8 @@
 import pytest
 from websockets.datastructures import Headers
 
-from gateway.admission import Admission
 from gateway.auth.auth import LET_IN, OPERATOR, Auth, bearer_token
+from gateway.models import Admission
 from push.errors import Refused
 
 OPEN = Auth(None, ["https://app.example/"])

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin import admin
-from gateway.admin.admin import AdminError, AdminSocket
+from gateway.admin import socket as admin
+from gateway.admin.socket import AdminError, AdminSocket
 from gateway.broker import Broker
-from gateway.cli.commands import admin as admin_command
+from gateway.cli.serve import admin as admin_command
 from gateway.config import Config
-from gateway.stores import restoring
-from gateway.stores.backup_folder import (
+from gateway.stores import restore as restoring
+from gateway.stores.backup import (
     FILES,
     FORMAT,
     MANIFEST_FILE,
@@ -28,10 +28,10 @@ from gateway.stores.backup_folder import (
     write_manifest,
 )
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
 from metadata.tokens import TokenRecord
 from push.errors import Refused
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import append
 from tests.gateway.conftest import never
 

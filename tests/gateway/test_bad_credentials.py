@@ -11,17 +11,14 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from gateway.admission import Admission
 from gateway.auth.auth import OPERATORS, Auth
-from gateway.auth.jwt_keys import ALGORITHMS, parse_keys
-from gateway.auth.jwts import Jwts, Terms
-from gateway.facts_values import Transport
+from gateway.auth.jwt import ALGORITHMS, Jwts, Terms, parse_keys
+from gateway.models import Admission, Transport
+from gateway.net.connections import Registry
 from gateway.net.handshake import TICKET, shake_hands
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Conversation, Surroundings
 from gateway.wire.frames import Close
 from loadtests.trials.credentials.bad_credentials import (
     AUDIENCE,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.catalog_mark import FILE, catalog_keeper, check_mark
-from metadata.databases import Place
+from gateway.stores.marks import CATALOG_MARK_FILE, catalog_keeper, check_mark
+from metadata.backend import Place
 from push.errors import Refused
 
 HERE = Place("one", 7, "stamp")
@@ -43,6 +43,6 @@ async def test_another_catalog_or_an_older_copy_is_refused(
 
 
 def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"{")
+    (tmp_path / CATALOG_MARK_FILE).write_bytes(b"{")
     with pytest.raises(Refused, match="cannot be read"):
         check_mark(tmp_path, HERE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.catching_up import CATCH_UP_EVERY_S, CatchingUp
+from gateway.catalog.lookups import CATCH_UP_EVERY_S, CatchingUp
 from push.errors import Refused
 from tests.conformance.virtual import run
 

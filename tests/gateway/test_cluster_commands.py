@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.admin import AdminSocket
+from gateway.admin.socket import AdminSocket
 from gateway.broker import Broker
-from gateway.cli.commands import admin as admin_command
-from gateway.facts_values import ClusterDescription
+from gateway.cli.serve import admin as admin_command
+from gateway.models import ClusterDescription
 from metadata.catalog import Principal
 from tests.histories.clusters_house import ClustersHouse
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.publish.commit import Commit
-from push.ports import Append, Appended, Lane
+from gateway.publish.commits import Commit
+from push.storage_port import Append, Appended, Lane
 from storage.memory import MemoryStorage
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import Config, ConfigError, default_data_dir, describe, load
-from gateway.settings_table import SETTINGS
+from gateway.settings import SETTINGS
 from push import limits
 
 HOME = {"XDG_DATA_HOME": "/tmp/share"}

@@ -9,23 +9,23 @@ import msgspec
 import pytest
 
 from gateway.auth.auth import LET_IN, Auth
-from gateway.facts_values import Transport
 from gateway.limits.limiter import Limiter
-from gateway.session.conversation import Conversation
+from gateway.models import Transport
 from gateway.session.publishing import producer_id
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Conversation, Surroundings
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
 from runtime.addresses import UNKNOWN
-from runtime.loop.turns import Turns
+from runtime.loop.fairness import Turns
 from tests.gateway.echo_broker import EchoBroker, EchoPlace
 
 
 class Socket:
-    """An outlet (gateway.session.link.Outlet) that keeps what it is given, and its conversation."""
+    """An outlet (gateway.session.transport.Outlet) that keeps what it is given, and its
+    conversation."""
 
     transport: Transport | None = "websocket"
     unsent_bytes = 0

@@ -9,20 +9,17 @@ import msgspec
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.limits.limit_values import OF_SESSION, parse_limits
 from gateway.limits.limiter import Limiter
+from gateway.limits.spec import OF_SESSION, parse_limits
+from gateway.net.connections import PART_FRAMES_MAX, Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import PART_FRAMES_MAX, Registry
-from gateway.rest.rest import Application
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Conversation, Surroundings
 from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
-from runtime.http11 import Http11Protocol
-from runtime.loop.incoming import Incoming
-from runtime.loop.intake import LARGE_READ_BYTES, Intake
-from runtime.loop.turns import Turns
+from runtime.http1 import Http11Protocol
+from runtime.loop.fairness import LARGE_READ_BYTES, Incoming, Intake, Turns
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker

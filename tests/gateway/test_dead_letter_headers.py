@@ -1,6 +1,6 @@
 """What dead letters say of themselves, through however many deaths."""
 
-from push.dead_letter_headers import (
+from push.letters import (
     EARLIER_MAX,
     earlier_deaths,
     headers_without_groups,

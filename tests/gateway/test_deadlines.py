@@ -3,7 +3,7 @@
 import asyncio
 from weakref import ref
 
-from runtime.loop.deadlines import Deadlines
+from runtime.loop.end_of_turn import Deadlines
 from tests.conformance.virtual import run
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.deliverylog import deliveries
-from gateway.deliverylog.chunks import DISPATCHED, SETTLED, SPANS
-from gateway.deliverylog.clock import LOOK_US_MAX, STEP_US_MIN, Clock
-from gateway.deliverylog.deliveries import SETTLED_US, Place
+from gateway.deliverylog import spans as deliveries
+from gateway.deliverylog.batches import DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.lines import (
     Certified,
     ClockStepped,
@@ -21,16 +19,27 @@ from gateway.deliverylog.lines import (
     messages_of,
 )
 from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
-from gateway.deliverylog.publishes import LINE_MESSAGES_MAX, RUN_US, Origin, Placed
-from gateway.deliverylog.senders import Sender, origin_of_request
-from gateway.deliverylog.spans import Stages
-from gateway.facts_values import Transport
+from gateway.deliverylog.spans import (
+    LINE_MESSAGES_MAX,
+    LOOK_US_MAX,
+    RUN_US,
+    SETTLED_US,
+    STEP_US_MIN,
+    Clock,
+    Origin,
+    Place,
+    Placed,
+    Sender,
+    Stages,
+    origin_of_request,
+)
+from gateway.models import Transport
 from gateway.wire.frames import Publish
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push import limits
 from push.message import Message
-from push.ports import Appended, NotStored, Stored
 from push.record import Header
+from push.storage_port import Appended, NotStored, Stored
 from tests.histories.logged import Kept
 from tests.histories.logged import decoded as handed
 

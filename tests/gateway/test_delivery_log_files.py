@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from gateway.deliverylog.chunks import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, Chunk, Missing
+from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, Chunk, Missing
 from gateway.deliverylog.counts import NAME, SharedCounts, forget, left_in, memory, page_of
-from gateway.deliverylog.files import Bounds, Files, finished_files, place_of
+from gateway.deliverylog.files import Bounds, Files, finished_files, place_of, recover
 from gateway.deliverylog.lines import SCHEMA, Settled, encode
-from gateway.deliverylog.recovery import recover
 from gateway.deliverylog.writer import FOLDER, Writer
 from loadtests.faults.power_loss import mounted, new_image, why_not
 from tests.layout.tree import ROOT
@@ -383,7 +382,7 @@ def test_what_is_counted_lies_in_memory(tmp_path: Path) -> None:
 COUNTS = """
 import sys
 from pathlib import Path
-from gateway.deliverylog.chunks import SETTLED, SPANS
+from gateway.deliverylog.batches import SETTLED, SPANS
 from gateway.deliverylog.writer import Writer
 from tests.gateway.test_delivery_log_files import BOUNDS, chunk
 writer = Writer.open(Path(sys.argv[1]), sys.argv[2], BOUNDS)

@@ -12,10 +12,9 @@ from tocsin.proto.message import ReadMessage
 
 from gateway.config import Config
 from gateway.demo import demo
+from gateway.demo.board import Board, Device, Machine, Meter, plain_line, table
 from gateway.demo.demo import _sent, _show
-from gateway.demo.demo_board import Board, Device, Meter, plain_line, table
-from gateway.demo.demo_figures import Machine
-from gateway.rest.ports import WholeBroker
+from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker

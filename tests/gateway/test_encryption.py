@@ -7,9 +7,8 @@ from threading import Barrier
 
 import pytest
 
-from gateway.encryption import encryption
-from gateway.encryption.encryption import NONCES_AT_ONCE, RecordSealer
-from gateway.encryption.nack_reasons import NackReasons
+from gateway.encryption import sealer as encryption
+from gateway.encryption.sealer import NONCES_AT_ONCE, NackReasons, RecordSealer
 from push import limits
 from push.errors import Refused
 from push.places import Partition

@@ -8,10 +8,10 @@ from typing import Any, Final
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from gateway.wire import frames
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_tokens import PlainTokens, record, text

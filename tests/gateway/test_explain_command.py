@@ -5,12 +5,12 @@ import json
 import tocsin
 
 from gateway.auth.auth import Auth
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from metadata.catalog import Queue
-from runtime.listening import Listener, bind
+from runtime.listener import Listener, bind
 from tests.gateway.test_upkeep_command import Run, http, queue, run, url
 from tests.histories.house import House, Socket, delivery, eventually
 

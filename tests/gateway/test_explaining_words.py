@@ -5,8 +5,8 @@ import time
 import msgspec
 import pytest
 
-from gateway.facts_values import HeadDescription
-from gateway.operator.explaining_words import duration, sentence
+from gateway.models import HeadDescription
+from gateway.operator.explain import duration, sentence
 
 NOW_MS = 1_763_690_419_000
 

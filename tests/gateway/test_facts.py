@@ -7,7 +7,7 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.models import Explained, HeldKeys, LeaseList
 from push import limits
 from tests.histories.house import House, Session, delivery, message
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.delivery.fetch import KEPT_BYTES_MAX, KEPT_MAX, Fetch
+from gateway.delivery.log_reader import KEPT_BYTES_MAX, KEPT_MAX, Fetch
 from gateway.publish.tail import Tail
 from push import limits
 from push.places import Partition

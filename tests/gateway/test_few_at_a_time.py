@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from runtime.loop.few_at_a_time import FewAtATime
+from runtime.loop.fairness import FewAtATime
 
 PER_TURN = 4
 

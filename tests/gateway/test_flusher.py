@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.delivery.flusher import Flusher
-from gateway.delivery.settled import Settled
+from gateway.delivery.consumer import Settled
+from gateway.delivery.cursor_writer import Flusher
 from metadata.catalog import ANYBODY
 from push.places import Partition
-from push.ports import CursorWrite, Storage, Written
+from push.storage_port import CursorWrite, Storage, Written
 from tests.histories.house import House, codes, delivery, eventually, message, numbered
 from tests.histories.test_lanes import Acks
 
@@ -66,7 +66,7 @@ async def test_an_ack_of_nothing_is_answered_when_all_acks_before_it_are_durable
 ) -> None:
     """R22: a client that asks so knows what it may forget, even if the gateway is killed now. It
     has nothing written sooner."""
-    monkeypatch.setattr("gateway.delivery.flusher.FLUSH_AFTER_S", 3600)
+    monkeypatch.setattr("gateway.delivery.cursor_writer.FLUSH_AFTER_S", 3600)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -216,7 +216,7 @@ async def test_what_is_settled_during_a_commit_goes_right_behind_what_is_publish
     house: House, monkeypatch: pytest.MonkeyPatch, publishes: bool
 ) -> None:
     """In one transaction with it; and at once when the commit has ended and nothing is."""
-    monkeypatch.setattr("gateway.delivery.flusher.HELD_S", 3600)
+    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -277,7 +277,7 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
 ) -> None:
     """P12: and nothing is left waiting there, whatever becomes of the commit."""
     if last_word != "late":
-        monkeypatch.setattr("gateway.delivery.flusher.HELD_S", 3600)
+        monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
     written: list[int] = []
     flusher = flusher_of(written)
     taken = {1}
@@ -345,7 +345,7 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: a bug of one place, met as the next commit begins."""
-    monkeypatch.setattr("gateway.delivery.flusher.HELD_S", 3600)
+    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
     queue = await house.queue()
     told = told_by_the_loop()
     storing = Storing(house, monkeypatch)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.delivery.hand_over import DRAIN_S, MOVED_S, HandOver
+from gateway.delivery.membership import DRAIN_S, MOVED_S, HandOver
 from metadata.catalog import Drain, Membership
 
 

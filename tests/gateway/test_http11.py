@@ -12,11 +12,11 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Auth
-from gateway.net.registry import Registry
-from gateway.session.surroundings import Surroundings
+from gateway.net.connections import Registry
+from gateway.session.session import Surroundings
 from push.errors import Refused
-from runtime.http11 import PART_BYTES_MIN, Http11Protocol, raw_problem
-from runtime.listening import Listener, bind
+from runtime.http1 import PART_BYTES_MIN, Http11Protocol, raw_problem
+from runtime.listener import Listener, bind
 from runtime.problems import SECURITY_HEADERS
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import (

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.auth.auth import Auth
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.net.connections import Registry
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from gateway.wire import frames
-from runtime.loop.incoming import LARGE_BYTES, Incoming
+from runtime.loop.fairness import LARGE_BYTES, Incoming
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.wire import Wire, serve, session

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.delivery import janitor
-from gateway.delivery.expiry import Expiry
+from gateway.delivery.janitor import Expiry
 from metadata.catalog import ANYBODY, GroupSettings
 from push.errors import Refused
 from push.places import Partition

@@ -19,13 +19,24 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import Admission
-from gateway.auth import jwks_source, jwts
+from gateway.auth import jwt as jwks_source
+from gateway.auth import jwt as jwts
 from gateway.auth.auth import Auth
-from gateway.auth.jwks_source import JwksSource, fetch
-from gateway.auth.jwt_keys import ALGORITHMS, KEYS_BYTES_MAX, KEYS_MAX, Keys, KeysError, parse_keys
-from gateway.auth.jwts import LEEWAY_S, Jwts, Terms
+from gateway.auth.jwt import (
+    ALGORITHMS,
+    KEYS_BYTES_MAX,
+    KEYS_MAX,
+    LEEWAY_S,
+    JwksSource,
+    Jwts,
+    Keys,
+    KeysError,
+    Terms,
+    fetch,
+    parse_keys,
+)
 from gateway.config import Config, ConfigError, load
+from gateway.models import Admission
 from gateway.server import credentials_of
 from loadtests.trials.credentials.bad_credentials import (
     AUDIENCE,

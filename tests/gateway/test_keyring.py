@@ -16,13 +16,18 @@ import pytest
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.encryption import keyring as keyrings
-from gateway.encryption.key_file import generate, parse_new_key, read_keys, replace_keys
 from gateway.encryption.keyring import Keyring
-from gateway.encryption.master_key import LocalMasterKey
-from gateway.stores.stores import open_keyring
+from gateway.encryption.master_key import (
+    LocalMasterKey,
+    generate,
+    parse_new_key,
+    read_keys,
+    replace_keys,
+)
+from gateway.stores.open import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys, Still
-from metadata.sqlite.threaded_store import ThreadedStore
+from metadata.sqlite.catalog import ThreadedStore
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Partition

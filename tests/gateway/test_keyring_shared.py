@@ -10,11 +10,16 @@ import pytest
 
 from gateway.config import Config
 from gateway.encryption import keyring
-from gateway.encryption.key_file import default_master_key_file, read_keys, replace_keys
 from gateway.encryption.keyring import Keyring
-from gateway.encryption.master_key import LocalMasterKey, Source
-from gateway.encryption.shared_keys import lacking, words
-from gateway.stores.stores import open_keyring
+from gateway.encryption.master_key import (
+    LocalMasterKey,
+    Source,
+    default_master_key_file,
+    read_keys,
+    replace_keys,
+)
+from gateway.encryption.rotation import lacking, words
+from gateway.stores.open import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
 from push.places import Partition

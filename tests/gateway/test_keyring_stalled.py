@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.broker import Broker
-from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded import GuardedMetadata
 from gateway.config import Config
 from gateway.encryption import keyring as keyrings
 from gateway.encryption.keyring import Keyring
-from gateway.stores.stores import open_keyring
+from gateway.stores.open import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.client import Metadata
 from metadata.data_keys import DataKey, Outdated
+from metadata.port import Metadata
 from push import limits
 from push.errors import TocsinError
 from push.places import Partition

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from services.manager.leader import Leader
-from services.manager.rules.leading import NOBODY, Lead
+from services.manager.rules.leader import NOBODY, Lead
 
 
 class HeldRow:

@@ -7,21 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.debtors import published_bytes
-from gateway.limits.limit_values import (
-    ADDRESS_DEFAULT,
-    NONE,
-    OF_ADDRESS,
-    Limits,
-    parse_limits,
-    per_second,
-)
+from gateway.limits.accounts import published_bytes
 from gateway.limits.limiter import Limiter
+from gateway.limits.spec import ADDRESS_DEFAULT, NONE, OF_ADDRESS, Limits, parse_limits, per_second
 from metadata.catalog import Principal, Queue, QueueSettings
 from push.errors import Refused
 from push.message import Message
 from push.rates.bucket import Rate
-from runtime.client_names import name_of
+from runtime.addresses import name_of
 
 WHO = Principal("who")
 OTHER = Principal("other")

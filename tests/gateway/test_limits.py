@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.limits.limit_values import OF_ADDRESS, parse_limits
 from gateway.limits.limiter import Limiter
+from gateway.limits.spec import OF_ADDRESS, parse_limits
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from gateway.wire import frames
 from metadata.catalog import QueueSettings
 from runtime.addresses import ClientAddress

@@ -8,15 +8,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
 from gateway.deliverylog.lines import Dispatched
+from gateway.models import Admission
 from gateway.net import longpoll
+from gateway.net.connections import Registry, drain_sessions
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry, drain_sessions
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
-from gateway.wire.session import Timing
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
+from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY, Principal
 from push import limits
 from tests.gateway.asgi import client_of

@@ -13,16 +13,16 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from services.manager.cluster_keeper import is_held_up
+from services.manager.keeper import is_held_up
 from services.manager.manager import Manager
-from services.manager.rules import shard_rule
-from services.manager.rules.electable import Electable
-from storage.redis import redis_target
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_link import Reach
-from storage.redis.redis_primary import by_sentinels
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from services.manager.rules import election as shard_rule
+from services.manager.rules.election import Electable
+from storage.redis import target as redis_target
+from storage.redis.connection import Reach
+from storage.redis.discovery import by_sentinels
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0
 from tests.metadata.copies_world import NODES, World
@@ -185,10 +185,10 @@ class Process:
 
 ENTER = f"""
 import click
-from services.manager.rules import shard_rule
+from services.manager.rules import election as shard_rule
 shard_rule.AWAY_S = {AWAY_S}
-from gateway.cli.commands import admin
-from gateway.cli.manager_commands import manager_group
+from gateway.cli.serve import admin
+from gateway.cli.manager import manager_group
 root = click.Group(commands=dict(admin=admin, manager=manager_group))
 root()
 """

@@ -12,12 +12,12 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from services.manager.cluster_keeper import ClusterKeeper
+from services.manager.keeper import ClusterKeeper
 from services.manager.manager import Manager
-from storage.redis import redis_target
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_cluster import ClusterShard
-from storage.redis.redis_store import RedisStorage
+from storage.redis import target as redis_target
+from storage.redis.cluster import ClusterShard
+from storage.redis.ops.provision import provision
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0
 from tests.gateway.test_manager import AWAY_S

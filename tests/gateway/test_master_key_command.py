@@ -8,8 +8,7 @@ import pytest
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.encryption.key_file import read_keys, replace_keys
-from gateway.encryption.master_key import LocalMasterKey
+from gateway.encryption.master_key import LocalMasterKey, read_keys, replace_keys
 from metadata.catalog import ANYBODY, QueueSettings
 from push.places import Partition
 from tests.contract.stores import append

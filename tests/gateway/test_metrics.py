@@ -10,19 +10,17 @@ import pytest
 
 from gateway.auth.auth import Auth
 from gateway.config import Config
-from gateway.deliverylog.chunks import Shortfall
+from gateway.deliverylog.batches import Shortfall
 from gateway.deliverylog.lines import Certified, Dispatched, Settled, messages_of
-from gateway.operator.measuring import Measuring
-from gateway.operator.places import REST, Places
-from gateway.rest.needs import Need, check_need
-from gateway.rest.rest import Application
+from gateway.operator.metrics import REST, Measuring, Places
+from gateway.rest.app import Application
+from gateway.rest.operation import Need, check_need
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from metadata.rights import parse_rights
 from push.errors import Refused
 from push.histogram import Histogram
-from runtime.metrics.exposition import OPEN, TEXT, exposed
+from runtime.metrics.exposition import OPEN, TEXT, Samples, exposed
 from runtime.metrics.registry import METRICS, series
-from runtime.metrics.samples import Samples
 from runtime.metrics.serving import application
 from tests.gateway.asgi import client_of
 from tests.histories.house import House, delivery, numbered

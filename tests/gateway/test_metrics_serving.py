@@ -7,14 +7,13 @@ import httpx2
 import pytest
 from starlette.types import ASGIApp
 
-from metadata.service.node import Node
-from metadata.service.service import Shards
+from metadata.service.node import Node, Shards
+from runtime.metrics.exposition import Samples
 from runtime.metrics.registry import METRICS
-from runtime.metrics.samples import Samples
 from runtime.metrics.serving import application
-from services.manager.cluster_keeper import ClusterTold, ServerTold
+from services.manager.keeper import ClusterTold, ServerTold
 from services.manager.manager import ManagerMetrics
-from services.metadata_node.metadata_routes import application as node_application
+from services.metadata_node.routes import application as node_application
 from tests.layout.tree import files, text
 
 TOLD = ClusterTold(

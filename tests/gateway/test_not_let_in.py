@@ -9,13 +9,12 @@ import pytest
 from tocsin import Unauthorized
 from tocsin.cli.main import explain
 
-from gateway.accounting import audit_trail
+from gateway.accounting import audit as audit_trail
 from gateway.accounting.books import Books
-from gateway.admission import DETAIL, NotLetIn
+from gateway.models import DETAIL, NotLetIn
 from gateway.net.handshake import shake_hands
-from gateway.rest.rest import Application
-from gateway.session.standing import Standing
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Standing, Surroundings
 from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.rest.app import OPERATIONS, Application
+from gateway.rest.broker_api import BrokerPort
 from gateway.rest.openapi import document, encode
-from gateway.rest.ports import BrokerPort
-from gateway.rest.rest import OPERATIONS, Application
 from metadata.catalog import GroupSettings, QueueSettings
 from push.errors import CODES
 from push.message import Message

@@ -6,8 +6,8 @@ import pytest
 from gateway.auth.auth import LET_IN, Auth
 from gateway.auth.origins import configured_origin
 from gateway.config import load
-from gateway.rest.ports import BrokerPort
-from gateway.rest.rest import Application
+from gateway.rest.app import Application
+from gateway.rest.broker_api import BrokerPort
 from push.errors import Refused
 from tests.gateway.asgi import client_of
 

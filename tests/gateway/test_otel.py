@@ -12,10 +12,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gateway.auth.auth import Auth
-from gateway.rest.rest import Application
+from gateway.rest.app import Application
 from loadtests.server import Server
-from runtime.otel import OtelTracer
-from runtime.tracing import Trace, trace_from
+from runtime.tracing import OtelTracer, Trace, trace_from
 from tests.gateway.asgi import client_of
 from tests.histories.house import House
 

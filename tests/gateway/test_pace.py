@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.limits.pace import FREE_MAX, FREE_PER_MESSAGE, SMALL_CHANGE, Pace
 from push.rates.bucket import Rate
+from runtime.loop.fairness import FREE_MAX, FREE_PER_MESSAGE, SMALL_CHANGE, Pace
 
 RATE = Rate(100, 1, 1000)
 

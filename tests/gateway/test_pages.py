@@ -11,9 +11,9 @@ import pytest
 
 from gateway.auth.auth import Auth
 from gateway.config import Config
+from gateway.rest.app import Application
+from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import FOLDERS, POLICY, Site, pages
-from gateway.rest.ports import WholeBroker
-from gateway.rest.rest import Application
 from gateway.server import OnFatal, Server
 from push import limits
 from tests.gateway.asgi import client_of

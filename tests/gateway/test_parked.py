@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.admin import AdminSocket
-from gateway.cli.commands import admin as admin_command
+from gateway.admin.socket import AdminSocket
+from gateway.cli.serve import admin as admin_command
 from metadata.catalog import GroupSettings, Principal, QueueSettings
 from push import limits
 from tests.histories.house import House, Session, delivery, message

@@ -12,20 +12,21 @@ from typing import Any
 
 import pytest
 
-from metadata import clusters, scaling
+from metadata import placement as clusters
+from metadata import placement as scaling
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.client import STORAGE_INCARNATION
-from metadata.clusters import ClusterFacts
-from metadata.inprocess import InProcessMetadata
-from metadata.service.asking_nodes import AskingNodes
-from metadata.service.node_choice import NodeChoice
+from metadata.catalog_service import InProcessMetadata
+from metadata.placement import ClusterFacts
+from metadata.port import STORAGE_INCARNATION
+from metadata.service.client import AskingNodes, NodeChoice
 from push.errors import Refused
-from runtime.scale_hook import ScaleHook
-from services.manager import out_cluster, placing_duty
+from runtime.webhook import ScaleHook
+from services.manager import placement as out_cluster
+from services.manager import placement as placing_duty
+from services.manager.leader import RedisLead
 from services.manager.manager import Manager
-from services.manager.placing_duty import Placing, PlacingDuty
-from services.manager.redis_leading import RedisLead
-from storage.redis.redis_target import parse, parse_all
+from services.manager.placement import Placing, PlacingDuty
+from storage.redis.target import parse, parse_all
 from tests.histories.house import never
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.metadata.nodes import service

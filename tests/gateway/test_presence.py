@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded import GuardedMetadata
+from gateway.delivery.owned_partition import Context
 from gateway.delivery.presence import Presence
-from gateway.delivery.slot_context import Context
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
-from metadata.client import Metadata
 from metadata.heartbeats import BEAT_S, GONE_S
+from metadata.port import Metadata
 from push.errors import Refused, TocsinError, Unknown
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import VirtualLoop, run

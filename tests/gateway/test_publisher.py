@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.publish.routing import SPREAD_RUN, Answer
+from gateway.publish.batch import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Durability, Partition
-from push.ports import Append, Appended, Lane
+from push.storage_port import Append, Appended, Lane
 from tests.histories.house import House, codes, eventually, message, numbered
 
 ANN = b"producer-ann...."

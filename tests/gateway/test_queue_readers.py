@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.delivery import queue_readers
-from gateway.delivery.queue_readers import FAN_OUTS_MAX, SLICE, SLICE_BYTES, QueueReaders, slice_of
-from gateway.delivery.reader import Reader
+from gateway.delivery import readers as queue_readers
+from gateway.delivery.readers import (
+    FAN_OUTS_MAX,
+    SLICE,
+    SLICE_BYTES,
+    QueueReaders,
+    Reader,
+    slice_of,
+)
 from gateway.deliverylog.spans import Stages
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.rest.ports import BrokerPort
-from gateway.rest.rest import OPERATIONS, Application
+from gateway.rest.app import OPERATIONS, Application
+from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import CODES

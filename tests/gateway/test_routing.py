@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.hit_rate import HitRate
-from gateway.publish import routing
-from gateway.publish.routing import Remembered, Route
+from gateway.counters import HitRate
+from gateway.publish import batch as routing
+from gateway.publish.batch import Remembered, Route
 from metadata.catalog import Queue, QueueSettings
 from push.ring import Ring, key_hash
 

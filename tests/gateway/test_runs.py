@@ -8,9 +8,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.publish.routing import NO_ANSWER, Answer, Route
-from gateway.publish.runs import cut, expires_unix_ms, id_digest
-from gateway.publish.sending_orders import SendingOrders
+from gateway.publish.batch import NO_ANSWER, Answer, Route
+from gateway.publish.publisher import SendingOrders, cut, expires_unix_ms, id_digest
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError

@@ -21,17 +21,17 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
-from gateway.cli.commands import serve, start_line
+from gateway.cli.serve import serve, start_line
 from gateway.config import Config
-from gateway.rest.ports import WholeBroker
+from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
-from gateway.settings_table import SETTINGS
+from gateway.settings import SETTINGS
 from gateway.wire import frames
-from gateway.wire.session import Ping, Session
+from gateway.wire.protocol import Ping, Session
 from loadtests.trials.credentials.bad_credentials import AUDIENCE, Issuer
 from push.errors import Refused
-from runtime import logs
-from runtime.listening import StartError, bind
+from runtime import process as logs
+from runtime.listener import StartError, bind
 from runtime.process import EXIT_FATAL, raise_files_limit
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
@@ -329,14 +329,14 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Any]:
             await one.process.communicate()
 
 
-SERVE = "from gateway.cli.commands import serve; serve()"
+SERVE = "from gateway.cli.serve import serve; serve()"
 HELD = """
 import asyncio, os, sys, threading
 from pathlib import Path
 from gateway import server
-from runtime import logs
+from runtime import process as logs
 from gateway.config import Config
-from gateway.settings_table import SETTINGS
+from gateway.settings import SETTINGS
 from tests.gateway.plain_broker import PlainBroker
 
 class Held(PlainBroker):

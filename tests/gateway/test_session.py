@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.wire import frames
 from gateway.wire.frames import Close
-from gateway.wire.session import (
+from gateway.wire.protocol import (
     INVALID_UTF8,
     SEQUENCE_MAX,
     Effect,

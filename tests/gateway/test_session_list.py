@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.facts_values import SessionList
+from gateway.models import SessionList
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.session import Surroundings
 from metadata.catalog import Principal
 from push import limits
 from tests.gateway.asgi import client_of

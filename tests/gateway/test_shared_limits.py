@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.broker import Broker
-from gateway.cli.store_commands import provision
+from gateway.cli.store import provision
 from gateway.config import Config
-from gateway.limits.limit_values import OF_ADDRESS, parse_limits
 from gateway.limits.limiter import Allowance, Limiter
-from gateway.limits.shared_limits import SharedLimits
+from gateway.limits.shared import SharedLimits
+from gateway.limits.spec import OF_ADDRESS, parse_limits
 from metadata.catalog import Principal, Queue, QueueSettings
 from push.errors import Refused
 from push.message import Message
-from storage.redis.redis_limits import RedisPool
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisPool
 from tests.contract.redis_single import INCARNATION, redis_process
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single

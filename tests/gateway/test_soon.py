@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from runtime.loop.soon import Soon
+from runtime.loop.end_of_turn import Soon
 
 
 async def test_what_is_asked_for_in_a_block_is_done_at_its_end_and_writing_comes_last() -> None:

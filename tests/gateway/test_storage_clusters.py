@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.storage_clusters import Described, place_on
+from gateway.stores.clusters import Described, place_on
 from metadata.catalog import ANYBODY, QueueSettings
 from push.errors import Refused
-from storage.redis.redis_target import parse_all
+from storage.redis.target import parse_all
 from tests.catalogs import open_catalog
 
 TARGETS = parse_all("redis://10.0.0.1?cluster=a redis://10.0.0.2?cluster=b")

@@ -11,13 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.broker import Broker
-from gateway.cli.store_commands import doctor, forget_server, provision, set_replicas
+from gateway.cli.store import doctor, forget_server, provision, set_replicas
 from gateway.config import Config
-from gateway.encryption.key_file import replace_keys
 from gateway.encryption.keyring import Rotated
-from gateway.stores.mark_file import write_file
-from gateway.stores.store_marks import FILE, Mark, MarkKeeper, read_mark
-from gateway.stores.stores import Stores, open_stores
+from gateway.encryption.master_key import replace_keys
+from gateway.stores.marks import FILE, Mark, MarkKeeper, read_mark, write_file
+from gateway.stores.open import Stores, open_stores
 from loadtests.server import free_port
 from metadata.catalog import Principal, QueueSettings
 from push.errors import Refused

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import supervisor
+from runtime import process as supervisor
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

@@ -24,15 +24,15 @@ from websockets.frames import Opcode
 
 from gateway.auth.auth import Auth
 from gateway.config import Config
-from gateway.net.registry import Registry
+from gateway.net.connections import Registry
 from gateway.net.websocket import websocket_class
 from gateway.server import Server, _reload_on_hangup
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Surroundings
 from push import limits
 from runtime import tls as tls_module
 from runtime.addresses import NO_PROXIES, Addresses, ClientAddress, client_address, parse_networks
-from runtime.http11 import http_class
-from runtime.listening import Listener, StartError, bind
+from runtime.http1 import http_class
+from runtime.listener import Listener, StartError, bind
 from runtime.tls import Files, Tls
 from tests.authority import Authority, Pair, write_key
 from tests.gateway.conftest import never

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.limit_values import OF_PRINCIPAL, parse_limits
 from gateway.limits.limiter import Limiter
+from gateway.limits.spec import OF_PRINCIPAL, parse_limits
 from gateway.wire import frames
-from gateway.wire.heard import BYTES_MAX, Heard
+from gateway.wire.coalesce import BYTES_MAX, Heard, Together, receipts_end, receipts_of, together
+from gateway.wire.protocol import Effect
 from gateway.wire.rfc6455 import CLOSE, PING, TEXT, Event
-from gateway.wire.session import Effect
-from gateway.wire.together import Together, receipts_end, receipts_of, together
 from metadata.catalog import ANYBODY, QueueSettings
 from push import limits
 from push.message import Message

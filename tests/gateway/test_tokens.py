@@ -9,13 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.accounting.books import Books
-from gateway.admin import admin
-from gateway.admin.admin import AdminSocket
-from gateway.admin.admin_tokens import token_routes
-from gateway.admission import DETAIL, Admission
+from gateway.admin import socket as admin
+from gateway.admin.socket import AdminSocket, token_routes
 from gateway.auth.auth import LET_IN, Auth
-from gateway.cli.commands import admin as admin_command
-from gateway.limits.limit_values import NONE, parse_limits
+from gateway.cli.serve import admin as admin_command
+from gateway.limits.spec import NONE, parse_limits
+from gateway.models import DETAIL, Admission
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, parse_rights
 from metadata.tokens import write_token

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.loop.intake import TURNS_AT_ONCE, Intake
-from runtime.loop.turns import CROWD, FREE_TURN_S, PAUSE_S, Turns
+from runtime.loop.fairness import CROWD, FREE_TURN_S, PAUSE_S, TURNS_AT_ONCE, Intake, Turns
 from tests.conformance.virtual import run
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.upkeep_values import Place
+from gateway.models import Place
 from metadata.catalog import Queue
 from push import limits
 from push.errors import Refused

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from tocsin.cli.main import cli
 
 from gateway.auth.auth import Auth
-from gateway.rest.rest import Application
+from gateway.rest.app import Application
 from metadata.catalog import ANYBODY, Queue
 from push import limits
-from runtime.listening import Listener, bind
+from runtime.listener import Listener, bind
 from tests.gateway.test_upkeep import die
 from tests.histories.house import House, message
 

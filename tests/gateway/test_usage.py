@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.accounting.account import Account
-from gateway.accounting.books import Books
+from gateway.accounting.books import Account, Books
 from gateway.accounting.usage import Usage, UsageLine
-from gateway.admission import Admission
+from gateway.models import Admission
 from gateway.wire.frames import Ack, Close, Ping, Publish
-from gateway.wire.session import Reply
+from gateway.wire.protocol import Reply
 from metadata.catalog import Principal
 from push import limits
 

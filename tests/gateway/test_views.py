@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
-from gateway.rest.ports import BrokerPort
-from gateway.rest.rest import Application
+from gateway.models import Admission
+from gateway.rest.app import Application
+from gateway.rest.broker_api import BrokerPort
 from gateway.rest.views import group_view
 from metadata.catalog import ANYBODY
 from metadata.rights import parse_rights

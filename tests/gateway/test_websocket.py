@@ -20,25 +20,30 @@ from websockets.asyncio.client import connect as websockets_connect
 from websockets.frames import Opcode
 
 from gateway.auth.auth import Auth
-from gateway.net.handshake import shake_hands
-from gateway.net.reading import FULL_READ_BYTES, UNREAD
-from gateway.net.registry import (
+from gateway.net.connections import (
     PART_BYTES_SHARED,
     PER_TURN,
     RESUMED_PER_TURN,
     Registry,
     drain_sessions,
 )
-from gateway.net.websocket import UNREAD_BYTES_MAX, WebSocketConnection, websocket_class
-from gateway.session.surroundings import Surroundings
+from gateway.net.handshake import shake_hands
+from gateway.net.websocket import (
+    FULL_READ_BYTES,
+    UNREAD,
+    UNREAD_BYTES_MAX,
+    WebSocketConnection,
+    websocket_class,
+)
+from gateway.session.session import Surroundings
 from gateway.wire import frames
 from gateway.wire.frames import Close
-from gateway.wire.session import Timing
+from gateway.wire.protocol import Timing
 from loadtests.clients.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
 from push.transit import INSTANT_S
-from runtime.http11 import Http11Protocol, http_class
+from runtime.http1 import Http11Protocol, http_class
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import (
     HANDSHAKE,
@@ -850,8 +855,8 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
             {"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": "x" * 1000}]}
         )
     )
-    monkeypatch.setattr("gateway.net.registry._SPELL_S", float("inf"))
-    monkeypatch.setattr("gateway.net.registry._ENOUGH_S", float("inf"))
+    monkeypatch.setattr("gateway.net.connections._SPELL_S", float("inf"))
+    monkeypatch.setattr("gateway.net.connections._ENOUGH_S", float("inf"))
     broker.crowded = True
     connection.data_received(one * 40)
     await until(lambda: messages_of(broker) == 40)
@@ -863,7 +868,7 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
         await other.send({"type": "publish", "ref": ref, "queue": "q", "messages": [{"body": 1}]})
         assert (await other.receive())["ref"] == ref
     assert messages_of(broker) == 63
-    monkeypatch.setattr("gateway.net.registry._ENOUGH_S", 0.0)
+    monkeypatch.setattr("gateway.net.connections._ENOUGH_S", 0.0)
     broker.enough = False
     await until(lambda: messages_of(broker) == 68)
     broker.enough = True

@@ -7,9 +7,8 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Auth
-from gateway.net.registry import Registry
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.net.connections import Registry
+from gateway.session.session import Conversation, Surroundings
 from gateway.wire.frames import OVERLOADED
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import Gateway, Wire, connect, connection_of, serve

@@ -12,9 +12,9 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from gateway.net.registry import Registry
+from gateway.net.connections import Registry
 from gateway.net.websocket import WebSocketConnection, websocket_class
-from runtime.http11 import Http11Protocol
+from runtime.http1 import Http11Protocol
 
 HANDSHAKE = {
     "Upgrade": "websocket",

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
 from push.errors import Refused
-from push.ports import Storage
+from push.storage_port import Storage
 from storage.memory import MemoryStorage
-from storage.placed import PlacedStorage
-from storage.places import Places
+from storage.sharded import PlacedStorage, Places
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House

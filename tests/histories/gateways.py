@@ -10,13 +10,12 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.delivery.group import GroupRuntime
 from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
-from metadata.client import Metadata
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
+from metadata.port import Metadata
 from push.errors import TocsinError
 from push.places import GroupPartition, Partition
-from push.ports import Owned, Storage, WakeUp
-from storage.memory import MemoryStorage
-from storage.memory_inbox import MemoryInbox
+from push.storage_port import Owned, Storage, WakeUp
+from storage.memory import MemoryInbox, MemoryStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session

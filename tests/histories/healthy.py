@@ -9,7 +9,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
-from gateway.upkeep_values import Look, WhichKey
+from gateway.models import Look, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import TocsinError
 from push.places import Verb

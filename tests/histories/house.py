@@ -10,31 +10,28 @@ from typing import Any
 import httpx2
 import msgspec
 
-from gateway.accounting.account import Account
-from gateway.accounting.books import Books
-from gateway.admission import Admission
+from gateway.accounting.books import Account, Books
 from gateway.auth.auth import LET_IN, Auth
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.delivery.consumer import Consumer
-from gateway.delivery.delivery_ports import StartFrom
-from gateway.delivery.reader import Reader
-from gateway.facts_values import Transport
-from gateway.publish.routing import Answer
-from gateway.rest.rest import Application
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.delivery.ports import StartFrom
+from gateway.delivery.readers import Reader
+from gateway.models import Admission, Transport
+from gateway.publish.batch import Answer
+from gateway.rest.app import Application
+from gateway.session.session import Conversation, Surroundings
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from loadtests.clients import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push.errors import TocsinError
 from push.message import Message
-from push.ports import Storage
+from push.storage_port import Storage
 from runtime.addresses import UNKNOWN
 from storage.memory import MemoryStorage
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.store import SqliteStorage
 from tests.catalogs import open_catalog
 from tests.gateway.asgi import client_of
 

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.deliverylog.deliveries import SETTLED_US
 from gateway.deliverylog.lines import (
     Certified,
     Dispatched,
@@ -26,6 +25,7 @@ from gateway.deliverylog.lines import (
     Unlogged,
     runs_of,
 )
+from gateway.deliverylog.spans import SETTLED_US
 
 FINAL: Final = frozenset({"acked", "dead_lettered", "gone"})
 BACK: Final = frozenset({"nacked", "expired", "returned"})

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.deliverylog.chunks import KINDS, Chunk, Counts, Facts, Shortfall
+from gateway.deliverylog.batches import KINDS, Chunk, Counts, Facts, Shortfall
 from gateway.deliverylog.lines import Certified, Dispatched, Line, Position, Settled
 from gateway.deliverylog.log import DeliveryLog
 from tests.histories.house import House

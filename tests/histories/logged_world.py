@@ -26,12 +26,12 @@ from gateway.broker import Broker, begin_log
 from gateway.config import Config
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.writer import FOLDER, Writer
-from gateway.facts_values import Transport
+from gateway.models import Transport
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
-from metadata.client import Metadata
+from metadata.port import Metadata
 from push.errors import TocsinError
 from push.message import Message
-from push.ports import Storage
+from push.storage_port import Storage
 from storage.memory import MemoryStorage
 from tests.conformance.virtual import START_S, VirtualLoop
 from tests.histories.gateways import Gateway, SharedMetadata, SharedStorage, Town

@@ -4,8 +4,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
-from metadata.client import Metadata
-from push.ports import Storage
+from metadata.port import Metadata
+from push.storage_port import Storage
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session
 from tests.mad import MadMetadata, MadStorage

@@ -7,11 +7,11 @@ from pathlib import Path
 from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import ANYBODY, Group, Queue
-from metadata.redis.redis_database import found_catalog
+from metadata.redis.database import found_catalog
 from push.errors import Refused
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_shard import Marks, RedisShard
-from storage.redis.redis_target import parse
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard
+from storage.redis.target import parse
 from tests.histories.house import House, eventually, never
 from tests.memory import in_memory
 from tests.servers.binaries import binaries

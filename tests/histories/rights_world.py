@@ -8,13 +8,13 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
+from gateway.models import Admission
+from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.net.registry import Registry
-from gateway.rest.rest import Application
-from gateway.session.sessions import fresh_session_id
-from gateway.session.surroundings import Surroundings
+from gateway.rest.app import Application
+from gateway.session.directory import fresh_session_id
+from gateway.session.session import Surroundings
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push.errors import Refused

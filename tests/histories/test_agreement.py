@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.agreement import Agreement
+from gateway.catalog.reconcile import Agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from push.errors import Refused, Unknown
 from push.places import Partition

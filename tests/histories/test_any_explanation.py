@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
-from gateway.facts_values import KeyInGroup
-from gateway.pull_values import PulledMessage
-from gateway.upkeep_values import WhichKey
+from gateway.models import KeyInGroup, PulledMessage, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.places import Verb
 from push.ring import Ring, key_hash

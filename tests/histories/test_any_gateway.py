@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.delivery import judging
-from gateway.delivery.inboxes import Inboxes
-from gateway.operator import parking, redriving, stock
-from gateway.upkeep_values import Decided, Look, ParkedKeys, WhichKey
+from gateway.delivery import remote_owner as judging
+from gateway.delivery.remote_owner import Inboxes
+from gateway.models import Decided, Look, ParkedKeys, WhichKey
+from gateway.operator import describe as stock
+from gateway.operator import parking
+from gateway.operator import redrive as redriving
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
@@ -388,7 +390,7 @@ async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
         is_durable.set()
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
-    monkeypatch.setattr("gateway.delivery.inboxes.unpark", unpark)
+    monkeypatch.setattr("gateway.delivery.remote_owner.unpark", unpark)
     deciding = asyncio.ensure_future(pair.decide("release"))
     await is_durable.wait()
     await pair.kill(pair.a)

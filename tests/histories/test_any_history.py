@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
-from gateway.pull_values import PulledMessage
+from gateway.models import PulledMessage
 from metadata.catalog import Group, Queue
 from push.errors import Unknown
 from tests.histories.house import House, Session, eventually, message, offsets_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.upkeep_values import Decided, Look, WhichKey
+from gateway.models import Decided, Look, WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Refused
 from push.places import Verb

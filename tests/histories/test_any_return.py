@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.session.sessions import fresh_session_id
-from gateway.session.surroundings import Surroundings
+from gateway.session.directory import fresh_session_id
+from gateway.session.session import Surroundings
 from push import limits
 from tests.histories.house import WAIT_S, House, message, offsets_of
 from tests.histories.test_adopting import Mover, Place, settled

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from gateway.catalog.agreement import DUE_S
+from gateway.catalog.reconcile import DUE_S
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Unknown

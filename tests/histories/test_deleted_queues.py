@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.upkeep_values import Look
+from gateway.models import Look
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
 from push.message import Message

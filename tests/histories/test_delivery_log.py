@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.delivery.pulls import PullConsumer
-from gateway.deliverylog.chunks import CERTIFIED, DISPATCHED, SETTLED
+from gateway.delivery.pull import PullConsumer
+from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, SETTLED
 from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, messages_of
-from gateway.upkeep_values import WhichKey
+from gateway.models import WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Unknown
 from push.places import Partition

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from metadata.catalog import ANYBODY
-from metadata.inprocess import InProcessMetadata
-from metadata.sqlite.threaded_store import ThreadedStore
+from metadata.catalog_service import InProcessMetadata
+from metadata.sqlite.catalog import ThreadedStore
 from push.errors import TocsinError, Unknown
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import numbered

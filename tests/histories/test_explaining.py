@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.delivery.slot import Slot
-from gateway.facts_values import Explained, KeyInGroup
-from gateway.operator import explaining
-from gateway.operator.looking import peek
-from gateway.upkeep_values import Look
+from gateway.delivery.owned_partition import Slot
+from gateway.models import Explained, KeyInGroup, Look
+from gateway.operator import explain as explaining
+from gateway.operator.peek import peek
 from metadata.catalog import ANYBODY, Queue
 from push import limits
 from push.errors import Refused

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from metadata.catalog import Group, Queue
-from metadata.redis.redis_database import found_catalog
+from metadata.redis.database import found_catalog
 from push.errors import TocsinError
 from push.places import Partition
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_shard import Marks, RedisShard
-from storage.redis.redis_target import parse
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard
+from storage.redis.target import parse
 from tests.histories.house import Session, delivery, numbered
 from tests.histories.redis_gateways import INCARNATION
 from tests.histories.test_gateways_on_redis import Gateway

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.counting import Published
+from gateway.counters import Published
 from gateway.delivery.consumer import Consumer
-from gateway.rest.routes.rest_groups import GroupDescription
-from gateway.rest.routes.rest_queues import QueueDescription
+from gateway.rest.routes.groups import GroupDescription
+from gateway.rest.routes.queues import QueueDescription
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
-from runtime.loop import slices
+from runtime.loop import fairness as slices
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 

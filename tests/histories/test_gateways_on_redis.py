@@ -9,10 +9,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.catalog import agreement
+from gateway.catalog import reconcile as agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
-from metadata.client import Metadata
 from metadata.heartbeats import GONE_S
+from metadata.port import Metadata
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 from tests.histories import redis_gateways

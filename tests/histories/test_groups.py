@@ -10,9 +10,9 @@ import pytest
 
 from gateway.auth.auth import Auth
 from gateway.delivery.group import GroupRuntime
-from gateway.delivery.pulls import PullConsumer
-from gateway.session.surroundings import Surroundings
-from gateway.upkeep_values import SeekTo
+from gateway.delivery.pull import PullConsumer
+from gateway.models import SeekTo
+from gateway.session.session import Surroundings
 from gateway.wire.frames import Position
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused

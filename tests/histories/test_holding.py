@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.facts_values import HeldKey, Lease
-from gateway.upkeep_values import HeldPlace, Place
+from gateway.models import HeldKey, HeldPlace, Lease, Place
 from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused

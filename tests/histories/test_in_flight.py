@@ -17,7 +17,7 @@ FULL = 5
 def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A low bound, and no cursor write, which would wake up everybody, comes by itself."""
     monkeypatch.setattr("push.limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX", FULL)
-    monkeypatch.setattr("gateway.delivery.flusher.FLUSH_AFTER_S", 60)
+    monkeypatch.setattr("gateway.delivery.cursor_writer.FLUSH_AFTER_S", 60)
 
 
 def waits_for(consumer: Consumer) -> set[str]:

@@ -1,5 +1,5 @@
 """What one level, or one primary of a Cluster, cannot do costs those who wait for it, and nobody
-else (`push.ports.Lane`)."""
+else (`push.storage_port.Lane`)."""
 
 import asyncio
 from collections import Counter
@@ -8,20 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.counting import Counting
-from gateway.delivery.flusher import Flusher
+from gateway.counters import Counting
+from gateway.delivery.cursor_writer import Flusher
+from gateway.publish.batch import Answer
 from gateway.publish.publisher import Publisher
-from gateway.publish.routing import Answer
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.places import Durability, GroupPartition, Partition
-from push.ports import CursorWrite, Lane, Written
-from storage.redis.redis_keys import queue_key
-from storage.redis.redis_ports import Arg, Shard
-from storage.redis.redis_shard import LEVELS
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import CursorWrite, Lane, Written
+from storage.redis.keys import queue_key
+from storage.redis.port import Arg, Shard
+from storage.redis.shard import LEVELS
+from storage.redis.store import RedisStorage
 from tests.conformance.virtual import run
 from tests.histories.house import message
 from tests.storage.shards import QuietShard

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
-from gateway.delivery.slot import Slot
-from gateway.upkeep_values import WhichKey
+from gateway.delivery.owned_partition import Slot
+from gateway.models import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.letters import PERHAPS, STALE, Letter
 from tests.histories.house import House, Place, Session, delivery, eventually, message

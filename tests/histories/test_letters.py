@@ -11,17 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.delivery.asking import Asking
-from gateway.delivery.inboxes import Inboxes
-from gateway.pull_values import PulledMessage, PullSettled
-from gateway.upkeep_values import WhichKey
+from gateway.delivery.remote_owner import Asking, Inboxes
+from gateway.models import PulledMessage, PullSettled, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
 from push.places import GroupPartition, Partition
-from push.ports import CursorWrite
-from storage.redis.redis_inbox import RedisInbox
+from push.storage_port import CursorWrite
+from storage.redis.store import RedisInbox
 from tests.histories.house import delivery, eventually, message, numbered
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.histories.test_pulling import bodies, pull

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from gateway.delivery.consumer import Consumer
+from gateway.models import WhichKey
+from gateway.publish.batch import Answer
 from gateway.publish.commits import CROWD_COMMITS_MAX
-from gateway.publish.routing import Answer
-from gateway.stores.guarded_storage import READS
-from gateway.upkeep_values import WhichKey
+from gateway.stores.open import READS
 from metadata.catalog import Group, Queue
 from push import limits
-from push.company import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S
+from push.commit_sharing import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.places import Partition

@@ -16,9 +16,9 @@ from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.heartbeats import GONE_S
-from metadata.service.service_forms import LAYOUTS, Layout
+from metadata.service.messages import LAYOUTS, Layout
 from push.errors import Refused, TocsinError
-from services.metadata_node.metadata_server import NodeServer, NodeSettings
+from services.metadata_node.server import NodeServer, NodeSettings
 from tests.histories.house import delivery, message, never
 from tests.histories.redis_gateways import emptied
 from tests.histories.test_gateways_on_redis import Gateway, group_of, node, publish
@@ -242,7 +242,7 @@ async def test_nodes_are_exchanged_one_after_another_under_load(
     nodes: Nodes, gateways: list[Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rolling restart: each leaves in an orderly way, and a new one comes in its place."""
-    monkeypatch.setattr("services.metadata_node.metadata_server.LEAVE_S", 0.6)  # more than a watch
+    monkeypatch.setattr("services.metadata_node.server.LEAVE_S", 0.6)  # more than a watch
     await gateways[0].queue(partitions=4)
     await becomes(lambda: all(knows(one, "orders") for one in gateways))
     load = Load(gateways)

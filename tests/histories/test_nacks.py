@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.upkeep_values import WhichKey
+from gateway.models import WhichKey
 from gateway.wire.frames import Nack
 from metadata.catalog import ANYBODY, Group, Queue
 from push.places import GroupPartition, Partition
-from push.ports import Retry
+from push.storage_port import Retry
 from tests.histories.house import House, Socket, delivery, eventually, message
 from tests.histories.mad_house import MadHouse, mad
 from tests.histories.test_letters import Make, node, two

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
+from gateway.models import ParkedKey, WhichKey
 from gateway.stores.backup import Backups
-from gateway.stores.restoring import restore, verify
-from gateway.upkeep_values import ParkedKey, WhichKey
+from gateway.stores.restore import restore, verify
 from metadata.catalog import ANYBODY, Group, Queue
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
 from push.errors import Refused
 from push.places import Verb
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.store import SqliteStorage
 from tests.histories.house import House, Session, delivery, eventually, message
 
 STUCK = WhichKey(key="stuck")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.delivery.slot import Slot
-from gateway.operator import looking
-from gateway.upkeep_values import Look, Peeked, Place
+from gateway.delivery.owned_partition import Slot
+from gateway.models import Look, Peeked, Place
+from gateway.operator import peek as looking
 from metadata.catalog import ANYBODY, Queue
 from push import limits
 from push.errors import Refused

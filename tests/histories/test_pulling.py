@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.delivery import pulls
-from gateway.delivery.pulls import PullConsumer
-from gateway.pull_values import PulledMessage
+from gateway.delivery import pull as pulls
+from gateway.delivery.pull import PullConsumer
+from gateway.models import PulledMessage
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused

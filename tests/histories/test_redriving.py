@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.operator.redriving import GROUP
-from gateway.upkeep_values import FoundDeadLetter, Look, Place
+from gateway.models import FoundDeadLetter, Look, Place
+from gateway.operator.redrive import GROUP
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push.errors import Refused, Unknown
 from push.message import Message, encode_message

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Surroundings
 from push import limits
 from tests.histories.house import (
     House,

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
-from gateway.rest.rest import Application
-from gateway.session.sessions import fresh_session_id
-from gateway.session.surroundings import Surroundings
+from gateway.models import Admission
+from gateway.rest.app import Application
+from gateway.session.directory import fresh_session_id
+from gateway.session.session import Surroundings
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Principal
 from metadata.rights import parse_rights

@@ -9,13 +9,13 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.operator.removing import Removed
+from gateway.operator.removal import Removed
 from gateway.session.subscriptions import Subscriptions
 from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
 from push.places import GroupPartition, Partition
-from push.ports import CursorWrite, Written
+from push.storage_port import CursorWrite, Written
 from tests.histories.house import House, Session, delivery, eventually, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.operator.stock import BELIEVED_S
-from gateway.session.sessions import fresh_session_id
-from gateway.session.surroundings import Surroundings
-from gateway.upkeep_values import WhichKey
+from gateway.models import WhichKey
+from gateway.operator.describe import BELIEVED_S
+from gateway.session.directory import fresh_session_id
+from gateway.session.session import Surroundings
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S

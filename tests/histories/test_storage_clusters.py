@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from gateway.stores import storage_clusters
-from gateway.stores.store_marks import read_mark
-from metadata import clusters
+from gateway.stores import clusters as storage_clusters
+from gateway.stores.marks import read_mark
+from metadata import placement as clusters
 from metadata.catalog import ANYBODY, Queue, QueueSettings
-from metadata.clusters import ClusterFacts
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
+from metadata.placement import ClusterFacts
 from push.errors import Refused, TocsinError
-from push.ports import Storage
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_keys import queue_key
-from storage.redis.redis_target import parse
+from push.storage_port import Storage
+from storage.redis.keys import queue_key
+from storage.redis.ops.provision import provision
+from storage.redis.target import parse
 from tests.histories.house import House, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node

@@ -14,8 +14,8 @@ import pytest
 
 from metadata.catalog import ANYBODY, GroupSettings, Queue
 from push.errors import Unknown
-from storage.redis.redis_keys import queue_key
-from storage.redis.redis_shard import RedisShard
+from storage.redis.keys import queue_key
+from storage.redis.shard import RedisShard
 from tests.histories.house import delivery, message, numbered
 from tests.histories.redis_gateways import emptied
 from tests.histories.test_gateways_on_redis import Gateway

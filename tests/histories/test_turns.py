@@ -3,8 +3,8 @@
 import asyncio
 
 from gateway.auth.auth import Auth
-from gateway.net.registry import Registry
-from gateway.session.surroundings import Surroundings
+from gateway.net.connections import Registry
+from gateway.session.session import Surroundings
 from push.places import Partition
 from tests.gateway.wire import serve, session
 from tests.histories.house import House, message

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from gateway.rest.rest import OPERATIONS
+from gateway.rest.app import OPERATIONS
 from gateway.wire import frames
 from tests.conformance.virtual import VirtualLoop, run
 from tests.histories.house import House

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.auth import Auth
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Surroundings
 from metadata.catalog import Group, Queue
 from push import limits
 from tests.histories.gateways import Town, town

@@ -9,10 +9,10 @@ from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
-from push.ports import Lane
-from storage.redis.redis_keys import CERTIFIED_CHANNELS, queue_key
-from storage.redis.redis_ports import Heard, Shard
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Lane
+from storage.redis.keys import CERTIFIED_CHANNELS, queue_key
+from storage.redis.port import Heard, Shard
+from storage.redis.store import RedisStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import message

@@ -36,17 +36,17 @@ import tocsin.effects
 from tocsin.cli.main import cli
 from tocsin.proto import wire
 
-from gateway.accounting.audit_trail import Entry
+from gateway.accounting.audit import Entry
 from gateway.accounting.usage import UsageLine
 from gateway.config import Config
 from gateway.deliverylog.lines import SCHEMA, Line
+from gateway.rest.app import OPERATIONS
 from gateway.rest.openapi import document
-from gateway.rest.rest import OPERATIONS
-from gateway.settings_table import SETTINGS
+from gateway.settings import SETTINGS
 from gateway.wire import frames
 from push.errors import CODES
 from runtime.metrics.registry import METRICS
-from storage.redis.redis_library import library
+from storage.redis.library import library
 from tests.layout.tree import ROOT, SERVER, files, parsed, text
 
 RECORDED = ROOT / "tests/layout/recorded"

@@ -13,8 +13,8 @@ from tocsin.proto import wire
 
 from gateway.deliverylog.lines import Carrier, Cause, Ended, Event, Line
 from gateway.deliverylog.lines import encode as encode_line
-from gateway.rest.needs import NEEDS
-from gateway.rest.rest import OPERATIONS
+from gateway.rest.app import OPERATIONS
+from gateway.rest.operation import NEEDS
 from gateway.rest.views import TABLE
 from gateway.wire import frames
 from metadata.catalog import QueueSettings
@@ -259,7 +259,7 @@ def test_every_queue_setting_is_in_the_table_with_its_default() -> None:
 
 
 def test_every_http_operation_is_in_the_table_and_the_other_way_round() -> None:
-    from gateway.rest.rest import OPERATIONS  # the application of all routes: imported where needed
+    from gateway.rest.app import OPERATIONS  # the application of all routes: imported where needed
 
     shown = re.findall(r"^\| `([A-Z]+ /\S*)` \|", section("PROTOCOL.md", "HTTP"), re.M)
     assert sorted(shown) == sorted(f"{one.method} {one.path}" for one in OPERATIONS)

@@ -5,9 +5,8 @@ from typing import get_args
 
 import pytest
 
-from gateway.rest.needs import NEEDS, Need
-from gateway.rest.operation import Operation
-from gateway.rest.rest import OPERATIONS
+from gateway.rest.app import OPERATIONS
+from gateway.rest.operation import NEEDS, Need, Operation
 
 PUBLIC = {"/v1/access", "/healthz", "/readyz"}
 """Answered to anybody, and nothing else is."""

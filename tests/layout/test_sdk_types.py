@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from tocsin import answers, settings
 
-from gateway import facts_values, upkeep_values
-from gateway.rest.routes import rest_groups, rest_queues
+from gateway import models as facts_values
+from gateway import models as upkeep_values
+from gateway.rest.routes import groups as rest_groups
+from gateway.rest.routes import queues as rest_queues
 from metadata import catalog
 from metadata.settings import AlertChange, Difference, GroupChange, QueueChange, SettingChange
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
 from tests.memory import in_memory, tmp_path
 from tests.metadata.keepers import Keeper, LayoutKeeper, ServiceKeeper, SqliteKeeper
 from tests.servers.binaries import binaries

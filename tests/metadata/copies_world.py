@@ -1,5 +1,5 @@
 """A shard as a model: servers that lose power and links, Sentinels that elect whom they know,
-however old its data is, and gateways that acknowledge by the rules of `storage.redis.redis_copies`.
+however old its data is, and gateways that acknowledge by the rules of `storage.redis.replication`.
 
 What a server holds is its whole history, so that "lacks what was acknowledged" can be asked. It has
 the histories that deploy/redis/README.md tells: who is left out and is not forgotten is elected;
@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final
 
-from push.copies import (
+from push.replicas import (
     Act,
     Count,
     Elect,
@@ -251,7 +251,7 @@ class World:
     # --- What a manager sees and does
 
     def look(self) -> View:
-        """As `storage.redis.ops.redis_observing` sees it."""
+        """As `storage.redis.ops.observe` sees it."""
         servers = {
             place: self._server(node)
             for place, node in self.nodes.items()

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from metadata.inprocess import InProcessMetadata
-from metadata.redis.redis_database import RedisDatabase, found_catalog
+from metadata.catalog_service import InProcessMetadata
+from metadata.redis.database import RedisDatabase, found_catalog
 from metadata.row_store import RowStore
-from metadata.service.asking_nodes import Nobody
-from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_link import Address, Reach
-from storage.redis.redis_primary import fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from metadata.service.client import Nobody
+from metadata.sqlite.database import FILE, SqliteDatabase
+from storage.redis.connection import Address, Reach
+from storage.redis.discovery import fixed
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
 from tests.catalogs import open_catalog
 from tests.metadata.nodes import Service
 from tests.servers.node import Node

@@ -11,18 +11,15 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
-from metadata.databases import NodeDatabase
-from metadata.inprocess import InProcessMetadata
+from metadata.backend import NodeDatabase
+from metadata.catalog_service import InProcessMetadata
 from metadata.row_store import RowStore
-from metadata.service.asking_nodes import AskingNodes
-from metadata.service.http_client import Answer, NoAnswer, NotSent
-from metadata.service.node import Node
-from metadata.service.node_choice import NodeChoice
-from metadata.service.remote_database import RemoteDatabase
-from metadata.service.service import Shards
-from metadata.service.service_forms import BODY_BYTES_MAX, Layout
-from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
-from services.metadata_node.metadata_routes import application
+from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
+from metadata.service.http import Answer, NoAnswer, NotSent
+from metadata.service.messages import BODY_BYTES_MAX, Layout
+from metadata.service.node import Node, Shards
+from metadata.sqlite.database import FILE, SqliteDatabase
+from services.metadata_node.routes import application
 
 BALANCER = "http://balancer"
 

@@ -17,11 +17,11 @@ from metadata.catalog import (
     check_settings,
     dead_letter_name,
 )
-from metadata.index import CatalogIndex
+from metadata.catalog_service import CatalogIndex
 from metadata.settings import GroupChange, QueueNaming, named_in
 from push import limits
 from push.errors import Refused
-from runtime.http_forms import decode
+from runtime.operation import decode
 
 LONGEST = "n" * limits.NAME_BYTES_MAX
 

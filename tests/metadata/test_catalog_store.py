@@ -14,9 +14,9 @@ import pytest
 
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.data_keys import DataKey
-from metadata.rows import random_id
-from metadata.sqlite.sqlite_database import RowFile
-from metadata.sqlite.store import APPLICATION_ID, CatalogStore
+from metadata.row_store import random_id
+from metadata.sqlite.catalog import APPLICATION_ID, CatalogStore
+from metadata.sqlite.database import RowFile
 from metadata.sqlite.verify import verify_catalog
 from push.errors import Refused, Unknown
 
@@ -128,7 +128,7 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing(path: Path) -> None:
 
 def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from metadata.sqlite.store import CatalogStore\n"
+        "import sys; from pathlib import Path; from metadata.sqlite.catalog import CatalogStore\n"
         + ("CatalogStore(Path(sys.argv[1]))")
     )
     with closing(CatalogStore(path)) as store:
@@ -167,7 +167,7 @@ def test_a_catalog_of_the_first_schema_is_migrated(
     """R4: with all that is in it."""
     its_group = group("bbbbbbbbbb", "aaaaaaaaaa", "g")
     with monkeypatch.context() as before:
-        before.setattr("metadata.sqlite.store.MIGRATIONS", ("catalog.sql",))
+        before.setattr("metadata.sqlite.catalog.MIGRATIONS", ("catalog.sql",))
         with closing(CatalogStore(path)) as store:
             store.create([queue("aaaaaaaaaa", "one"), its_group])
     assert verify_catalog(path).findings == []

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
-from push.copies import Act, Count, Follower, Forget, Meet, Server, View
-from services.manager.rules.cluster_electable import ClusterElectable
-from services.manager.rules.shard_rule import AWAY_S
+from push.replicas import Act, Count, Follower, Forget, Meet, Server, View
+from services.manager.rules.cluster_election import ClusterElectable
+from services.manager.rules.election import AWAY_S
 
 P, FIRST, SECOND, Q = "p:1", "r:1", "s:1", "q:1"
 """The primary, its replicas, and the primary of another shard."""
@@ -28,7 +28,7 @@ class Shard:
     )
 
     def look(self) -> View:
-        """As `storage.redis.ops.redis_cluster_observing`."""
+        """As `storage.redis.ops.cluster`."""
         followers = tuple(
             Follower(place, place not in self.given, self.offsets[place], 0.0)
             for place in sorted(self.online | self.given)

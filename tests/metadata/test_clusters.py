@@ -5,20 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.clusters import (
+from metadata.placement import (
     AWAY_S,
+    HOLD_S,
     MARK,
     TOLD_EVERY_S,
     ClusterFacts,
     Clusters,
     Look,
+    Scaling,
+    State,
+    Wish,
     candidate,
     encoded,
     read_facts,
+    read_wish,
+    wanted,
 )
-from metadata.placement import State
-from metadata.scaling import HOLD_S, Scaling, Wish, read_wish, wanted
-from metadata.scaling import encoded as encoded_wish
+from metadata.placement import encoded_scaling as encoded_wish
 
 WALL = 1_700_000_000_000
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.copies import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
-from services.manager.rules.electable import Electable
-from services.manager.rules.shard_rule import AWAY_S
+from push.replicas import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
+from services.manager.rules.election import AWAY_S, Electable
 from tests.metadata.copies_world import GUARDS, NODES, Lost, World
 
 A, B, C = NODES

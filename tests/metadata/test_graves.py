@@ -3,7 +3,7 @@
 from typing import Any
 
 from metadata.catalog import Queue, QueueSettings
-from metadata.graves import KEPT_MAX, KEPT_S, dug, find_grave, graves_of
+from metadata.row_store import KEPT_MAX, KEPT_S, dug, find_grave, graves_of
 
 WALL = 1_700_000_000_000
 

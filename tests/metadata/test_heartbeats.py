@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.catalog import Membership
+from metadata.catalog_service import InProcessMetadata
 from metadata.heartbeats import GONE_S, Heartbeats, with_members
-from metadata.inprocess import InProcessMetadata
 
 
 def row(**gateways: tuple[str, ...]) -> Membership:

@@ -20,11 +20,10 @@ from metadata.catalog import (
     Queue,
     QueueSettings,
 )
-from metadata.client import Metadata
-from metadata.inprocess import InProcessMetadata
+from metadata.catalog_service import InProcessMetadata
+from metadata.port import Metadata
 from metadata.settings import Difference
-from metadata.sqlite.store import FILE, CatalogStore
-from metadata.sqlite.threaded_store import ThreadedStore
+from metadata.sqlite.catalog import FILE, CatalogStore, ThreadedStore
 from push.errors import Fenced, Refused, Unknown
 from tests.catalogs import open_catalog
 from tests.metadata.keepers import Keeper
@@ -323,8 +322,8 @@ async def test_too_many_queues_or_groups_are_refused(
     catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9. The bounds are 100,000 and 1,000: here two of each are as good."""
-    monkeypatch.setattr("metadata.inprocess.QUEUES_MAX", 2)
-    monkeypatch.setattr("metadata.inprocess.GROUPS_PER_QUEUE_MAX", 2)
+    monkeypatch.setattr("metadata.catalog_service.QUEUES_MAX", 2)
+    monkeypatch.setattr("metadata.catalog_service.GROUPS_PER_QUEUE_MAX", 2)
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
     two, _ = await catalog.put_queue(BOB, "two", SETTINGS)
     with pytest.raises(Refused, match="limit_reached"):

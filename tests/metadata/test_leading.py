@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.manager.rules.leading import (
+from services.manager.rules.leader import (
     BEAT_S,
     LEASE_S,
     MARGIN_S,
@@ -23,7 +23,7 @@ class Row:
         self.before: list[Lead] = []
 
     def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
-        """As `services.manager.redis_leading.RedisLead.ask`."""
+        """As `services.manager.leader.RedisLead.ask`."""
         if change is not None and change[0] == self.now:
             self.before.append(self.now)
             self.now = change[1]

@@ -6,9 +6,9 @@ from itertools import cycle, repeat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.service.node_choice import AWAY_S_MAX, TRIES_MIN, NodeChoice
-from metadata.service.service_forms import Layout, NodeInfo
-from metadata.service.shard_ring import SHARDS, holders
+from metadata.service.client import AWAY_S_MAX, TRIES_MIN, NodeChoice
+from metadata.service.messages import Layout, NodeInfo
+from metadata.service.ring import SHARDS, holders
 
 URLS = ["http://a", "http://b", "http://c"]
 

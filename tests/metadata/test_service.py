@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from metadata.catalog import GroupSettings, Membership, Principal, QueueSettings
-from metadata.inprocess import InProcessMetadata
-from metadata.service.service_forms import LAYOUTS, Layout
-from metadata.service.shard_ring import REPLICAS, held, shard_of
+from metadata.catalog_service import InProcessMetadata
+from metadata.service.messages import LAYOUTS, Layout
+from metadata.service.ring import REPLICAS, held, shard_of
 from push.errors import Fenced, Refused
 from tests.metadata.nodes import Service, service
 from tests.waiting import becomes
@@ -200,7 +200,7 @@ async def test_a_gateway_that_nobody_answers_goes_on_and_learns_what_it_missed(
     queue, _ = await here.put_queue(ALICE, "orders", SETTINGS)
     await becomes(lambda: names(there) == ["orders"])
     with pytest.MonkeyPatch.context() as short:
-        short.setattr("metadata.service.asking_nodes.LOOK_TRY_S", 0.05)
+        short.setattr("metadata.service.client.LOOK_TRY_S", 0.05)
         applications = dict(nodes.network.applications)
         nodes.network.applications.clear()
         assert there.find_queue(ALICE, "orders") == queue

@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
+from metadata.backend import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
 from metadata.catalog import Principal
-from metadata.databases import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
-from metadata.service.asking_nodes import Nobody
+from metadata.service.client import Nobody
 from metadata.service.node import CUT_OFF_S
-from metadata.sqlite.sqlite_database import FILE, SqliteDatabase
+from metadata.sqlite.database import FILE, SqliteDatabase
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 from tests.mad import Mad
@@ -160,8 +160,8 @@ async def test_what_nobody_knows_any_more_is_unknown(
     """P2: whether a change was made whose answer was lost is told by its stamp, as long as that is
     kept. To be told then that everything is to be read anew is no yes."""
     monkeypatch.setattr("metadata.service.node.CHANGES_KEPT", 3)
-    monkeypatch.setattr("metadata.service.shard_copy.CHANGES_KEPT", 3)
-    monkeypatch.setattr("metadata.sqlite.sqlite_database.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.service.replica.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.sqlite.database.CHANGES_KEPT", 3)
     remote = await nodes.remote("n1", "n2")
     reading = await remote.read(NOWHERE)
     assert reading is not None
@@ -248,8 +248,8 @@ async def test_a_token_that_nobody_can_vouch_for_admits_nobody(
     """P11: a gateway that is cut off does not know what was revoked; it goes on for an hour, and
     then what its tokens have let in ends. When it is answered again they count again."""
     monkeypatch.setattr("metadata.row_store.METADATA_STALE_S", 1.0)
-    monkeypatch.setattr("metadata.token_book.METADATA_STALE_S", 1.0)
-    monkeypatch.setattr("metadata.service.remote_database.RemoteDatabase.poll_s", 0.1)
+    monkeypatch.setattr("metadata.token_store.METADATA_STALE_S", 1.0)
+    monkeypatch.setattr("metadata.service.client.RemoteDatabase.poll_s", 0.1)
     here = await nodes.gateway()
     await here.tokens.create(TOKEN)
     ended: list[TokenRecord] = []

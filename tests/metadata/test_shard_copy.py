@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.databases import NOWHERE, Place, Raw, Reading
-from metadata.service.shard_copy import NotInMemory, Rows, ShardCopy, rows_of
-from metadata.service.shard_ring import SHARDS, shard_of
+from metadata.backend import NOWHERE, Place, Raw, Reading
+from metadata.service.replica import NotInMemory, Rows, ShardCopy, rows_of
+from metadata.service.ring import SHARDS, shard_of
 
 ALL = frozenset(range(SHARDS))
 

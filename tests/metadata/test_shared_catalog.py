@@ -9,17 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.catalog.guarded_metadata import GuardedMetadata
+from gateway.catalog.guarded import GuardedMetadata
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from metadata.catalog_service import InProcessMetadata
 from metadata.data_keys import DataKey
-from metadata.inprocess import InProcessMetadata
-from metadata.redis.redis_database import RedisDatabase, found_catalog
-from metadata.redis.redis_rows import CHANGED, KEYS, STATE, key_of
+from metadata.redis.database import CHANGED, KEYS, STATE, RedisDatabase, found_catalog, key_of
 from metadata.row_store import RowStore
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_shard import RedisShard
+from storage.redis.ops.provision import provision
+from storage.redis.shard import RedisShard
 from tests.metadata.keepers import MARKS, RedisKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import replicated
@@ -294,8 +293,8 @@ async def test_who_has_missed_more_than_is_kept_reads_everything_again(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what is gone by then, and several pages of it."""
-    monkeypatch.setattr("metadata.redis.redis_database.CHANGES_KEPT", 3)
-    monkeypatch.setattr("metadata.redis.redis_reading.PAGE_ROWS", 10)
+    monkeypatch.setattr("metadata.redis.database.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.redis.database.PAGE_ROWS", 10)
     here = await server.open()
     gone, _ = await here.put_queue(ALICE, "gone", SETTINGS)
     kept, _ = await here.put_queue(ALICE, "kept", SETTINGS)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata import token_book, tokens
-from metadata.inprocess import InProcessMetadata
-from metadata.sqlite.store import FILE, CatalogStore
+from metadata import token_store as token_book
+from metadata import tokens
+from metadata.catalog_service import InProcessMetadata
+from metadata.sqlite.catalog import FILE, CatalogStore
 from metadata.sqlite.verify import verify_catalog
 from metadata.tokens import TokenIndex, TokenRecord, check_record, id_of, judge, write_token
 from push import limits

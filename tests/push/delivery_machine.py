@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from push import limits
-from push.backoff import backoff_s
+from push.breaker import backoff_s
 from push.delivery import shares
 from push.delivery.checks import Outside, check
 from push.delivery.delivery import Delivery
-from push.delivery.giving import DeliverySettings, Judged
-from push.delivery.resuming import adopt, can_adopt, keys_wanted
+from push.delivery.resume import adopt, can_adopt, keys_wanted
 from push.delivery.shares import Share
+from push.delivery.values import DeliverySettings, Judged
 from push.places import GroupPartition, Partition, Verb
-from push.ports import CursorWrite
 from push.ranges import RangeSet
 from push.record import Record
+from push.storage_port import CursorWrite
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))

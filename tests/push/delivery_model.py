@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from push import limits
 from push.dead import DeadRanges
-from push.delivery.giving import DeliverySettings, GiveOut, Judged
+from push.delivery.key_lines import loose
 from push.delivery.leases import ADOPTED
-from push.delivery.lines import loose
 from push.delivery.shares import Share
+from push.delivery.values import DeliverySettings, GiveOut, Judged
 from push.delivery.waiting import DeadLetter
 from push.places import Parked, ParkedLine
-from push.ports import Cursor, CursorWrite, Dead, Owned, Retry, Written
 from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
+from push.storage_port import Cursor, CursorWrite, Dead, Owned, Retry, Written
 
 WALL0_UNIX_MS = 1_700_000_000_000
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from push.rates.bucket import Rate
-from push.rates.pooling import (
+from push.rates.shared import (
     LEASE_S,
     LOOK_S,
     PARTS,

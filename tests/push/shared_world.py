@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from push.rates.bucket import Bucket, Rate
-from push.rates.pooling import BEAT_S, PARTS, Ask, Reply
-from push.rates.shared_bucket import Shares
+from push.rates.shared import BEAT_S, PARTS, Ask, Reply, Shares
 from tests.push.shared_pool import ModelPool
 
 TICK_S = 1 / 64

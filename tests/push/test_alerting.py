@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.alerting import CLEARS_S, Alarm, Change
+from push.breaker import CLEARS_S, Alarm, Change
 
 
 def looked(*steps: tuple[float, float], above: float = 10, lasts_s: float = 30) -> list[Change]:

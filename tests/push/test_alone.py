@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.alone import kept_alone, settled_of
-from push.ports import Cursor, Dead
+from gateway.operator.removal import kept_alone, settled_of
 from push.ranges import RangeSet
+from push.storage_port import Cursor, Dead
 
 END = 12
 offsets = st.sets(st.integers(0, END - 1))

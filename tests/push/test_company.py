@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.company import (
+from push.commit_sharing import (
     AHEAD_BYTES,
     AHEAD_BYTES_MAX,
     COMPANY_S,

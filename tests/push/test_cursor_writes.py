@@ -6,9 +6,9 @@ from collections.abc import Collection
 import pytest
 
 from push import limits
-from push.delivery.cursor_writes import SETTLED_LOOSE_MAX, PendingWrite
+from push.delivery.cursor_write import SETTLED_LOOSE_MAX, PendingWrite
 from push.places import GroupPartition, Parked, Partition
-from push.ports import Retry, Side
+from push.storage_port import Retry, Side
 
 PLACE = GroupPartition("g", Partition("q", 0))
 

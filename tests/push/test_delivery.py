@@ -8,11 +8,11 @@ import pytest
 from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
-from push.delivery.giving import DeliverySettings, GiveOut
+from push.delivery.values import DeliverySettings, GiveOut
 from push.delivery.waiting import DeadLetter
 from push.places import GroupPartition, Partition
-from push.ports import Dead, Retry
 from push.record import Record
+from push.storage_port import Dead, Retry
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))

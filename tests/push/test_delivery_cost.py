@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from push.delivery.delivery import Delivery
-from push.delivery.giving import DeliverySettings
+from push.delivery.values import DeliverySettings
 from push.places import GroupPartition, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms

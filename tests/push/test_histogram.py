@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.delivery.tally import COUNTED, Tally
+from push.delivery.values import COUNTED, Tally
 from push.histogram import MESSAGES, SECONDS, Histogram
 
 VALUES = st.lists(st.tuples(st.floats(-1, 1000), st.integers(1, 500)), max_size=20)

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from push import limits
-from push.delivery.giving import append_offset
 from push.delivery.leases import Leases, Push, bits_between, offsets_of, ranges_of
+from push.delivery.values import append_offset
 
 
 def give(leases: Leases, first: int, *hashes: int, now: float = 0.0, of_line: bool = False) -> Push:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.delivery.lines import Line, Lines, loose
+from push.delivery.key_lines import Line, Lines, loose
 
 
 def line_of(lines: Lines, key: int, *offsets: int, due: float = 0.0) -> Line:

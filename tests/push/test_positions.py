@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from push.places import Partition
-from push.ports import PartitionState
 from push.positions import (
     Gap,
     Place,
@@ -17,6 +16,7 @@ from push.positions import (
     verdict,
     verdicts,
 )
+from push.storage_port import PartitionState
 
 QUEUE = "aaaaaaaaaa"
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from push.letters import PERHAPS, SETTLED, STALE
+from push.letters import PERHAPS, SETTLED, STALE, Pursuit
 from push.places import ParkedLine
-from push.pursuing import Pursuit
 
 A, B, C = 1, 2, 3
 

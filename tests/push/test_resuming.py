@@ -5,7 +5,7 @@ import pytest
 from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
-from push.delivery.resuming import (
+from push.delivery.resume import (
     UNSETTLED_MAX,
     adopt,
     can_adopt,
@@ -303,7 +303,7 @@ def test_keys_are_wanted_up_to_what_an_owner_may_have_left_behind(
 ) -> None:
     """P9: who claims the end of a long backlog does not have it all read."""
     assert UNSETTLED_MAX > limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
-    monkeypatch.setattr("push.delivery.resuming.UNSETTLED_MAX", 3)
+    monkeypatch.setattr("push.delivery.resume.UNSETTLED_MAX", 3)
     world = World(A, A, A, A, A)
     world.give()
     world.ack(1, 1)

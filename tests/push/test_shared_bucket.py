@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from push.rates.bucket import Rate
-from push.rates.pooling import BEAT_S, IDLE_S, LEASE_S, PARTS
+from push.rates.shared import BEAT_S, IDLE_S, LEASE_S, PARTS
 from tests.push.shared_world import NAME, TICK_S, One, World
 
 RATE = Rate(1000, 1, 1000)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
-from push.delivery.giving import DeliverySettings, GiveOut
-from push.delivery.resuming import adopt
+from push.delivery.resume import adopt
 from push.delivery.shares import kept, share
+from push.delivery.values import DeliverySettings, GiveOut
 from push.places import GroupPartition, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.company import AHEAD_BYTES_MAX, Company
-from push.sharing import Turns, has_room
+from push.commit_sharing import AHEAD_BYTES_MAX, Company, Turns, has_room
 
 Waiting = Sequence[tuple[str, int]]
 WAITING = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 50)), max_size=40)

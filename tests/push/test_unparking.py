@@ -5,7 +5,7 @@ import pytest
 from push import limits
 from push.delivery.checks import check
 from push.places import Verb
-from push.ports import Dead, Retry
+from push.storage_port import Dead, Retry
 from tests.push.test_delivery import A, B, World, offsets
 
 

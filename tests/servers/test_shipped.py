@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from storage.redis.ops.redis_provision import examine
-from storage.redis.redis_link import Address, Reach
+from storage.redis.connection import Address, Reach
+from storage.redis.ops.provision import examine
 from tests.layout.tree import table_rows
 from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered, guarded, single

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import Clock
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from push.places import Durability, Partition
-from push.ports import Lane
-from storage.redis.redis_link import Address
-from storage.redis.redis_ports import Arg
-from storage.redis.redis_primary import fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Lane
+from storage.redis.connection import Address
+from storage.redis.discovery import fixed
+from storage.redis.port import Arg
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.stores import append
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from push.errors import Unknown
 from push.places import Durability
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import Library, joined
-from storage.redis.redis_link import Address, Reach
-from storage.redis.redis_ports import Heard, Standing
-from storage.redis.redis_primary import Find, by_sentinels, fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.connection import Address, Reach
+from storage.redis.discovery import Find, by_sentinels, fixed
+from storage.redis.library import Library, joined
+from storage.redis.ops.provision import provision
+from storage.redis.port import Heard, Standing
+from storage.redis.shard import Marks, RedisShard, Settings
 from tests.servers.node import Node
 from tests.servers.shipped import MASTER
 

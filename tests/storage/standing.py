@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from push.errors import Unknown
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_cluster import ClusterShard, parts_of
-from storage.redis.redis_link import Reach
-from storage.redis.redis_primary import by_sentinels, fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.cluster import ClusterShard, parts_of
+from storage.redis.connection import Reach
+from storage.redis.discovery import by_sentinels, fixed
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
 from tests.servers.binaries import ENGINES, Binary, ServerMissing, binaries
 from tests.servers.layouts import Cluster, clustered, guarded, single
 from tests.servers.node import Node

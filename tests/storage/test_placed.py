@@ -9,10 +9,9 @@ import pytest
 
 from push.errors import Refused, Unknown
 from push.places import Partition
-from push.ports import Append, Appended, Lane, PartitionState, Storage, StorageState
+from push.storage_port import Append, Appended, Lane, PartitionState, Storage, StorageState
 from storage.memory import MemoryStorage
-from storage.placed import PlacedStorage, within
-from storage.places import Places
+from storage.sharded import PlacedStorage, Places, within
 from tests.contract.stores import append, one, outcomes
 
 PARTITIONS = 6

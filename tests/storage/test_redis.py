@@ -9,11 +9,11 @@ import pytest
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Durability, Partition
-from push.ports import Append, Lane, Side
-from storage.redis.redis_keys import queue_key
-from storage.redis.redis_ports import Arg, Heard, Shard, Standing
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Append, Lane, Side
+from storage.redis.keys import queue_key
+from storage.redis.port import Arg, Heard, Shard, Standing
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
 from tests.contract.stores import (
     ANN,
@@ -447,7 +447,7 @@ async def test_long_logs_are_trimmed_in_slices(
     store: RedisStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: one act looks at so many records, the next goes on behind them."""
-    monkeypatch.setattr("storage.redis.redis_store.TRIM_ENTRIES", 3)
+    monkeypatch.setattr("storage.redis.store.TRIM_ENTRIES", 3)
     await with_group(store)
     for _ in range(10):
         await store.append([append(messages=1)])
@@ -464,7 +464,7 @@ async def test_long_logs_are_trimmed_in_slices(
 async def test_a_queue_of_many_partitions_is_purged_in_slices(
     store: RedisStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.redis.redis_store.PURGE_PARTITIONS", 3)
+    monkeypatch.setattr("storage.redis.store.PURGE_PARTITIONS", 3)
     await with_group(store, partitions=8)
     await store.append([append(Partition("q-1", n), messages=n + 1) for n in range(8)])
     assert await store.purge("q-1", "g-1") == 36

@@ -18,11 +18,11 @@ from random import Random
 import pytest
 
 from push.errors import Refused, Unknown
-from push.ports import Append, Stored
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import BEGIN, Library, joined, library
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Append, Stored
+from storage.redis.library import BEGIN, Library, joined, library
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import append
 from tests.servers.acks import Mode, Way

@@ -7,8 +7,7 @@ import pytest
 from redis.crc import key_slot
 
 from push.errors import Refused, Unknown
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_cluster import (
+from storage.redis.cluster import (
     LEARNED_MAX,
     SLOTS,
     ClusterShard,
@@ -18,8 +17,9 @@ from storage.redis.redis_cluster import (
     members_of,
     parts_of,
 )
-from storage.redis.redis_link import Address, Reach
-from storage.redis.redis_primary import fixed
+from storage.redis.connection import Address, Reach
+from storage.redis.discovery import fixed
+from storage.redis.ops.provision import provision
 from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered
 from tests.servers.node import until

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from push.errors import Unknown
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_copies import awaited
-from storage.redis.redis_link import Address
-from storage.redis.redis_primary import fixed
-from storage.redis.redis_shard import Settings
+from storage.redis.connection import Address
+from storage.redis.discovery import fixed
+from storage.redis.ops.provision import provision
+from storage.redis.replication import awaited
+from storage.redis.shard import Settings
 from tests.contract.redis_single import INCARNATION, redis_store_of
 from tests.contract.stores import P0, Clock, sequences, with_group
 from tests.servers.binaries import Binary

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from push.errors import Refused, Unknown
-from push.ports import Append, Stored
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import library
-from storage.redis.redis_shard import Marks, RedisShard
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Append, Stored
+from storage.redis.library import library
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0, append
 from tests.servers.binaries import Binary

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused, Unknown
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_guard import NotOurs
-from storage.redis.redis_link import Address
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from storage.redis.connection import Address
+from storage.redis.ops.provision import provision
+from storage.redis.replication import NotOurs
+from storage.redis.shard import Marks, RedisShard, Settings
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node, until

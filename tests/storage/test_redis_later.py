@@ -11,12 +11,12 @@ import pytest
 from push import limits
 from push.errors import Refused
 from push.places import Durability
-from push.ports import Lane
-from storage.redis import redis_later
-from storage.redis.redis_answers import Said, unavailable
-from storage.redis.redis_held import BEHIND
-from storage.redis.redis_later import LaterShard, Opened
-from storage.redis.redis_ports import Arg, Heard, Standing
+from push.storage_port import Lane
+from storage.redis import lazy as redis_later
+from storage.redis.answers import Said, unavailable
+from storage.redis.lazy import LaterShard, Opened
+from storage.redis.pipeline import BEHIND
+from storage.redis.port import Arg, Heard, Standing
 from tests.waiting import becomes
 
 KEY = "{q}:log:0"

@@ -9,12 +9,12 @@ import pytest
 
 from push import limits
 from push.rates.bucket import Rate
-from push.rates.pooling import Ask, Reply
-from storage.redis.redis_library import Library
-from storage.redis.redis_limits import GATEWAYS, RedisPool
-from storage.redis.redis_link import Link, packed
-from storage.redis.redis_ports import Arg
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from push.rates.shared import Ask, Reply
+from storage.redis.connection import Link, packed
+from storage.redis.library import Library
+from storage.redis.port import Arg
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import GATEWAYS, RedisPool
 from tests.contract import redis_single
 from tests.contract.redis_single import INCARNATION, redis_process
 from tests.push.shared_pool import Entry, ModelPool, Whole

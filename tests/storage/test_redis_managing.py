@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from push.copies import Count, Elect, LetIn, LockOut, Prepare
 from push.errors import Refused, Unknown
-from storage.redis.ops.redis_copying import Copying
-from storage.redis.ops.redis_observing import UNHEARD_S, Observer, Outdone, Watched
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import library
-from storage.redis.redis_many import REPLY_S, Many
-from storage.redis.redis_primary import fixed
-from storage.redis.redis_shard import Marks, RedisShard, Settings
+from push.replicas import Count, Elect, LetIn, LockOut, Prepare
+from storage.redis.connection import REPLY_S, Many
+from storage.redis.discovery import fixed
+from storage.redis.library import library
+from storage.redis.ops.failover import Copying
+from storage.redis.ops.observe import UNHEARD_S, Observer, Outdone, Watched
+from storage.redis.ops.provision import provision
+from storage.redis.shard import Marks, RedisShard, Settings
 from tests.contract.redis_single import INCARNATION
 from tests.servers.binaries import Binary, binaries
 from tests.servers.layouts import replicated, single

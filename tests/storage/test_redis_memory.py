@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from push import limits
-from push.ports import Appended, CursorWrite
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import library
-from storage.redis.redis_memory import Memory, Reserve, memory_of
-from storage.redis.redis_shard import Marks, RedisShard
-from storage.redis.redis_store import RedisStorage
+from push.storage_port import Appended, CursorWrite
+from storage.redis.library import library
+from storage.redis.ops.provision import provision
+from storage.redis.replication import Memory, Reserve, memory_of
+from storage.redis.shard import Marks, RedisShard
+from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import G0, P0, P1, Clock, append, outcomes, sequences, with_group
 from tests.servers.binaries import Binary

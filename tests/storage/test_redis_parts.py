@@ -8,14 +8,13 @@ from redis import exceptions
 
 from push.errors import Fenced, Refused, Unknown
 from push.places import Durability
-from storage.redis.ops.redis_copying import info_period_ms
-from storage.redis.ops.redis_settings import UNBOUNDED, as_mapping, broken_promises
-from storage.redis.redis_answers import Moved, answer, refusal
-from storage.redis.redis_copies import copies_needed, doubt_of, fields, places, without
-from storage.redis.redis_library import joined, library
-from storage.redis.redis_link import Address, Reach, packed
-from storage.redis.redis_looks import pattern_of
-from storage.redis.redis_primary import by_sentinels
+from storage.redis.answers import Moved, answer, refusal
+from storage.redis.connection import Address, Reach, packed, pattern_of
+from storage.redis.discovery import by_sentinels
+from storage.redis.library import joined, library
+from storage.redis.ops.failover import info_period_ms
+from storage.redis.ops.settings import UNBOUNDED, as_mapping, broken_promises
+from storage.redis.replication import copies_needed, doubt_of, fields, places, without
 
 GOOD = {
     "appendonly": "yes",

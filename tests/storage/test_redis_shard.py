@@ -11,9 +11,9 @@ import pytest
 
 from push.errors import Fenced, Refused, Unknown
 from push.places import Durability
-from storage.redis.ops.redis_provision import examine, provision, set_replicas
-from storage.redis.redis_link import Address, Reach
-from storage.redis.redis_shard import Marks, RedisShard
+from storage.redis.connection import Address, Reach
+from storage.redis.ops.provision import examine, provision, set_replicas
+from storage.redis.shard import Marks, RedisShard
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, Replicated, guarded, replicated
 from tests.servers.node import Node, until

@@ -14,15 +14,15 @@ import pytest
 
 from push.errors import Unknown
 from push.places import Durability
-from push.ports import Append
-from storage.redis.ops.redis_provision import provision
-from storage.redis.redis_library import library
-from storage.redis.redis_ports import Heard, Shard
-from storage.redis.redis_records import append_args
-from storage.redis.redis_shard import Marks, RedisShard, Settings
-from storage.redis.redis_store import RedisStorage
-from storage.redis.redis_tails import Tails
-from storage.rules.appending import open_header
+from push.storage_port import Append
+from storage.redis.append import append_args
+from storage.redis.library import library
+from storage.redis.ops.provision import provision
+from storage.redis.port import Heard, Shard
+from storage.redis.read import Tails
+from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.store import RedisStorage
+from storage.rules.append import open_header
 from tests.conformance.virtual import run
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0, P1, append, with_group

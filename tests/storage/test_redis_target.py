@@ -3,8 +3,8 @@ shown."""
 
 import pytest
 
-from storage.redis.redis_link import Address
-from storage.redis.redis_target import CLUSTER_DEFAULT, parse, parse_all
+from storage.redis.connection import Address
+from storage.redis.target import CLUSTER_DEFAULT, parse, parse_all
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from push.ports import Side
-from storage.redis.redis_shard import Settings
-from storage.redis.redis_store import EXAMINED_MS, RedisStorage
+from push.storage_port import Side
+from storage.redis.shard import Settings
+from storage.redis.store import EXAMINED_MS, RedisStorage
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
 from tests.contract.stores import G0, P0, START_UNIX_S, Clock, append, change, with_group
 from tests.storage.standing import Kind, Pool, all_kinds

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.redis.ops.redis_provision import UNUSED_S, provision
-from storage.redis.redis_library import Library
-from storage.redis.redis_shard import RedisShard, Settings
+from storage.redis.library import Library
+from storage.redis.ops.provision import UNUSED_S, provision
+from storage.redis.shard import RedisShard, Settings
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single
 from tests.servers.node import Node

@@ -10,10 +10,10 @@ import pytest
 
 from push.errors import Refused
 from push.places import GroupPartition, Partition
-from push.ports import Retry, Side
-from storage.sqlite import sqlite_trim
-from storage.sqlite.sqlite import SqliteStorage
-from storage.sqlite.sqlite_carry import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
+from push.storage_port import Retry, Side
+from storage.sqlite import trim as sqlite_trim
+from storage.sqlite.checkpoint import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import (
     ANN,
     BEN,
@@ -141,8 +141,8 @@ async def test_the_caches_are_no_part_of_the_answer(
 ) -> None:
     """With nothing kept in memory every answer is the same."""
     for name in ("PARTITIONS_CACHED_MAX", "LINES_CACHED_MAX"):
-        monkeypatch.setattr(f"storage.sqlite.sqlite_books.{name}", 0)
-    monkeypatch.setattr("storage.sqlite.sqlite_cursors.CURSORS_CACHED_WEIGHT_MAX", 0)
+        monkeypatch.setattr(f"storage.sqlite.state.{name}", 0)
+    monkeypatch.setattr("storage.sqlite.cursors.CURSORS_CACHED_WEIGHT_MAX", 0)
     store = await embedded.open()
     await with_group(store)
     for start in range(0, 60, 6):
@@ -164,7 +164,7 @@ async def test_a_queue_is_as_full_when_its_partitions_leave_the_cache(
 ) -> None:
     """One of three, or none, stays in memory; appends, trims and refusals come in turn."""
     for cached in (0, 1, 2):
-        monkeypatch.setattr("storage.sqlite.sqlite_books.PARTITIONS_CACHED_MAX", cached)
+        monkeypatch.setattr("storage.sqlite.state.PARTITIONS_CACHED_MAX", cached)
         store = await embedded.open()
         queue_id = f"q-{cached}"
         places = [Partition(queue_id, number) for number in range(3)]
@@ -293,9 +293,9 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: also while somebody reads without a pause."""
-    monkeypatch.setattr("storage.sqlite.sqlite_writer.WAL_BYTES_MAX", 1 << 20)
-    monkeypatch.setattr("storage.sqlite.sqlite_carry.CARRY_BYTES", 1 << 40)
-    monkeypatch.setattr("storage.sqlite.sqlite_carry.CARRY_WAL_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite.writer.WAL_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("storage.sqlite.checkpoint.CARRY_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite.checkpoint.CARRY_WAL_BYTES", 1 << 40)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     wal = embedded.path.with_name("store.sqlite-wal")
@@ -316,7 +316,7 @@ async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
 ) -> None:
     """Long before a commit has to do it, and holds up all behind it: each slice is what was there
     when the one before ended."""
-    monkeypatch.setattr("storage.sqlite.sqlite_writer.REST_S", 60.0)
+    monkeypatch.setattr("storage.sqlite.writer.REST_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     record = append(messages=1, size=CARRY_BYTES // 8)
@@ -337,7 +337,7 @@ async def test_small_commits_are_carried_by_what_the_wal_has_of_them(
 ) -> None:
     """Each writes pages, however little it was handed; carried singly they would cost more than
     the commits do."""
-    monkeypatch.setattr("storage.sqlite.sqlite_writer.REST_S", 60.0)
+    monkeypatch.setattr("storage.sqlite.writer.REST_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES - 5):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from storage.sqlite import sqlite_carry
-from storage.sqlite.sqlite_carry import (
+from storage.sqlite import checkpoint as sqlite_carry
+from storage.sqlite.checkpoint import (
     BUSY_TIMES,
     CARRY_BYTES,
     CARRY_WAL_BYTES,
@@ -22,7 +22,7 @@ from storage.sqlite.sqlite_carry import (
     SLICE_EVERY_S,
     Carrier,
 )
-from storage.sqlite.sqlite_open import Opened, open_store
+from storage.sqlite.open import Opened, open_store
 from tests.contract.stores import P0, append
 from tests.storage.conftest import Embedded
 
@@ -388,8 +388,8 @@ UNSYNCED = """
 import asyncio, contextlib, shutil, sys
 from pathlib import Path
 from push.errors import Refused
-from storage.sqlite.sqlite import SqliteStorage
-from storage.sqlite.sqlite_carry import CARRY_BYTES
+from storage.sqlite.store import SqliteStorage
+from storage.sqlite.checkpoint import CARRY_BYTES
 from tests.contract.stores import append
 
 def fail(_):

@@ -10,11 +10,10 @@ import pytest
 
 from push.errors import Refused
 from push.places import Partition
-from storage.sqlite.sqlite import SqliteStorage
-from storage.sqlite.sqlite_copy import STEP_PAGES
-from storage.sqlite.sqlite_open import STEPS, WAL_BYTES_MAX
-from storage.sqlite.sqlite_restore import GENERATION_MAX, renew_store
-from storage.sqlite.sqlite_verify import verify_store
+from storage.sqlite.backup import GENERATION_MAX, STEP_PAGES, renew_store
+from storage.sqlite.open import STEPS, WAL_BYTES_MAX
+from storage.sqlite.store import SqliteStorage
+from storage.sqlite.verify import verify_store
 from tests.contract.stores import ANN, BEN, G0, P0, append, change, one, with_group
 from tests.storage.conftest import Embedded
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from storage.sqlite.sqlite_core import (
+from storage.sqlite.scheduling import (
     APART_S,
     SMALL_BYTES,
     STAY_S,

@@ -6,7 +6,7 @@ import pytest
 
 from push.errors import Refused
 from push.places import Parked
-from push.ports import Damage, Retry, Side
+from push.storage_port import Damage, Retry, Side
 from tests.contract.stores import (
     G0,
     P0,

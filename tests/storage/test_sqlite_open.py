@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from push.ports import Retry
-from storage.sqlite import sqlite_codec as codec
-from storage.sqlite.sqlite_open import STEPS, check_pragmas
-from storage.sqlite.sqlite_verify import verify_store
+from push.storage_port import Retry
+from storage.sqlite import codec
+from storage.sqlite.open import STEPS, check_pragmas
+from storage.sqlite.verify import verify_store
 from tests.contract.stores import G0, P0, TOKEN, append, change, one, sequences, with_group
 from tests.storage.conftest import Embedded
 
@@ -57,7 +57,7 @@ async def test_another_process_cannot_open_it_either(embedded: Embedded) -> None
     script = (
         "import asyncio, sys\n"
         "from push.errors import Refused\n"
-        "from storage.sqlite.sqlite import SqliteStorage\n"
+        "from storage.sqlite.store import SqliteStorage\n"
         "try: asyncio.run(SqliteStorage.open(sys.argv[1]))\n"
         "except Refused as error: print(error.detail)\n"
     )

@@ -12,9 +12,9 @@ import pytest
 
 from push import limits
 from push.places import Parked, ParkedLine
-from push.ports import Retry, Side
-from storage.sqlite import sqlite_cursors
-from storage.sqlite.sqlite import SqliteStorage
+from push.storage_port import Retry, Side
+from storage.sqlite import cursors as sqlite_cursors
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import (
     ANN,
     G0,

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from push.sealing import PLAIN
-from storage.sqlite import sqlite_codec as codec
+from push.storage_port import PLAIN
+from storage.sqlite import codec
 from tests.contract.stores import P0, P1, append, body, sealing, with_group
 from tests.storage.conftest import Embedded
 

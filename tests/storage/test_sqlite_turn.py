@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from push.errors import Unknown
-from storage.sqlite import sqlite_turn
-from storage.sqlite.sqlite_turn import STAND_BYTES_MAX, STAND_BYTES_MIN, FirstTurn
+from storage.sqlite import scheduling as sqlite_turn
+from storage.sqlite.scheduling import STAND_BYTES_MAX, STAND_BYTES_MIN, FirstTurn
 from tests.contract.stores import append, change, with_group
 from tests.histories.house import eventually
 from tests.storage.conftest import Embedded, commits

@@ -8,8 +8,8 @@ import pytest
 
 from push.errors import Refused, TocsinError, Unknown
 from push.places import Partition
-from storage.sqlite import sqlite_trim
-from storage.sqlite.sqlite import SqliteStorage
+from storage.sqlite import trim as sqlite_trim
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import P0, append, change, one, with_group
 from tests.histories.house import eventually
 from tests.storage.conftest import Embedded, commits
@@ -26,7 +26,7 @@ async def settled(store: SqliteStorage, records: int) -> None:
 @pytest.fixture
 def never_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes beside others waits for them."""
-    monkeypatch.setattr("storage.sqlite.sqlite_writer.BESIDE_S", 3600)
+    monkeypatch.setattr("storage.sqlite.writer.BESIDE_S", 3600)
 
 
 def trimming(store: SqliteStorage) -> "asyncio.Task[int]":
@@ -74,7 +74,7 @@ async def test_trimming_goes_with_what_a_dropped_queue_leaves(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: nobody else comes, and a large queue leaves in many slices: trimming does not wait."""
-    monkeypatch.setattr("storage.sqlite.sqlite_trim._GARBAGE_ROWS", 1)
+    monkeypatch.setattr("storage.sqlite.trim._GARBAGE_ROWS", 1)
     store = await embedded.open()
     await settled(store, 1)
     await store.create_queue("q-2", 1)

@@ -10,8 +10,8 @@ import sys
 from itertools import count
 
 from push.errors import Refused, Unknown
-from push.ports import Stored
-from storage.sqlite.sqlite import SqliteStorage
+from push.storage_port import Stored
+from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import ANN, append
 
 

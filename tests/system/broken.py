@@ -12,10 +12,10 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gateway.cli.commands import serve
+from gateway.cli.serve import serve
 from push.errors import TocsinError
-from storage.sqlite.sqlite import SqliteStorage
-from storage.sqlite.sqlite_writer import Act, Answer, Writer
+from storage.sqlite.store import SqliteStorage
+from storage.sqlite.writer import Act, Answer, Writer
 
 COMMIT_DELAY_S: Final = 0.2
 """Between the receipt and the commit: what a kill in it takes with it was promised. Long enough

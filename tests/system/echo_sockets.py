@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from gateway.admission import Admission
 from gateway.auth.auth import Auth
-from gateway.net.registry import Registry
+from gateway.models import Admission
+from gateway.net.connections import Registry
 from gateway.net.websocket import WebSocketConnection
-from gateway.session.conversation import Conversation
-from gateway.session.surroundings import Surroundings
+from gateway.session.session import Conversation, Surroundings
+from gateway.wire.protocol import INVALID_UTF8
 from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
-from gateway.wire.session import INVALID_UTF8
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.echo_broker import EchoBroker

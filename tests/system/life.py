@@ -37,7 +37,7 @@ from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.ports import WholeBroker
+from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from tests.histories.redis_gateways import a_server, emptied
 from tests.layout.tree import ROOT, SERVER, text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.admin import admin
+from gateway.admin import socket as admin
 from loadtests.server import Server, free_port
 from tests.histories.redis_gateways import a_server, emptied
 from tests.servers.node import Node
@@ -20,8 +20,8 @@ NODES: Final = "token-of-the-metadata-service"
 ENTER: Final = (
     "-c",
     "import click\n"
-    "from gateway.cli.manager_commands import manager_group\n"
-    "from gateway.cli.metadata_commands import metadata\n"
+    "from gateway.cli.manager import manager_group\n"
+    "from gateway.cli.metadata import metadata\n"
     "click.Group(commands={'manager': manager_group, 'metadata': metadata})()",
 )
 READY: Final = ("embedded", "shared")

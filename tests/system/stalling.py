@@ -13,9 +13,9 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gateway import broker
-from gateway.catalog.guarded_metadata import GuardedMetadata
-from gateway.cli.commands import serve
-from metadata.client import Metadata
+from gateway.catalog.guarded import GuardedMetadata
+from gateway.cli.serve import serve
+from metadata.port import Metadata
 from tests.mad import MadMetadata
 
 

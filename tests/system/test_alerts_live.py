@@ -31,7 +31,7 @@ from loadtests.server import Server, free_port
 from push import limits
 from scripts.monitoring.alerts import ALERTS
 from scripts.monitoring.asking import Unanswered
-from storage.sqlite.sqlite_open import FILE
+from storage.sqlite.open import FILE
 from tests.layout.tree import ROOT
 from tests.system.monitored import ENTER, TOKEN, World, monitored, settings
 from tests.system.prometheus import Running, scraping
@@ -65,7 +65,7 @@ FILES: Final = FILES_KEPT + SESSIONS
 FEW_FILES: Final = (
     "-c",
     f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n"
-    "from gateway.cli.commands import serve; serve()",
+    "from gateway.cli.serve import serve; serve()",
 )
 
 

@@ -18,7 +18,7 @@ from loadtests.server import Server
 from tests.layout.tree import ROOT
 from tests.system.talk import http_to, running, talking
 
-ADMIN = ("-c", "from gateway.cli.commands import admin; admin()")
+ADMIN = ("-c", "from gateway.cli.serve import admin; admin()")
 QUEUE = "/v1/queues/orders"
 PRODUCERS = 4
 BATCH = 20

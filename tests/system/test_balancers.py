@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.ports import WholeBroker
+from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from loadtests.server import free_port
 from runtime.addresses import ClientAddress

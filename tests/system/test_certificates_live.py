@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cryptography import x509
 from tocsin.proto.connect_policy import Transport
 
-from gateway.cli.commands import admin
+from gateway.cli.serve import admin
 from loadtests.server import Server
 from tests.authority import Authority, Pair
 from tests.system.talk import UNEXPECTED

@@ -15,7 +15,7 @@ import pytest
 import tocsin
 from click.testing import CliRunner
 
-from gateway.cli.metadata_commands import metadata
+from gateway.cli.metadata import metadata
 from loadtests.server import Server
 from tests.authority import Authority
 from tests.histories.redis_gateways import a_server, emptied
@@ -23,7 +23,7 @@ from tests.system.talk import UNEXPECTED
 from tests.waiting import becomes
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-SERVE = ("-c", "from gateway.cli.metadata_commands import metadata; metadata()", "serve")
+SERVE = ("-c", "from gateway.cli.metadata import metadata; metadata()", "serve")
 KNOWN_S = 1.0
 """What is promised of a new queue."""
 BUSY_S = 2.0

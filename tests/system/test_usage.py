@@ -12,10 +12,10 @@ from typing import Any
 import httpx2
 from click.testing import CliRunner
 
-from gateway.accounting import audit_trail
+from gateway.accounting import audit as audit_trail
 from gateway.accounting.journal import files_of, lines_of
-from gateway.cli.commands import admin
-from gateway.cli.journal_commands import read_usage, summed
+from gateway.cli.journal import read_usage, summed
+from gateway.cli.serve import admin
 from loadtests.server import Server
 from tests.histories.house import offsets_of
 from tests.system.talk import running, silent, talking

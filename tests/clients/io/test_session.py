@@ -12,9 +12,9 @@ import tocsin
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.net.websocket import WebSocketConnection
-from gateway.rest.ports import WholeBroker
+from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
-from gateway.session.conversation import Conversation
+from gateway.session.session import Conversation
 from gateway.wire import frames
 from tests.gateway.conftest import never
 

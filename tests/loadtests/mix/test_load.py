@@ -345,6 +345,6 @@ def broker_of(pid: int) -> int:
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             is_child = f"\nPPid:\t{pid}\n" in status.read_text()
-            if is_child and b"gateway.cli.commands" in status.with_name("cmdline").read_bytes():
+            if is_child and b"gateway.cli.serve" in status.with_name("cmdline").read_bytes():
                 return int(status.parent.name)
     raise AssertionError(f"{pid} has no broker")

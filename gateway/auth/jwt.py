@@ -1,0 +1,565 @@
+"""JWTs: what their issuer says about who presents them. Pure: keys, tokens and `wall` in.
+
+Judged strictly (RFC 8725, ASVS 5.0 V9). The signature must be made with a key that is configured,
+by the one algorithm that key is for; `kid` only finds it in the map of keys. What a header brings
+with it, a key, a certificate or the address of one, is not looked at, and what it calls critical
+is refused. `exp`, `aud` and `sub` must be there. `exp` is taken to the letter: who came with a
+token is gone when it ends, so that a leeway would only move the end; `nbf` has one.
+
+Whoever sends a thousand requests presents one token: what it gave is remembered, until it ends or
+the keys change.
+
+Where the keys for JWTs come from: a file, or an https address, read again and again beside the
+requests, which never wait for it.
+
+A file is looked at every FILE_EVERY_S, an address read every `refresh_s`; and sooner when a token
+names a key that is not known, but not more often than every UNKNOWN_EVERY_S: whoever makes kids up
+cannot make us ask. What cannot be read leaves the keys as they are, for STALE_S at most.
+
+The keys under which JWTs are believed: a JWK set (RFC 7517), read strictly. Pure.
+
+A key is for one algorithm, which its type says: what a token's header says of itself only has to
+agree. So no public RSA key is ever taken for the secret of an HMAC.
+
+    OKP Ed25519     EdDSA (RFC 8037)
+    EC P-256        ES256 (RFC 7518, 3.4)
+    RSA             RS256 (3.3), 2048 bits at least
+    oct             HS256 (3.2), 256 bits at least
+"""
+
+import asyncio
+import codecs
+import http.client
+import logging
+import os
+import re
+import ssl
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import jwt
+import msgspec
+
+from gateway.counters import FunctionHitRate, HitRate, Shown
+from gateway.models import Admission
+from metadata.catalog import NAME, Principal
+from metadata.rights import Rights, RightsError, fill_in, parse_rights
+from metadata.tokens import RESERVED
+from push import limits
+
+ALGORITHMS: Final = ("EdDSA", "ES256", "RS256", "HS256")
+KEYS_MAX: Final = 100
+KEYS_BYTES_MAX: Final = 256 * 1024
+KID_CHARS_MAX: Final = 256
+_RSA_BITS_MIN: Final = 2048
+_SECRET_BYTES_MIN: Final = 32
+_MEMBERS: Final = {
+    "OKP": ("crv", "kty", "x"),
+    "EC": ("crv", "kty", "x", "y"),
+    "RSA": ("e", "kty", "n"),
+    "oct": ("k", "kty"),
+}
+"""Of each type those that make the key, in the order of RFC 7638, 3.2. What else a key has, its
+private part or a certificate, is not looked at."""
+
+
+class KeysError(ValueError):
+    """The text is no set of keys that could be used. The sentence says why."""
+
+
+class Key(NamedTuple):
+    """One that tokens may be signed with."""
+
+    kid: str | None
+    algorithm: str
+    material: Any
+    """As jwt.decode takes it."""
+    credential: str
+    """Names it without any secret: what it has admitted ends when it is gone."""
+
+
+class Keys(NamedTuple):
+    """Those that count, by `kid`; None: one that has none."""
+
+    by_kid: Mapping[str | None, Key]
+    skipped: tuple[str, ...] = ()
+    """Sentences about those that do not."""
+
+
+NO_KEYS: Final = Keys({})
+
+
+def parse_keys(data: bytes, algorithms: Collection[str]) -> Keys:
+    """The keys of a JWK set that are for one of these algorithms.
+
+    Raises:
+        KeysError: it is no JWK set, or larger than a set may be. One without any key that counts
+            is none of that.
+    """
+    if len(data) > KEYS_BYTES_MAX:
+        raise KeysError(f"it has more than {KEYS_BYTES_MAX} bytes")
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise KeysError("it is no JSON") from None
+    keys = found.get("keys") if isinstance(found, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(one, dict) for one in keys):
+        raise KeysError('it is no JWK set: {"keys": [{"kty": …}, …]}')
+    if len(keys) > KEYS_MAX:
+        raise KeysError(f"it has more than {KEYS_MAX} keys")
+    by_kid: dict[str | None, Key] = {}
+    skipped: list[str] = []
+    for place, one in enumerate(keys, 1):
+        try:
+            key = _parse_key(one, algorithms)
+            if key.kid in by_kid:
+                raise KeysError("another one before it has this kid, or has none as well")
+            by_kid[key.kid] = key
+        except KeysError as error:
+            skipped.append(f"key {place} does not count: {error}")
+    return Keys(by_kid, tuple(skipped))
+
+
+def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> Key:
+    kid = one.get("kid")
+    if kid is not None and not (isinstance(kid, str) and 1 <= len(kid) <= KID_CHARS_MAX):
+        raise KeysError(f"its kid is no text of 1 to {KID_CHARS_MAX} characters")
+    if one.get("use", "sig") != "sig":
+        raise KeysError("it is not for signatures (use)")
+    operations = one.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
+        raise KeysError("it is not for verifying (key_ops)")
+    algorithm = _algorithm_of(one)
+    if one.get("alg", algorithm) != algorithm:
+        raise KeysError(f"its alg is not {algorithm}, which is what its type is for")
+    if algorithm not in algorithms:
+        raise KeysError(f"{algorithm} is not among the algorithms that are allowed")
+    members = {name: one.get(name) for name in _MEMBERS[one["kty"]]}
+    if not all(isinstance(value, str) for value in members.values()):
+        raise KeysError(f"a key of the type {one['kty']} has {', '.join(members)}, all texts")
+    return Key(kid, algorithm, _material(members, algorithm), _credential(members))
+
+
+def _algorithm_of(one: dict[str, Any]) -> str:
+    match one.get("kty"), one.get("crv"):
+        case "OKP", "Ed25519":
+            return "EdDSA"
+        case "EC", "P-256":
+            return "ES256"
+        case "RSA", _:
+            return "RS256"
+        case "oct", _:
+            return "HS256"
+    raise KeysError("its type is none of OKP Ed25519, EC P-256, RSA and oct")
+
+
+def _material(members: dict[str, Any], algorithm: str) -> Any:
+    try:
+        if algorithm == "HS256":
+            secret = urlsafe_b64decode(members["k"] + "=" * (-len(members["k"]) % 4))
+            if len(secret) < _SECRET_BYTES_MIN:
+                raise KeysError(f"a secret has at least {8 * _SECRET_BYTES_MIN} bits")
+            return secret
+        material = jwt.PyJWK(members, algorithm).key
+    except (jwt.PyJWTError, ValueError, TypeError) as error:
+        if isinstance(error, KeysError):
+            raise
+        raise KeysError("it is no key of its type") from None
+    if algorithm == "RS256" and material.key_size < _RSA_BITS_MIN:
+        raise KeysError(f"an RSA key has at least {_RSA_BITS_MIN} bits")
+    return material
+
+
+def _credential(members: dict[str, Any]) -> str:
+    """By the thumbprint of RFC 7638: a key that is exchanged under its kid is another one."""
+    digest = sha256(msgspec.json.encode(members)).digest()
+    return f"jwt:{urlsafe_b64encode(digest).decode()[:22]}"
+
+
+LEEWAY_S: Final = 10.0
+"""How far the issuer's clock may be ahead of ours."""
+SUBJECT_CHARS_MAX: Final = 256
+_FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+"""RFC 7519, 5.1 and RFC 9068, 2.1; a token for another purpose says so here."""
+_OPTIONS: Final[Any] = {
+    "require": ["exp", "aud", "sub"],
+    "verify_exp": False,  # the three times are judged here, by the clock that we are given
+    "verify_nbf": False,
+    "verify_iat": False,
+    "enforce_minimum_key_length": True,
+}
+_WHY: Final[Mapping[type[Exception], str]] = {
+    jwt.InvalidSignatureError: "signature",
+    jwt.InvalidAudienceError: "audience",
+    jwt.InvalidIssuerError: "issuer",
+    jwt.MissingRequiredClaimError: "claims",
+    jwt.InvalidKeyError: "key",
+}
+logger = logging.getLogger("tocsin.auth")
+
+
+class Terms(NamedTuple):
+    """What is believed of a token that is signed by a key of ours."""
+
+    audience: str
+    """One of its `aud`s: it is meant for this broker."""
+    issuer: str | None = None
+    templates: tuple[str, ...] = ()
+    """Rights of every holder, as metadata.rights.fill_in takes them."""
+    rights_claim: str = "tocsin_rights"
+    """The claim with a list of further rights, as they are written."""
+    tenant_claim: str = "tocsin_tenant"
+
+
+class Wrong(Exception):
+    """A token that is not believed. `why` is a word for the audit trail and the log, the text a
+    sentence for the log at its lowest level; neither is for whoever presents it."""
+
+    def __init__(self, why: str, text: str) -> None:
+        self.why = why
+        super().__init__(text)
+
+
+class _Kept(NamedTuple):
+    begins: float
+    ends: float
+    admission: Admission
+
+
+class _Signatures(jwt.PyJWS):
+    """PyJWT looks at each letter of a part in Python: of 7 KB of claims that takes twice as long
+    as their signature, and tells who measures that it came that far. It asks this method of
+    its own; were it to ask another one day, it would be slow again, and no less strict."""
+
+    @staticmethod
+    def _decode_base64url_segment(segment: bytes, name: str) -> bytes:
+        """RFC 7515, 2: what it is of, if these are the letters for it and no others."""
+        try:
+            decoded = urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
+        except ValueError as error:
+            raise jwt.DecodeError(f"Invalid {name} padding") from error
+        if urlsafe_b64encode(decoded).rstrip(b"=") != segment:
+            raise jwt.DecodeError(f"Invalid {name} padding")
+        return decoded
+
+
+class _Decoder(jwt.PyJWT):
+    """PyJWT's, with the signatures above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jws = _SIGNATURES
+
+
+_SIGNATURES: Final = _Signatures()
+_DECODER: Final = _Decoder()
+
+
+class Jwts:
+    """Judges. `unknown`: called when a token names a key that is not known, as one that has just
+    been made; it must not wait."""
+
+    def __init__(self, terms: Terms, unknown: Callable[[], None] = lambda: None) -> None:
+        self._terms = terms
+        self._unknown = unknown
+        self._keys: Keys = NO_KEYS
+        self._credentials: frozenset[str] = frozenset()
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self.hit_rate = HitRate()
+        """Of what is remembered: a hit costs no signature."""
+
+    @property
+    def hit_rates(self) -> dict[str, Shown]:
+        """Of what is kept here, by its name."""
+        return {"jwts": self.hit_rate, "rights_of_jwts": FunctionHitRate(_rights_of)}
+
+    def put_keys(self, keys: Keys) -> frozenset[str]:
+        """From now on these count. Returns the credentials that have ended: what they have
+        admitted is to end."""
+        before = self._credentials
+        self._keys = keys
+        self._credentials = frozenset(key.credential for key in keys.by_kid.values())
+        self._kept.clear()
+        return before - self._credentials
+
+    def trusts(self, credential: str) -> bool:
+        """Whether the key behind this credential counts."""
+        return credential in self._credentials
+
+    def judge(self, text: str, *, wall: float) -> Admission | None:
+        """What a token gives at `wall` (unix seconds); None: nothing."""
+        verdict = self.verdict(text, wall=wall)
+        return None if isinstance(verdict, str) else verdict
+
+    def verdict(self, text: str, *, wall: float) -> Admission | str:
+        """What a token gives at `wall` (unix seconds); a text: nothing, and this word says why."""
+        digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+        kept = self._kept.get(digest)
+        if kept is not None:
+            self.hit_rate.hits += 1
+            self._kept.move_to_end(digest)
+        else:
+            self.hit_rate.misses += 1
+            try:
+                kept = self._verified(text)
+            except Wrong as wrong:
+                logger.debug("a JWT is not believed: %s", wrong)
+                return wrong.why
+            if len(self._kept) >= limits.JWTS_KEPT_MAX:
+                self._kept.popitem(last=False)
+            self._kept[digest] = kept
+        if not kept.begins <= wall < kept.ends:
+            return "expired" if wall >= kept.ends else "not_yet"
+        return kept.admission._replace(lasts_s=kept.ends - wall)
+
+    def _verified(self, text: str) -> _Kept:
+        if len(text) > limits.JWT_BYTES_MAX or not _FORM.fullmatch(text):
+            raise Wrong("form", "it has not the form of one, or is too long")
+        head, _, _ = text.partition(".")
+        try:
+            # Of the first part alone: the others are read below, once.
+            header = _SIGNATURES.get_unverified_header(f"{head}..")
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise Wrong("form", f"its header: {error}") from None
+        key = self._key_of(header)
+        try:
+            claims = _DECODER.decode(
+                text,
+                key.material,
+                algorithms=[key.algorithm],
+                audience=self._terms.audience,
+                issuer=self._terms.issuer,
+                options=_OPTIONS,
+            )
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            raise Wrong(_why_of(error), str(error)) from None
+        ends, begins = _time(claims, "exp"), _time(claims, "nbf", 0.0) - LEEWAY_S
+        principal = Principal(_subject(claims), self._tenant(claims))
+        rights = self._rights(claims)
+        return _Kept(begins, ends, Admission(principal, rights=rights, credential=key.credential))
+
+    def _key_of(self, header: Mapping[str, Any]) -> Key:
+        if "crit" in header or "b64" in header:
+            raise Wrong("critical", "its header calls something critical")
+        type_of = header.get("typ", "JWT")
+        if not isinstance(type_of, str) or type_of.lower() not in _TYPES:
+            raise Wrong("purpose", "it is for another purpose (typ)")
+        kid = header.get("kid")
+        key = self._keys.by_kid.get(kid) if kid is None or isinstance(kid, str) else None
+        if key is None:
+            self._unknown()
+            raise Wrong("key", "its key is not known (kid)")
+        if header.get("alg") != key.algorithm:
+            raise Wrong("algorithm", f"its key is for {key.algorithm} (alg)")
+        return key
+
+    def _tenant(self, claims: Mapping[str, Any]) -> str:
+        tenant = claims.get(self._terms.tenant_claim, "default")
+        if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
+            raise Wrong("tenant", "the claim with the tenant is no name")
+        return tenant
+
+    def _rights(self, claims: Mapping[str, Any]) -> Rights:
+        more = claims.get(self._terms.rights_claim, [])
+        if not isinstance(more, list) or not all(isinstance(one, str) for one in more):
+            raise Wrong("rights", "the claim with the rights is no list of texts")
+        texts: list[str] = []
+        for template in self._terms.templates:
+            try:
+                texts.append(fill_in(template, claims))
+            except RightsError as error:  # a holder without the claim has not this right
+                logger.debug("%s", error)
+        try:
+            return _rights_of((*texts, *more))
+        except RightsError as error:
+            raise Wrong("rights", str(error)) from None
+
+
+def _why_of(error: Exception) -> str:
+    for kind, why in _WHY.items():
+        if isinstance(error, kind):
+            return why
+    return "form"
+
+
+@lru_cache(maxsize=1024)
+def _rights_of(texts: tuple[str, ...]) -> Rights:
+    return parse_rights(texts)
+
+
+def _subject(claims: Mapping[str, Any]) -> str:
+    subject = claims["sub"]
+    if not isinstance(subject, str) or not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
+        raise Wrong("subject", f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters")
+    if subject in RESERVED or not subject.isprintable():
+        what = "its subject is a name of the broker's own, or has control characters"
+        raise Wrong("subject", what)
+    return subject
+
+
+def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> float:
+    """Unix seconds (RFC 7519, 2: NumericDate)."""
+    value = claims.get(name, absent)
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e12:
+        raise Wrong("claims", f"its {name} is no time")
+    if not isfinite(value):
+        raise Wrong("claims", f"its {name} is no time")
+    return float(value)
+
+
+FILE_EVERY_S: Final = 1.0
+UNKNOWN_EVERY_S: Final = 10.0
+FETCH_S: Final = 5.0
+"""For one reading, all in all; and for each wait within it."""
+STALE_S: Final = 86_400.0
+"""So long keys count that cannot be read any more: whoever keeps us from the address must not keep
+alive a key that its owner has taken back."""
+HTTPS: Final = "https://"
+
+
+class JwksSource:
+    """Reads `location`, a path or an https address. `changed` gets what was read, when it is
+    another set than before."""
+
+    def __init__(
+        self,
+        location: str,
+        algorithms: tuple[str, ...],
+        changed: Callable[[Keys], None],
+        *,
+        refresh_s: float,
+    ) -> None:
+        self._location = location
+        self._algorithms = algorithms
+        self._changed = changed
+        self._is_remote = location.startswith(HTTPS)
+        self._every_s = refresh_s if self._is_remote else FILE_EVERY_S
+        self._last: bytes | None = None
+        self._read_at = self._tried_at = float("-inf")
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read for the first time, then go on beside. An address that does not answer is no reason
+        not to start: it is asked again.
+
+        Raises:
+            KeysError: a file that cannot be read, or that has no key that counts.
+        """
+        try:
+            keys = await self._read()
+        except (OSError, KeysError, http.client.HTTPException) as error:
+            if not self._is_remote:
+                raise KeysError(f"{self._location}: {error}") from None
+            logger.warning("no keys for JWTs yet: %s: %s", self._location, error)
+        else:
+            if keys is not None and not keys.by_kid and not self._is_remote:
+                raise KeysError(f"{self._location} has no key that counts: {keys.skipped}")
+            self._tell(keys)
+        self._task = asyncio.get_running_loop().create_task(self._go_on(), name="tocsin-jwks")
+
+    def want(self) -> None:
+        """A token named a key that is not known: read soon. Never waits."""
+        self._wanted.set()
+
+    async def stop(self) -> None:
+        """Read no more. Not started: nothing happens."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _go_on(self) -> None:
+        while True:
+            await self._pause()
+            try:
+                self._tell(await self._read())
+            except Exception as error:  # whatever stands there: without this, no key ever leaves
+                logger.warning("the keys for JWTs stay: %s: %s", self._location, error)
+                if time.monotonic() - self._read_at > STALE_S and self._last is not None:
+                    logger.error("they have stayed for a day: no JWT counts until they can be read")
+                    self._last = None
+                    self._changed(NO_KEYS)
+
+    async def _pause(self) -> None:
+        """Until it is time to read again."""
+        if not self._is_remote:
+            await asyncio.sleep(FILE_EVERY_S)
+            return
+        every_s = self._every_s if self._last is not None else min(UNKNOWN_EVERY_S, self._every_s)
+        await asyncio.sleep(max(0.0, min(UNKNOWN_EVERY_S, every_s)))
+        left_s = self._tried_at + every_s - time.monotonic()
+        if left_s > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def _read(self) -> Keys | None:
+        """The keys; None: they are as they were."""
+        self._wanted.clear()
+        self._tried_at = time.monotonic()
+        if self._is_remote:
+            async with asyncio.timeout(2 * FETCH_S):
+                data = await asyncio.to_thread(fetch, self._location)
+        else:
+            data = await asyncio.to_thread(_read_file, Path(self._location))
+        keys = parse_keys(data, self._algorithms) if data != self._last else None
+        self._read_at = time.monotonic()
+        self._last = data
+        return keys
+
+    def _tell(self, keys: Keys | None) -> None:
+        if keys is None:
+            return
+        logger.info("%d keys for JWTs from %s", len(keys.by_kid), self._location)
+        for sentence in keys.skipped:
+            logger.warning("%s: %s", self._location, sentence)
+        self._changed(keys)
+
+
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(KEYS_BYTES_MAX + 1).removeprefix(codecs.BOM_UTF8)
+
+
+def fetch(url: str) -> bytes:
+    """What stands at an https address, at most KEYS_BYTES_MAX + 1 bytes of it, within about
+    FETCH_S. Certificates are checked; a redirection is not followed: keys come from where the
+    operator has said, and from nowhere else.
+
+    Raises:
+        OSError, http.client.HTTPException: it does not answer, or not with 200.
+    """
+    deadline = time.monotonic() + FETCH_S
+    parts = urlsplit(url)
+    path = parts.path or "/"
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port, timeout=FETCH_S, context=ssl.create_default_context()
+    )
+    try:
+        query = f"?{parts.query}" if parts.query else ""
+        connection.request("GET", path + query, headers={"Accept": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise OSError(f"it answers {response.status}")
+        data = b""
+        while len(data) <= KEYS_BYTES_MAX:
+            if time.monotonic() > deadline:
+                raise TimeoutError(os.strerror(110))
+            part = response.read1(65_536)
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        connection.close()

@@ -1,0 +1,86 @@
+"""The credentials of a broker in its process: what is configured, and what ends what (P11)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.auth.auth import Auth
+from gateway.auth.jwt import JwksSource, Jwts, Keys, Terms
+from gateway.auth.live import Admitted
+from gateway.counters import FunctionHitRate, Shown
+from metadata.port import Metadata
+from metadata.tokens import TokenRecord, rights_of
+
+
+class JwtIssuer(NamedTuple):
+    """Whose JWTs are good here, and what they have to say."""
+
+    keys: str
+    """A path or an https address."""
+    algorithms: tuple[str, ...]
+    refresh_s: float
+    """How often the keys are read again."""
+    terms: Terms
+
+
+class Credentials:
+    """Made before there is a port, inside the event loop; `start` before somebody is let in."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        token: str | None,
+        origins: Sequence[str],
+        is_required: bool,
+        issuer: JwtIssuer | None,
+    ) -> None:
+        """`token`, `origins`, `is_required`: see Auth. `issuer` None: no JWT is good."""
+        self.jwts: Jwts | None = None
+        self._source: JwksSource | None = None
+        if issuer is not None:
+            self._source = JwksSource(
+                issuer.keys, issuer.algorithms, self._put_keys, refresh_s=issuer.refresh_s
+            )
+            self.jwts = Jwts(issuer.terms, self._source.want)
+        self.auth = Auth(
+            token,
+            origins,
+            is_required=is_required,
+            tokens=metadata.tokens,
+            jwts=self.jwts,
+            secret=metadata.secret("access"),
+        )
+        metadata.tokens.on_revoked(self._revoked)
+
+    def _revoked(self, record: TokenRecord) -> None:
+        self.auth.note_revoked(record)
+        self._admitted.revoke(record.credential)
+
+    @property
+    def _admitted(self) -> Admitted:
+        return self.auth.admitted
+
+    @property
+    def hit_rates(self) -> dict[str, Shown]:
+        """Of what is remembered of identities, by its name."""
+        of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
+        return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
+
+    def _put_keys(self, keys: Keys) -> None:
+        if self.jwts is not None:
+            for credential in self.jwts.put_keys(keys):
+                self._admitted.revoke(credential)
+
+    async def start(self) -> None:
+        """Read the keys, and see to it that they stay fresh.
+
+        Raises:
+            KeysError: the file with the keys has none, or cannot be read.
+        """
+        if self._source is not None:
+            await self._source.start()
+
+    async def stop(self) -> None:
+        """Nothing is read any more."""
+        if self._source is not None:
+            await self._source.stop()

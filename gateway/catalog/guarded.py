@@ -1,0 +1,591 @@
+"""A client of any metadata that keeps the broker calm when the metadata is slow, gone or mad.
+
+    looking up a name        from memory (`gateway.catalog.lookups`), for METADATA_STALE_S also
+                             when nobody answers: publishing and pushing on known queues go on
+    who is in a group        one gateway: what it knows, which alone changes it; what could not be
+                             told the metadata is told when it answers again. Several: what the
+                             metadata says, each time; a change that it did not take did not happen
+    changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
+                             begun is finished, and its late answer is in `Late.outcome`
+    being there              several gateways: whether anything else fails has no bearing on it. It
+                             waits for every copy, or for a service that is away; a gateway that may
+                             not beat gives nothing out (R14)
+
+Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
+group's members is the newest there is, and may go on alone (R14). Where several do, none may.
+
+Who is in which group, where the metadata is slow or gone: the part of
+`gateway.catalog.guarded` that one gateway may go on with alone, and several may not
+(R14).
+
+API tokens behind the guard of the metadata: whom they admit is known from memory; making and
+revoking one is done within the deadline, or `metadata_unavailable`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.catalog.calls import FAILURES, GuardedCalls
+from gateway.catalog.lookups import CatchingUp, Lookups, Oddities
+from gateway.counters import HitRate
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    GroupStart,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+)
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
+from metadata.port import Metadata, QueueListener, Tokens
+from metadata.settings import Named
+from metadata.tokens import TokenRecord
+from push import limits
+from push.errors import Refused, TocsinError, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Through which the calls go: changes; reads of rows, on every copy; glances at them, of which
+    one copy answers; and what a gateway that is there must be able to say. What one of them waits
+    for may be away without the others being refused for it."""
+
+    calls: GuardedCalls
+    looks: GuardedCalls
+    glances: GuardedCalls
+    beats: GuardedCalls
+
+
+class GuardedMemberships:
+    """See the module. `counted`: where lies are counted."""
+
+    def __init__(self, inner: Metadata, guards: Guards, counted: Oddities) -> None:
+        self._inner = inner
+        self._is_shared = inner.is_shared
+        self._calls, self._looks = guards.calls, guards.looks
+        self._glances, self._beats = guards.glances, guards.beats
+        self._counted = counted
+        self._rows: dict[str, Membership] = {}
+        """The newest row of each group that somebody here asked about."""
+        self._ahead: dict[str, None] = {}
+        """Groups whose row the metadata has not taken yet."""
+        self._ending: set[str] = set()
+        """Groups that are deleted unless their row changes: no change of it holds here alone."""
+        self._deletions = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many rows the metadata has not taken yet."""
+        return len(self._ahead)
+
+    def deleted(self, group_id: str) -> None:
+        """The group is gone."""
+        self._forget_row(group_id)
+        self._deletions += 1
+
+    @contextmanager
+    def ending(self, row: Membership | None) -> Iterator[None]:
+        """Inside, the group of this row is deleted unless its row changes. None: whatever does."""
+        if row is not None:
+            self._ending.add(row.group_id)
+        try:
+            yield
+        finally:
+            if row is not None:
+                self._ending.discard(row.group_id)
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        self._closed = True
+        if self._telling is not None:
+            self._telling.cancel()
+
+    async def membership(self, group_id: str) -> Membership:
+        """See Metadata. What is known here is the answer, where nobody else could know better; else
+        Unavailable or Refused: metadata_unavailable."""
+        if self._is_shared:
+            return await self._ask_membership(group_id)
+        row = self._rows.get(group_id)
+        if row is None:
+            deletions = self._deletions
+            row = await self._ask_membership(group_id)
+            newer = self._rows.get(group_id)
+            if newer is not None and newer.generation >= row.generation:
+                return newer
+            if deletions == self._deletions:  # else it may be gone, and nobody would tell again
+                self._rows[group_id] = row
+        return row
+
+    async def _ask_membership(self, group_id: str) -> Membership:
+        if self._is_shared:  # what was asked before is perhaps of before
+            row = await self._looks.run(
+                "membership", lambda: self._inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
+            )
+        else:
+            row, _ = await self._calls.run_shared(
+                "membership", group_id, lambda: self._inner.membership(group_id),
+                limits.MEMBERSHIP_DEADLINE_S, is_change=False,
+            )  # fmt: skip
+        return self._of(group_id, row)
+
+    async def glance(self, group_id: str) -> Membership:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        row = await self._glances.run(
+            "glance", lambda: self._inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
+        )
+        return self._of(group_id, row)
+
+    def _of(self, group_id: str, row: Membership) -> Membership:
+        if row.group_id != group_id:
+            self._counted.lies += 1
+            raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
+        return row
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """See Metadata. When it does not answer, the row holds here, and is told it later; where
+        others may change it too, nothing holds, and it may have been changed."""
+        if self._is_shared:
+            return await self._write_membership(new, expected_generation)
+        known = self._rows.get(new.group_id)
+        if known is not None and known.generation != expected_generation:
+            return False
+        if new.generation <= expected_generation:
+            raise Refused(
+                "invalid_request",
+                f"generation {new.generation} does not follow {expected_generation}",
+            )
+        if new.group_id not in self._ahead:
+            try:
+                is_changed = await self._write_membership(new, expected_generation)
+            except TocsinError as error:
+                if known is None or error.code.name not in FAILURES:
+                    raise
+                if new.group_id in self._ending:
+                    raise
+            else:
+                if is_changed:
+                    self._rows[new.group_id] = new
+                else:
+                    self._forget_row(new.group_id)  # it was changed elsewhere
+                return is_changed
+        if self._rows.get(new.group_id) is not known:
+            return False
+        self._rows[new.group_id] = new
+        self._ahead[new.group_id] = None
+        if self._telling is None and not self._closed:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_later())
+        return True
+
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        return await self._beats.run(
+            "beat",
+            lambda: self._inner.beat(gateway, number, forget, says),
+            limits.MEMBERSHIP_DEADLINE_S,
+        )
+
+    async def said(self) -> dict[str, str]:
+        """See Metadata. Raises as `beat`."""
+        return await self._beats.run("said", self._inner.said, limits.MEMBERSHIP_DEADLINE_S)
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See Metadata."""
+        self._inner.on_membership_changed(listener)
+
+    async def _write_membership(self, new: Membership, expected_generation: int) -> bool:
+        return await self._calls.run(
+            "membership",
+            lambda: self._inner.change_membership(new, expected_generation=expected_generation),
+            limits.MEMBERSHIP_DEADLINE_S,
+        )
+
+    def _forget_row(self, group_id: str) -> None:
+        self._rows.pop(group_id, None)
+        self._ahead.pop(group_id, None)
+
+    async def _tell_later(self) -> None:
+        """What holds here and was not taken is told until it is."""
+        try:
+            while self._ahead:
+                await asyncio.sleep(limits.BREAKER_OPEN_S)
+                for group_id in list(self._ahead):
+                    try:
+                        await self._tell(group_id)
+                    except TocsinError as error:
+                        if error.code.name in FAILURES:
+                            break
+                        self._forget_row(group_id)  # the group is gone
+        finally:
+            self._telling = None
+
+    async def _tell(self, group_id: str) -> None:
+        new = self._rows.get(group_id)
+        there = await self._ask_membership(group_id)
+        if new is None or new is not self._rows.get(group_id):
+            return
+        # What came late may have been written after all: it is ours too, and older.
+        if there.generation < new.generation and not await self._write_membership(
+            new, there.generation
+        ):
+            return
+        if self._rows.get(group_id) is new:
+            self._ahead.pop(group_id, None)
+
+
+class GuardedTokens:
+    """`metadata.port.Tokens` around those of another metadata."""
+
+    def __init__(self, inner: Metadata, calls: GuardedCalls) -> None:
+        self._inner = inner
+        self._calls = calls
+
+    @property
+    def is_known(self) -> bool:
+        """See Tokens."""
+        return self._inner.tokens.is_known
+
+    def find(self, token_id: str) -> TokenRecord | None:
+        """See Tokens."""
+        return self._inner.tokens.find(token_id)
+
+    def of_certificate(self, certificate: str) -> list[TokenRecord]:
+        """See Tokens."""
+        return self._inner.tokens.of_certificate(certificate)
+
+    def listed(self) -> list[TokenRecord]:
+        """See Tokens."""
+        return self._inner.tokens.listed()
+
+    async def create(self, record: TokenRecord) -> None:
+        """See Tokens. Raises Unavailable or Refused: metadata_unavailable."""
+        await self._calls.run(
+            "change", lambda: self._inner.tokens.create(record), limits.METADATA_DEADLINE_S
+        )
+
+    async def revoke(self, token_id: str) -> TokenRecord:
+        """See Tokens, and create."""
+        return await self._calls.run(
+            "change", lambda: self._inner.tokens.revoke(token_id), limits.METADATA_DEADLINE_S
+        )
+
+    def note_used(self, token_id: str, *, unix_ms: int) -> None:
+        """See Tokens."""
+        self._inner.tokens.note_used(token_id, unix_ms=unix_ms)
+
+    def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
+        """See Tokens."""
+        self._inner.tokens.on_revoked(listener)
+
+
+logger = logging.getLogger("tocsin.metadata")
+GROUPS_KNOWN_MAX: Final = 200_000
+"""Twice as many groups as there may be queues: beyond it those looked up longest ago are looked up
+again."""
+
+
+class GuardedMetadata:
+    """`metadata.port.Metadata` around another one; see the module."""
+
+    def __init__(self, inner: Metadata) -> None:
+        self.inner = inner
+        """What is guarded."""
+        self.is_shared = inner.is_shared
+        """See Metadata."""
+        self._calls = GuardedCalls("the metadata")
+        self._looks = self._glances = self._beats = self._calls
+        if inner.is_shared:  # a copy that is away holds up the first two, a service all but beats
+            self._calls = GuardedCalls("the metadata, where it is changed,")
+            self._looks = GuardedCalls("the metadata, where groups are read,")
+            self._glances = GuardedCalls("the metadata, where groups are looked at,")
+            self._beats = GuardedCalls("whoever is told that this gateway is there,")
+        self.tokens: Tokens = GuardedTokens(inner, self._calls)
+        """See Metadata."""
+        refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
+        self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys, refresh)
+        """See Metadata. Here are those that were told to be durable: one whose answer came late is
+        put again by whoever made it."""
+        inner.data_keys.on_learned(self.data_keys.learn)
+        self._queues: Lookups[tuple[str, str], Queue] = Lookups(
+            "queue_not_found", known_max=limits.QUEUES_MAX
+        )
+        self._groups: Lookups[tuple[str, str], Group] = Lookups(
+            "group_not_found", known_max=GROUPS_KNOWN_MAX
+        )
+        guards = Guards(self._calls, self._looks, self._glances, self._beats)
+        rows = GuardedMemberships(inner, guards, self._groups.counted)
+        self._memberships = rows
+        self.membership, self.glance = rows.membership, rows.glance
+        self.change_membership, self.beat, self.said = rows.change_membership, rows.beat, rows.said
+        """See Metadata, and there."""
+        self._catching_up = CatchingUp(
+            lambda: self._calls.run("catch up", inner.catch_up, limits.METADATA_DEADLINE_S)
+        )
+        self.on_membership_changed = inner.on_membership_changed
+        inner.on_queue_changed(self._changed)
+
+    @property
+    def hit_rates(self) -> dict[str, HitRate]:
+        """Of what is looked up here."""
+        return {"queues": self._queues.hit_rate, "groups": self._groups.hit_rate}
+
+    # --- Looking up ------------------------------------------------------------------------------
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata. Raises Refused(metadata_unavailable) too: it is not known here, and nobody
+        can be asked."""
+        tenant, queues = principal.tenant, self._queues
+        fresh = queues.fresh.get((tenant, name))
+        if fresh is not None:
+            queues.hit_rate.hits += 1
+            return fresh
+        return queues.find(
+            (tenant, name),
+            asyncio.get_running_loop().time(),
+            lambda: self.inner.find_queue(principal, name),
+            lambda queue: queue.name == name and queue.tenant == tenant,
+        )
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata, and find_queue."""
+        if queue.tenant != principal.tenant:
+            raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
+        groups = self._groups
+        fresh = groups.fresh.get((queue.queue_id, name))
+        if fresh is not None:
+            groups.hit_rate.hits += 1
+            return fresh
+        return groups.find(
+            (queue.queue_id, name),
+            asyncio.get_running_loop().time(),
+            lambda: self.inner.find_group(principal, queue, name),
+            lambda group: group.name == name and group.queue_id == queue.queue_id,
+        )
+
+    async def catch_up(self) -> None:
+        """See Metadata."""
+        if self.is_shared:
+            await self._catching_up()
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        """See Metadata."""
+        return self.inner.queue_by_id(queue_id)
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        """See Metadata."""
+        return self.inner.list_queues(principal)
+
+    def list_all_queues(self) -> list[Queue]:
+        """See Metadata."""
+        return self.inner.list_all_queues()
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        """See Metadata."""
+        return self.inner.list_groups(principal, queue)
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """See Metadata."""
+        return self.inner.dropped()
+
+    def secret(self, name: str) -> bytes:
+        """See Metadata."""
+        return self.inner.secret(name)
+
+    def mark(self, name: str) -> str | None:
+        """See Metadata."""
+        return self.inner.mark(name)
+
+    def on_queue_changed(self, listener: QueueListener) -> None:
+        """See Metadata. What is known here is right before the listener is called."""
+        self.inner.on_queue_changed(listener)
+
+    def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        if group is not None:
+            place = (queue.queue_id, group.name)
+            if deleted:
+                self._groups.drop(place)
+                self._memberships.deleted(group.group_id)
+            else:
+                self._groups.put(place, group, now)
+        elif deleted:
+            self._queues.drop((queue.tenant, queue.name))
+        else:
+            self._queues.put((queue.tenant, queue.name), queue, now)
+
+    # --- Changing --------------------------------------------------------------------------------
+
+    async def put_queue(
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Queue, bool]:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable."""
+        (queue, created), is_first = await self._calls.run_shared(
+            "change", (principal, name, settings, named),
+            lambda: self.inner.put_queue(principal, name, settings, named),
+            limits.METADATA_DEADLINE_S, is_change=True,
+        )  # fmt: skip
+        return queue, created and is_first
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.change_queue(principal, name, named, was=was),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.pause_queue(principal, name, paused=paused),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.delete_queue(principal, name),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Group, bool]:
+        """See Metadata, and put_queue."""
+        (group, created), is_first = await self._calls.run_shared(
+            "change", (principal, queue.queue_id, name, settings, start, named),
+            lambda: self.inner.put_group(
+                principal, queue, name, settings, start, named=named
+            ),
+            limits.METADATA_DEADLINE_S, is_change=True,
+        )  # fmt: skip
+        return group, created and is_first
+
+    async def change_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.change_group(principal, queue, name, named, was=was),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
+        """See Metadata, and put_queue."""
+
+        async def delete() -> Group:
+            with self._memberships.ending(row):
+                return await self.inner.delete_group(principal, queue, name, row=row)
+
+        return await self._calls.run("change", delete, limits.METADATA_DEADLINE_S)
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """See Metadata, and put_queue."""
+        await self._calls.run(
+            "change", lambda: self.inner.forget(queue_id, group_id), limits.METADATA_DEADLINE_S
+        )
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Metadata, and put_queue."""
+        await self._calls.run(
+            "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
+        )
+
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
+        async def put() -> Outdated | None:
+            try:
+                await self.inner.data_keys.put(rows, still)
+            except Outdated as error:  # an answer like another one
+                return error
+            return None
+
+        outdated = await self._calls.run("data keys", put, limits.METADATA_DEADLINE_S)
+        if outdated is not None:
+            raise outdated
+
+    async def _refresh_data_keys(self) -> None:
+        if self.inner.data_keys.refresh is not None:
+            await self._calls.run(
+                "data keys", self.inner.data_keys.refresh, limits.METADATA_DEADLINE_S
+            )
+
+    # --- The rest --------------------------------------------------------------------------------
+
+    @property
+    def age_s(self) -> float:
+        """See Metadata."""
+        return self.inner.age_s
+
+    async def state(self) -> tuple[bool, str]:
+        """See Metadata. Who does not answer does not make this gateway unready: what is known here
+        goes on, and `facts` tells."""
+        try:
+            state, _ = await self._calls.run_shared(
+                "state", None, self.inner.state, limits.MEMBERSHIP_DEADLINE_S, is_change=False
+            )
+        except TocsinError:
+            return True, ""
+        return state
+
+    def facts(self) -> dict[str, object]:
+        """For looking at: how calls went, and what was answered from here."""
+        return {
+            **self._calls.facts(),
+            **(
+                {
+                    "looks": self._looks.facts(),
+                    "glances": self._glances.facts(),
+                    "beats": self._beats.facts(),
+                }
+                if self.is_shared
+                else {}
+            ),
+            "queues": self._queues.facts(),
+            "groups": self._groups.facts(),
+            "memberships_ahead": len(self._memberships),
+            "age_s": round(self.age_s, 1),
+        }
+
+    async def close(self) -> None:
+        """See Metadata. What is under way is waited for, for METADATA_DEADLINE_S at most."""
+        self._memberships.close()
+        self._queues.close()
+        self._groups.close()
+        guards = {self._calls, self._looks, self._glances, self._beats}
+        await asyncio.gather(*(calls.finish(limits.METADATA_DEADLINE_S) for calls in guards))
+        try:
+            async with asyncio.timeout(limits.METADATA_DEADLINE_S):
+                await self.inner.close()
+        except TimeoutError:
+            logger.warning("the metadata could not be closed in time")

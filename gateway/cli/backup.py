@@ -1,0 +1,198 @@
+"""`tocsin admin backup`, `verify` and `restore`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from tocsin.cli.common import plural
+
+from gateway.accounting.audit import LOCAL, Entry, Trail
+from gateway.accounting.books import AUDIT_BYTES_MAX
+from gateway.admin import socket as admin_socket
+from gateway.cli.options import (
+    broker_of,
+    data_dir_of,
+    data_dir_option,
+    json_option,
+    key_settings_of,
+    master_key_file_option,
+    to_json,
+)
+from gateway.encryption.keyring import opener
+from gateway.stores import restore as restoring
+from gateway.stores.backup import BackupError
+from push.errors import Refused
+
+LIVE_EVERY_S: Final = 0.2
+PLAIN_EVERY_S: Final = 5.0
+
+
+class _Progress:
+    """How far it has come, on stderr: a live line on a terminal, else a plain one now and then."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._every_s = LIVE_EVERY_S if self._is_live else PLAIN_EVERY_S
+        self._due = time.monotonic() + self._every_s
+        self._width = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + self._every_s
+        line = f"{what}: {done:,} of {total:,} ({done / max(total, 1):.0%})"
+        if self._is_live:
+            click.echo("\r" + line.ljust(self._width), err=True, nl=False)
+            self._width = len(line)
+        else:
+            click.echo(line, err=True)
+
+    def close(self) -> None:
+        """Wipe the live line."""
+        if self._width:
+            click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@data_dir_option
+@json_option
+def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
+    """Make a backup of the running broker in FOLDER, which is empty or not there.
+
+    Everything that was acknowledged before it began is in it; what is acknowledged meanwhile may
+    be. Publishing and delivering go on. FOLDER is a backup from the moment that it has a
+    manifest.json, which is written last. It holds the broker's secrets: keep it as safe as the
+    data folder.
+
+    \b
+    Examples:
+      tocsin admin backup /backup/tocsin-$(date +%F)
+      tocsin admin verify /backup/tocsin-$(date +%F)
+    """
+    progress = _Progress()
+    try:
+        manifest = admin_socket.backup(broker_of(data_dir), folder, progress)
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        progress.close()
+    if as_json:
+        click.echo(to_json(manifest))
+        return
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    took_s = (manifest["ended_unix_ms"] - manifest["began_unix_ms"]) / 1000
+    click.echo(f"Backed up {plural(size, 'byte')} in {took_s:.1f} s to {manifest['folder']}.")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@master_key_file_option
+@json_option
+def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
+    """Check the backup, or the data folder of a broker that does not run, in FOLDER.
+
+    Checks the manifest's checksums, the structure of both files, the checksum of every row, and
+    that the two files belong together. With the master key, each message is opened as well; it is
+    looked for where `tocsin serve` does. Changes nothing. Exit code 1: something is damaged.
+
+    \b
+    Examples:
+      tocsin admin verify /backup/tocsin-2026-11-21
+      tocsin admin verify ~/.local/share/tocsin --json
+    """
+    progress = _Progress()
+    try:
+        verified = restoring.verify(folder, progress, opener(key_settings_of(master_key_file)))
+    except (BackupError, Refused) as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        progress.close()
+    if as_json:
+        click.echo(to_json({"ok": not verified.findings, **_fields(verified)}))
+    else:
+        for finding in verified.findings:
+            click.echo(f"Damaged: {finding}.")
+        counts = ", ".join(f"{count:,} {table}" for table, count in verified.rows.items() if count)
+        if verified.quarantined:
+            counts += f"; {verified.quarantined:,} records in quarantine, known to the broker"
+        if verified.sealed:
+            how = "opened" if verified.opened else "not opened: without the master key"
+            counts += f"; payloads of {verified.sealed:,} records sealed, {how}"
+            counts += "" if verified.opened else f" {verified.master_key_id}"
+        result = plural(len(verified.findings), "finding") if verified.findings else "sound"
+        click.echo(f"{folder}: {result}. Rows: {counts or 'none'}.")
+    if verified.findings:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@data_dir_option
+@json_option
+def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
+    """Make a data folder of the backup in FOLDER: --data-dir, which is empty or not there.
+
+    What is restored is an older history, and is marked as one: receipts and deliveries of the
+    lost history are stale, readers' positions and the ids of messages that carry none of their own
+    are new, and a reader that resumes is told `unknown`. What was acknowledged after the backup is
+    gone; producers may send it again. Tokens are those of the backup, too: one that was revoked
+    since lets in again until it is revoked anew.
+
+    \b
+    Examples:
+      tocsin admin restore /backup/tocsin-2026-11-21 --data-dir /srv/tocsin
+      tocsin serve --data-dir /srv/tocsin
+    """
+    progress = _Progress()
+    try:
+        restored = restoring.restore(folder, data_dir_of(data_dir), progress)
+        note_restore(Path(restored.data_dir), folder, restored.incarnation)
+    except BackupError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        progress.close()
+    if as_json:
+        click.echo(to_json(_fields(restored)))
+        return
+    damaged = (
+        f" {plural(restored.damaged, 'damaged row')} came with it." if restored.damaged else ""
+    )
+    click.echo(
+        f"Restored {plural(restored.queues, 'queue')} to {restored.data_dir}, incarnation "
+        f"{restored.incarnation}.{damaged} Start it: tocsin serve --data-dir {restored.data_dir}"
+    )
+    if restored.master_key_id:
+        click.echo(f"Its messages need the master key {restored.master_key_id}.")
+    if restored.tokens:
+        click.echo(
+            "It lets in whom it let in when the backup was made, with "
+            f"{plural(restored.tokens, 'token')}: revoke anew what was revoked since, "
+            "`tocsin admin token list` shows them."
+        )
+
+
+def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
+    """The first line of the new folder's audit trail. What cannot be written is said, and no more:
+    the folder is restored."""
+    wall = time.time()
+    entry = Entry(
+        unix_ms=int(wall * 1000), action="broker.restore", outcome="ok", subject=str(backup),
+        details={"incarnation": incarnation}, **LOCAL.fields(),
+    )  # fmt: skip
+    try:
+        trail = Trail.open(data_dir, AUDIT_BYTES_MAX)
+        trail.append([entry], wall=wall)
+        trail.sync()
+        trail.close()
+    except OSError as error:
+        click.echo(f"Warning: the audit trail cannot be written: {error}.", err=True)
+
+
+def _fields(value: msgspec.Struct) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return fields

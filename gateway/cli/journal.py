@@ -1,0 +1,244 @@
+"""`tocsin admin usage` and `tocsin admin audit`: they read the files, with or without a broker."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from tocsin.cli.common import plural
+from tocsin.cli.times import local_time, parse_time, unix_ms
+
+from gateway.accounting import audit as audit_trail
+from gateway.accounting.books import FOLDER, NAME
+from gateway.accounting.journal import files_of, lines_of
+from gateway.accounting.usage import UsageLine
+from gateway.cli.options import data_dir_option, folder_of, json_option, to_json
+
+BAR_WIDTH: Final = 20
+_LINE: Final = msgspec.json.Decoder(UsageLine)
+_SUMMED: Final = (
+    "requests", "messages_in", "bytes_in", "duplicates", "messages_out", "bytes_out",
+    "redeliveries", "refusals", "websocket_s", "long_poll_s",
+)  # fmt: skip
+_By = Callable[[UsageLine], tuple[str | None, ...]]
+_BY: Final[dict[str, tuple[tuple[str, ...], _By]]] = {
+    "principal": (("tenant", "principal", "queue"), lambda x: (x.tenant, x.principal, x.queue)),
+    "queue": (("tenant", "queue"), lambda x: (x.tenant, x.queue)),
+    "tenant": (("tenant",), lambda x: (x.tenant,)),
+    "minute": (("minute",), lambda x: (_minute(x.minute_unix_ms),)),
+}
+
+since_option: Final = click.option(
+    "--since",
+    default=None,
+    metavar="TIME",
+    help="From then on: 30m, 12h or 7d ago, or a time like 2026-11-21 or 2026-11-21T14:00, which "
+    "is local unless it ends in an offset or Z.",
+)
+
+
+def since_unix_ms(text: str | None, *, wall: float) -> int:
+    """What `--since` means. None: from the beginning. Raises click.BadParameter."""
+    if text is None:
+        return 0
+    return unix_ms(parse_time(text, now=datetime.fromtimestamp(wall, UTC)))
+
+
+def _minute(unix_ms: int) -> str:
+    """A minute in UTC, for machines as well: two of a clock that is put back do not become one."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# --- Usage -------------------------------------------------------------------------------------
+
+
+def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
+    """The lines from a time on; what is torn, or of a later version, is no line."""
+    for path in files_of(data_dir / FOLDER, NAME):
+        for line in lines_of(path):
+            try:
+                found = _LINE.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if found.minute_unix_ms >= since:
+                yield found
+
+
+def summed(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
+    """The lines added up, by what `by` says, in its order."""
+    names, key_of = _BY[by]
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        key = (*key_of(line), line.overflow and by != "minute")
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = {
+                **dict(zip(names, key, strict=False)), "overflow": key[-1],
+                **dict.fromkeys(_SUMMED, 0), "refusals_by_code": {},
+            }  # fmt: skip
+        for name in _SUMMED:
+            row[name] += getattr(line, name)
+        codes = row["refusals_by_code"]
+        for code, count in line.refusals_by_code.items():
+            codes[code] = codes.get(code, 0) + count
+    for row in rows.values():
+        row["websocket_s"] = round(row["websocket_s"], 3)
+        row["long_poll_s"] = round(row["long_poll_s"], 3)
+    ordered = sorted(rows, key=lambda key: tuple(str(part or "") for part in key))
+    return [rows[key] for key in ordered]
+
+
+@click.command()
+@since_option
+@click.option(
+    "--by", type=click.Choice(list(_BY)), default="principal", show_default=True,
+    help="What is added up: principals and their queues, queues, tenants, or minutes.",
+)  # fmt: skip
+@data_dir_option
+@json_option
+def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> None:
+    """Say what was used: requests, messages, bytes, refusals and time connected.
+
+    Read from the files in the data folder, where each minute is written when it is over: with or
+    without a running broker. The bar is the share of all bytes.
+
+    \b
+    Examples:
+      tocsin admin usage --since 24h
+      tocsin admin usage --by queue --json | jq -r '.queue'
+    """
+    started = since_unix_ms(since, wall=time.time())
+    rows = summed(read_usage(folder_of(data_dir), started), by)
+    if as_json:
+        for row in rows:
+            click.echo(to_json(row))
+        return
+    if not rows:
+        click.echo("Nothing was used, or its minute is not over yet.")
+        return
+    for line in table(rows, _BY[by][0]):
+        click.echo(line)
+
+
+def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    """For people: aligned columns, and a bar for the bytes."""
+    heads = (*names, "requests", "in", "bytes in", "out", "bytes out", "refused", "connected")
+    whole = sum(row["bytes_in"] + row["bytes_out"] for row in rows) or 1
+    texts = [heads]
+    bars = [""]
+    for row in rows:
+        texts.append(
+            (
+                *(_name_of(row, name) for name in names),
+                f"{row['requests']:,}", f"{row['messages_in']:,}", _size(row["bytes_in"]),
+                f"{row['messages_out']:,}", _size(row["bytes_out"]), f"{row['refusals']:,}",
+                _duration(row["websocket_s"] + row["long_poll_s"]),
+            )
+        )  # fmt: skip
+        share = (row["bytes_in"] + row["bytes_out"]) / whole
+        bars.append("█" * round(share * BAR_WIDTH))
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if place < len(names) else text.rjust(width)
+            for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + (f"  {bar}" if bar else "")
+        for line, bar in zip(texts, bars, strict=True)
+    ]
+
+
+def _name_of(row: dict[str, Any], name: str) -> str:
+    return "(others)" if row["overflow"] else str(row[name] if row[name] is not None else "-")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+# --- Audit -------------------------------------------------------------------------------------
+
+
+@click.group(invoke_without_command=True)
+@since_option
+@data_dir_option
+@json_option
+@click.pass_context
+def audit(context: click.Context, since: str | None, data_dir: str | None, as_json: bool) -> None:
+    """Say who did what: administrative acts, who was let in, and who was not.
+
+    \b
+    Examples:
+      tocsin admin audit --since 7d
+      tocsin admin audit --json | jq 'select(.action == "queue.delete")'
+      tocsin admin audit verify
+    """
+    if context.invoked_subcommand is not None:
+        return
+    started = since_unix_ms(since, wall=time.time())
+    for fields in _read(lambda: audit_trail.read(folder_of(data_dir), started)):
+        click.echo(to_json(fields) if as_json else shown_act(fields))
+
+
+def shown_act(fields: dict[str, Any]) -> str:
+    """A line of the trail, for people."""
+    who = fields.get("principal") or "somebody"
+    if fields.get("tenant", "default") != "default":
+        who += f" of {fields['tenant']}"
+    if fields.get("address"):
+        who += f" ({fields['address']})"
+    what = "/".join(str(fields[name]) for name in ("queue", "group", "subject") if fields.get(name))
+    times = f" × {fields['count']}" if fields.get("count") else ""
+    details = f" {to_json(fields['details'])}" if fields.get("details") else ""
+    act = f"{fields['action']} {what}".rstrip()
+    return f"{local_time(fields['unix_ms'])}  {who}: {act}: {fields['outcome']}{times}{details}"
+
+
+@audit.command()
+@data_dir_option
+@json_option
+def verify(data_dir: str | None, as_json: bool) -> None:
+    """Follow the chain of hashes through the trail. Exit code 1: it is broken.
+
+    Lines that are missing at the end, and a trail that was written anew as a whole, no chain can
+    show: keep the last number and hash elsewhere, and compare.
+    """
+    found = _read(lambda: audit_trail.verify(folder_of(data_dir)))
+    if as_json:
+        click.echo(to_json({"ok": not found.findings, **msgspec.to_builtins(found)}))
+    else:
+        for finding in found.findings:
+            click.echo(f"Broken: {finding}.")
+        torn = f", {found.torn} cut off by a crash" if found.torn else ""
+        result = plural(len(found.findings), "finding") if found.findings else "whole"
+        if found.lines:
+            lines = plural(found.lines, "line")
+            click.echo(
+                f"The trail is {result}: {lines}{torn}, numbers {found.first} to {found.last}, "
+                f"hash {found.hash}"
+            )
+        else:
+            click.echo("There is no trail.")
+    if found.findings:
+        sys.exit(1)
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except OSError as error:
+        raise click.ClickException(f"The trail cannot be read: {error}.") from None

@@ -1,0 +1,137 @@
+"""What the commands over the admin socket share."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from tocsin.cli.common import Target
+from tocsin.cli.streams import OutputFailed
+
+from gateway.admin import socket as admin_socket
+from gateway.config import Config, ConfigError, load
+from gateway.encryption.master_key import MasterKeySettings
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> Config:
+    """What these flags say, else these variables of the environment; what is wrong ends the
+    command. No others are read: whoever deletes a queue need not have them right."""
+    try:
+        return load({n: v for n, v in os.environ.items() if n in variables}, flags)[0]
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def data_dir_of(text: str | None) -> Path:
+    """The data folder of the flag, else of the environment."""
+    return settings_of(("TOCSIN_DATA_DIR", "XDG_DATA_HOME"), {"data_dir": text}).data_dir
+
+
+def broker_of(text: str | None) -> Path:
+    """The data folder of the broker that is meant, by the flag, else by the environment; names that
+    broker on stderr. Where TOCSIN_URL or `tocsin --url` means another one, and no flag has decided,
+    this ends the command: what is deleted at the wrong broker is gone."""
+    path = data_dir_of(text)
+    wanted = _wanted_url()
+    try:
+        url = admin_socket.url_of(path)
+    except admin_socket.AdminError as error:
+        hint = ""
+        if wanted is not None and text is None:
+            hint = f" (TOCSIN_URL or --url names {wanted}: `tocsin admin` does not go there.)"
+        raise click.ClickException(f"{error}{hint}") from None
+    if wanted is not None and text is None and not is_same_place(wanted, url):
+        raise click.UsageError(
+            f"TOCSIN_URL or --url names {wanted}, and the broker on {path} is {url}. Which one is "
+            f"meant? `tocsin admin` talks to a broker of this machine over its data folder: for "
+            f"that one give --data-dir {path}; for the other one, run this where it runs."
+        )
+    click.echo(f"Broker {url} on {path}.", err=True)
+    return path
+
+
+def folder_of(text: str | None) -> Path:
+    """The data folder of which files are read, whether its broker runs or not; names it on
+    stderr."""
+    path = data_dir_of(text)
+    click.echo(f"Data folder {path}.", err=True)
+    return path
+
+
+def _wanted_url() -> str | None:
+    context = click.get_current_context(silent=True)
+    target = context.find_object(Target) if context is not None else None
+    if target is not None and target.url != Target().url:
+        return target.url
+    return os.environ.get("TOCSIN_URL") or None
+
+
+def is_same_place(wanted: str, url: str) -> bool:
+    """Whether a client that goes to `wanted` comes to the listener at `url`, of this machine."""
+    try:
+        theirs, ours = urlsplit(wanted), urlsplit(url)
+        if (theirs.port or _PORTS.get(theirs.scheme)) != (ours.port or _PORTS.get(ours.scheme)):
+            return False
+        found = socket.getaddrinfo(theirs.hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError, UnicodeError):
+        return False
+    addresses = {str(address[4][0]) for address in found}
+    host = ours.hostname or ""
+    if host in {"0.0.0.0", "::"}:
+        return any(map(_is_of_this_machine, addresses))
+    return host in addresses or host == theirs.hostname
+
+
+def _is_of_this_machine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def key_settings_of(master_key_file: str | None) -> MasterKeySettings:
+    """Where the master key is, by the flag, else by the environment."""
+    names = {f"TOCSIN_MASTER_KEY{rest}" for rest in ("", "_FILE", "_PROVIDER")}
+    flags = {"master_key_file": master_key_file}
+    if master_key_file is not None:  # the flag goes before all of them
+        names = set()
+    return settings_of(names, flags).master_key_settings
+
+
+master_key_file_option: Final = click.option(
+    "--master-key-file",
+    default=None,
+    metavar="TEXT",
+    help="A file with the master key. (env TOCSIN_MASTER_KEY_FILE)",
+)
+data_dir_option: Final = click.option(
+    "--data-dir",
+    default=None,
+    metavar="TEXT",
+    help="The broker's data folder. (env TOCSIN_DATA_DIR)",
+)
+tenant_option: Final = click.option(
+    "--tenant", default="default", show_default=True, help="Whose queue it is."
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+
+
+def say(line: str) -> None:
+    """Write the first line of a server. One whose output is closed or full goes on without it."""
+    with contextlib.suppress(OSError, OutputFailed):
+        click.echo(line)
+
+
+def to_json(value: object) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,161 @@
+"""`tocsin admin park`: list the keys that wait for an operator, and decide about them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+from tocsin.cli.common import plural
+from tocsin.cli.times import local_time
+
+from gateway.admin import socket as admin_socket
+from gateway.cli.options import broker_of, data_dir_option, json_option, tenant_option, to_json
+from gateway.rest.routes.keys import KEYS_DEFAULT
+from push import limits
+
+
+@click.group()
+def park() -> None:
+    """List parked keys of a group, and decide about them.
+
+    Where a queue or group says `on_exhausted: park`, a key whose message failed its last attempt,
+    or was rejected, waits, with all that follows it in the key's order, until an operator retries,
+    skips or releases it. Other keys go on.
+    """
+
+
+@park.command("list")
+@click.argument("queue")
+@click.argument("group")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, limits.PARKED_PER_CALL_MAX),
+    default=KEYS_DEFAULT,
+    show_default=True,
+    help="At most so many keys.",
+)
+@tenant_option
+@data_dir_option
+@json_option
+def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -> None:
+    """List the keys of QUEUE that are parked in GROUP: why, since when, and what waits.
+
+    \b
+    Examples:
+      tocsin admin park list orders billing
+      tocsin admin park list orders billing --tenant acme
+      tocsin admin park list orders billing --json | jq -r '.keys[].key'
+    """
+    answer = _asked(lambda: admin_socket.parked(broker_of(data_dir), place, limit))
+    if as_json:
+        click.echo(to_json(answer))
+        return
+    for key in answer["keys"]:
+        click.echo(_line(key))
+    left = answer["keys_parked"] - len(answer["keys"])
+    if not answer["keys_parked"]:
+        click.echo(_nothing(place))
+    elif left:
+        click.echo(f"And {left:,} more; --limit shows up to {limits.PARKED_PER_CALL_MAX:,}.")
+
+
+def _nothing(place: dict[str, str]) -> str:
+    return f"Nothing is parked in the group {place['group']} of {place['queue']}."
+
+
+def _line(key: dict[str, Any]) -> str:
+    head = f"offset {key['offset']}" if "offset" in key else "nothing"
+    since = local_time(key["since_unix_ms"])
+    said = f"; its last nack: {key['nack']!r}" if "nack" in key else ""
+    return (
+        f"{_name(key)}: {key['reason']} since {since}; {key['messages']:,} waiting, first {head} "
+        f"of partition {key['partition']}, {plural(key['attempts'], 'attempt')}{said}"
+    )
+
+
+def _name(key: dict[str, Any]) -> str:
+    return str(key["key"]) if "key" in key else f"--hash {key['key_hash']}"
+
+
+def _decision(verb: str, done: str, help_text: str) -> None:
+    """One of the three commands, which differ in what the broker makes of them."""
+
+    @park.command(verb, help=help_text)
+    @click.argument("queue")
+    @click.argument("group")
+    @click.argument("key", required=False)
+    @click.option("--hash", "key_hash", metavar="HEX", help="A key without a text, as listed.")
+    @click.option("--all", is_flag=True, help="Every key that is parked.")
+    @tenant_option
+    @data_dir_option
+    @json_option
+    def decide(
+        queue: str, group: str, tenant: str, data_dir: str | None, as_json: bool, **which: Any
+    ) -> None:
+        if sum(map(bool, which.values())) != 1:
+            raise click.UsageError("Give one of KEY, --hash and --all.")
+        decision: dict[str, object] = {"decision": verb}
+        decision |= {name: value for name, value in which.items() if value}
+        place = {"queue": queue, "group": group, "tenant": tenant}
+        answer = _asked(lambda: admin_socket.unpark(broker_of(data_dir), place, decision))
+        if as_json:
+            click.echo(to_json(answer))
+            return
+        for found in answer["keys"]:
+            click.echo(f"{done} {_name(found)}: {plural(found['messages'], 'message')} waited.")
+        for refused in answer.get("refused", ()):
+            click.echo(
+                f"{refused['keys']:,} of partition {refused['partition']} stay parked: "
+                f"{refused['code']}: {refused['detail']}"
+            )
+        if not answer["keys"]:
+            click.echo(_nothing(place))
+        if answer["keys_parked"]:
+            click.echo(f"{answer['keys_parked']:,} more are parked: run this again.")
+
+
+_decision(
+    "retry",
+    "Retrying",
+    """Try the first message of KEY once more, its attempts counted anew from 0.
+
+    If that succeeds the rest of the key goes on in order; if it fails the key is parked again (or,
+    where the settings now say `dead_letter`, the message goes to the dead letters).
+
+    \b
+    Examples:
+      tocsin admin park retry orders billing user-7
+      tocsin admin park retry orders billing --all
+    """,
+)
+_decision(
+    "skip",
+    "Skipped the first of",
+    """Move the first message of KEY to the dead letters, reason `skipped`; the rest goes on.
+
+    It is answered when the message stands in the queue's dead-letter queue.
+
+    \b
+    Examples:
+      tocsin admin park skip orders billing user-7
+    """,
+)
+_decision(
+    "release",
+    "Released",
+    """Let everything of KEY flow again, in order, with all its attempts counted anew from 0.
+
+    A message that exhausts them again parks the key again.
+
+    \b
+    Examples:
+      tocsin admin park release orders billing user-7
+      tocsin admin park release orders billing --hash 00c0ffee00c0ffee
+    """,
+)
+
+
+def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return ask()
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,200 @@
+"""The server's commands, which the `tocsin` command finds by the entry points `tocsin.commands`."""
+
+import os
+import sys
+from typing import Any
+
+import click
+import msgspec
+from tocsin.cli.common import confirm, plural, print_fields, shown_name, shown_value, yes_option
+
+from gateway import server
+from gateway.admin import socket as admin_socket
+from gateway.broker import Broker
+from gateway.cli.backup import backup, restore, verify
+from gateway.cli.clusters import partitions
+from gateway.cli.journal import audit, usage
+from gateway.cli.keys import master_key
+from gateway.cli.manager import clusters_command
+from gateway.cli.options import broker_of, data_dir_option, json_option, say, tenant_option, to_json
+from gateway.cli.parked import park
+from gateway.cli.store import doctor, forget_server, provision, set_replicas
+from gateway.cli.tokens import token
+from gateway.config import Config, ConfigError, load
+from gateway.rest.broker_api import WholeBroker
+from gateway.rest.pages import Site, pages
+from gateway.settings import SETTINGS, SQLITE, Setting
+from runtime import process as logs
+from runtime.listener import StartError
+
+SERVE_EXAMPLES = """
+\b
+Examples:
+  tocsin serve                                  on this machine only, without a token
+  tocsin serve --port 0 --data-dir /tmp/try     a free port, a folder of its own
+  export TOCSIN_TOKEN=$(openssl rand -hex 32)   for other machines, who present the token
+  tocsin serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
+
+Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with
+exit code 0. A second signal ends it at once; nothing that was acknowledged is lost by that either.
+"""
+
+
+def _secrets() -> str:
+    """The settings without a flag: everybody on the machine may read a command's words."""
+    lines = [f"{one.variable}: {one.help}" for one in SETTINGS if not one.has_flag]
+    return "\n\n".join(["Secrets come from the environment alone:", *lines])
+
+
+def setting_options(command: Any) -> Any:
+    """The settings' table as options."""
+    for setting in reversed(SETTINGS):
+        if setting.has_flag:
+            command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Setting) -> Any:
+    text = f"{setting.help} (env {setting.variable})"
+    if setting.is_flag:
+        flags = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
+        return click.option(flags, setting.field, default=None, help=text)
+    return click.option(setting.flag, setting.field, default=None, help=text, metavar="TEXT")
+
+
+def load_config(flags: dict[str, Any]) -> Config:
+    """The settings from flags and environment; what is wrong ends the command with a sentence."""
+    texts = {
+        name: ("true" if value else "false") if isinstance(value, bool) else value
+        for name, value in flags.items()
+    }
+    try:
+        config, warnings = load(os.environ, texts)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
+    return config
+
+
+@click.command(epilog=f"{_secrets()}\n\n{SERVE_EXAMPLES}")
+@setting_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+def serve(as_json: bool, **flags: Any) -> None:
+    """Start the broker.
+
+    It keeps its queues and messages in the data folder and acknowledges a message when it is
+    fsynced there; or in Redis or Valkey (--storage), which several brokers share. A setting comes
+    from its flag, else from its environment variable, else it is the one in brackets.
+    """
+    config = load_config(flags)
+    logs.configure(config.log_level, as_json=as_json)
+
+    async def build(config: Config, on_fatal: server.OnFatal) -> WholeBroker:
+        return await Broker.open(config, on_fatal=on_fatal)
+
+    site = Site()
+
+    def announce(started: server.Server) -> None:
+        site.open()
+        say(start_line(started.url, config, as_json=as_json))
+
+    try:
+        sys.exit(server.run(config, build, announce=announce, pages=pages(site)))
+    except StartError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def start_line(url: str, config: Config, *, as_json: bool) -> str:
+    """What a started broker says: where it is, where it keeps things, what a receipt means."""
+    if as_json:
+        fields = {
+            "event": "started",
+            "url": url,
+            "data_dir": str(config.data_dir),
+            "storage": config.storage_shown,
+            "durability": "fsync",
+            "token": config.needs_credentials,
+            "pid": os.getpid(),
+        }
+        return msgspec.json.encode(fields).decode()
+    who = "clients with a token" if config.needs_credentials else "this machine only"
+    if config.storage == SQLITE:
+        where, when = str(config.data_dir), "after fsync"
+    else:
+        where, when = config.storage_shown, "when every copy is on its disk"
+    return (
+        f"Tocsin listens on {url} for {who}, keeps its data in {where} and acknowledges {when}. "
+        "Stop it with Ctrl-C."
+    )
+
+
+@click.group()
+def admin() -> None:
+    """Operate the broker of this machine, over the socket in its data folder."""
+
+
+@admin.command("delete-queue")
+@click.argument("name")
+@yes_option
+@tenant_option
+@data_dir_option
+@json_option
+def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_json: bool) -> None:
+    """Delete the queue NAME with its messages and groups, for good.
+
+    \b
+    Examples:
+      tocsin admin delete-queue orders
+      tocsin admin delete-queue orders --yes     in a script
+    """
+    folder = broker_of(data_dir)
+    try:
+        if not yes:
+            what = _with_what(admin_socket.delete_queue(folder, name, None, tenant))
+            confirm(f"deletes the queue {name} {what}", name, yes=False)
+        answer = admin_socket.delete_queue(folder, name, name, tenant)
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(to_json(answer) if as_json else f"Deleted {name} {_with_what(answer)}.")
+
+
+def _with_what(held: dict[str, Any]) -> str:
+    """How many messages and groups go with a queue."""
+    messages = plural(held["messages"], "message") if "messages" in held else "all its messages"
+    return f"with {messages} and {plural(held['groups'], 'group')}"
+
+
+@admin.command()
+@data_dir_option
+@json_option
+def status(data_dir: str | None, as_json: bool) -> None:
+    """Say how the broker is."""
+    try:
+        answer = admin_socket.status(broker_of(data_dir))
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(to_json(answer))
+        return
+    print_fields(shown_status(answer))
+
+
+def shown_status(answer: dict[str, Any], path: str = "") -> dict[str, object]:
+    """What a broker says of itself, for people: a line for each figure, times and durations as
+    people write them."""
+    shown: dict[str, object] = {}
+    for name, value in answer.items():
+        called = f"{path} {name.replace('_', ' ')}".strip()
+        if isinstance(value, dict):
+            shown |= shown_status(value, called)
+        else:
+            shown[f"{path} {shown_name(name)}".strip()] = shown_value(name, value)
+    return shown
+
+
+for _command in (
+    token, park, backup, restore, verify, master_key, usage, audit, doctor, provision, set_replicas,
+    forget_server, clusters_command, partitions,
+):  # fmt: skip
+    admin.add_command(_command)

@@ -1,0 +1,330 @@
+"""`tocsin admin doctor`, `provision`, `set-replicas` and `forget-server`: the Redis or Valkey of a
+broker."""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import click
+from tocsin.cli.common import run
+
+from gateway.cli.options import json_option, settings_of, to_json
+from gateway.settings import SQLITE
+from gateway.stores.clusters import examine_all, open_shard
+from gateway.stores.marks import ClusterMark
+from metadata.redis.database import found_catalog
+from push.errors import Refused, TocsinError
+from storage.redis import target as redis_target
+from storage.redis.connection import address_of
+from storage.redis.discovery import replicas_known
+from storage.redis.ops import provision as redis_provision
+from storage.redis.ops.examine import Examined
+from storage.redis.target import Target
+
+T = TypeVar("T")
+REPLICAS_MAX: Final = 16
+ANSWERS_S: Final = 2.0
+"""In which a server that is there takes a connection."""
+
+storage_option: Final = click.option(
+    "--storage",
+    default=None,
+    metavar="TEXT",
+    help="Where it is, as for tocsin serve. (env TOCSIN_STORAGE)",
+)
+cluster_option: Final = click.option(
+    "--cluster",
+    default=None,
+    metavar="NAME",
+    help="Only this one of several storage clusters, as its URL calls it.",
+)
+replicas_option: Final = click.option(
+    "--replicas",
+    type=click.IntRange(0, REPLICAS_MAX),
+    required=True,
+    help="How many replicas of each primary could be elected.",
+)
+
+
+def _targets(text: str | None, cluster: str | None) -> list[Target]:
+    """None at all: it is the embedded store. What is wrong ends the command."""
+    storage = settings_of(("TOCSIN_STORAGE",), {"storage": text}).storage
+    if storage == SQLITE:
+        return []
+    targets = redis_target.parse_all(storage)
+    found = [target for target in targets if cluster in (None, target.cluster)]
+    if not found:
+        names = ", ".join(target.cluster for target in targets)
+        raise click.UsageError(f"There is no storage cluster {cluster}; there are {names}.")
+    return found
+
+
+def _shared(text: str | None, cluster: str | None) -> list[Target]:
+    targets = _targets(text, cluster)
+    if not targets:
+        raise click.UsageError(
+            "There is nothing to do for the store in the data folder; name another one by "
+            "--storage or TOCSIN_STORAGE."
+        )
+    return targets
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return run(work)
+    except TocsinError as error:
+        raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
+
+
+@click.command()
+@storage_option
+@cluster_option
+@json_option
+def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
+    """Say whether the store's servers keep what is promised.
+
+    Asks each of them for its settings, which a broker does before it starts, and whether all
+    copies are there. Ends with 1 when something breaks a promise.
+
+    \b
+    Examples:
+      tocsin admin doctor --storage redis://127.0.0.1:6379
+      TOCSIN_STORAGE=redis+sentinel://… tocsin admin doctor --json
+    """
+    targets = _targets(storage, cluster)
+    if not targets:
+        message = "The store in the data folder is checked at each start; `tocsin admin verify` "
+        click.echo(to_json({}) if as_json else message + "reads all of it.")
+        return
+    shards: list[dict[str, object]] = []
+    all_well = True
+    for target in targets:
+        try:
+            found = run(examine_all(target))
+        except TocsinError as error:
+            if len(targets) == 1:
+                raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
+            all_well = False
+            shards.append({"cluster": target.cluster, "unasked": error.detail})
+            if not as_json:
+                click.echo(f"{target.cluster}  {target.shown}  not examined: {error.detail}")
+            continue
+        is_well = not any(one.problems or one.incarnation is None for one in found)
+        all_well = all_well and is_well
+        shards += [{"cluster": target.cluster, **_as_json(one)} for one in found]
+        if not as_json:
+            _tell_all(target, found, is_well=is_well)
+    if as_json:
+        click.echo(to_json({"ok": all_well, "shards": shards}))
+    sys.exit(0 if all_well else 1)
+
+
+def _tell_all(target: Target, found: list[Examined], *, is_well: bool) -> None:
+    for one in found:
+        _tell(one)
+    verdict = "keeps what is promised" if is_well else "does NOT keep what is promised"
+    click.echo(f"{target.shown} {verdict}.")
+
+
+def _as_json(found: Examined) -> dict[str, object]:
+    servers = [
+        {
+            "address": str(one.place),
+            "role": one.role,
+            "problems": list(one.problems),
+            "unasked": one.unasked,
+        }
+        for one in found.servers
+    ]
+    return {
+        "incarnation": found.incarnation,
+        "replicas": found.replicas,
+        "servers": servers,
+        "doubts": list(found.doubts),
+    }
+
+
+def _tell(found: Examined) -> None:
+    for one in found.servers:
+        said = f"not examined: {one.unasked}" if one.unasked else "well"
+        click.echo(f"{one.place}  {one.role}  {said if not one.problems else ''}".rstrip())
+        for problem in one.problems:
+            click.echo(f"  BROKEN  {problem}")
+    if found.incarnation is None:
+        click.echo("  BROKEN  no incarnation: it was emptied, or `tocsin admin provision` is to do")
+    else:
+        click.echo(f"  incarnation {found.incarnation}, {found.replicas} replicas")
+    for doubt in found.doubts:
+        click.echo(f"  now  {doubt}")
+
+
+@click.command()
+@storage_option
+@cluster_option
+@replicas_option
+def provision(storage: str | None, cluster: str | None, replicas: int) -> None:
+    """Make empty servers a store of this broker, once, and load its functions.
+
+    Where the broker's own user may not load functions, run this with the admin's user, and again
+    with each new version before it starts: on a store that is ours it changes nothing else. Of
+    several storage clusters each is made one; the first has the catalog.
+
+    \b
+    Examples:
+      tocsin admin provision --storage redis://127.0.0.1:6379 --replicas 0
+      TOCSIN_STORAGE=redis+sentinel://…/tocsin tocsin admin provision --replicas 2
+    """
+    targets = _shared(storage, cluster)
+    home = _shared(storage, None)[0]
+    for target in targets:
+        incarnation = _run(_provision(target, replicas, has_catalog=target == home))
+        click.echo(f"{target.shown} is a store of the incarnation {incarnation}.")
+
+
+async def _provision(target: Target, replicas: int, *, has_catalog: bool) -> str:
+    found = await examine_all(target)
+    _check_replicas(found, replicas)
+    incarnation = next((one.incarnation for one in found if one.incarnation), None)
+    incarnation = incarnation or secrets.token_hex(8)
+    for part, one in zip(await target.parts(), found, strict=True):
+        # Those that are out are not there to confirm it.
+        await redis_provision.provision(part.settings, incarnation, replicas - len(one.out))
+    shard = await open_shard(target, ClusterMark(incarnation=incarnation))
+    try:
+        if has_catalog:
+            await found_catalog(shard)
+    finally:
+        await shard.close()
+    return incarnation
+
+
+def _check_replicas(found: list[Examined], replicas: int) -> None:
+    """Before anything is written. Raises Refused: there are more or fewer, with what to do."""
+    for one in found:
+        place = one.servers[0].place
+        known = None if one.replicas is None else one.replicas + len(one.out)
+        if known is not None and known != replicas:
+            raise Refused(
+                "invalid_request",
+                f"{place} is a store of this broker with {known} replicas already: "
+                f"`tocsin admin set-replicas --replicas {replicas}` changes that",
+            )
+        there = len(one.servers) - 1
+        if one.replicas is None and there != replicas:
+            raise Refused(
+                "invalid_request",
+                f"{there} replicas are attached to {place}, and --replicas says {replicas}: attach "
+                f"or detach some first, or say --replicas {there}",
+            )
+
+
+@click.command("set-replicas")
+@storage_option
+@cluster_option
+@replicas_option
+def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> None:
+    """Say how many replicas of each primary could be elected.
+
+    Raise it before a replica is attached, and lower it when one cannot be elected any more: until
+    then publishing waits for it. The level `all` counts so many copies besides the primary.
+
+    A Sentinel has a replica elected that was away for however long. So the number is lowered only
+    when the Sentinels know no more than that: while the replica is off, lock it out of the others
+    (ACL SETUSER replica-3 off, ACL SAVE), lest they hear of it again, and say SENTINEL RESET to
+    each of them; deploy/redis/README.md has it step by step. A shard of a Cluster that has more
+    replicas attached keeps its number.
+
+    \b
+    Examples:
+      tocsin admin set-replicas --replicas 1 --storage redis+sentinel://…/tocsin
+    """
+    targets = _shared(storage, cluster)
+    if len(targets) > 1:
+        names = ", ".join(target.cluster for target in targets)
+        raise click.UsageError(f"Of which storage cluster? Name it by --cluster: {names}.")
+    target = targets[0]
+    for note in _run(_set_replicas(target, replicas)):
+        click.echo(note, err=True)
+    click.echo(f"{target.shown} has {replicas} replicas of each primary now.")
+
+
+async def _set_replicas(target: Target, replicas: int) -> list[str]:
+    """What is to be known besides."""
+    notes = await _remembered(target, replicas) if target.kind == "sentinel" else []
+    parts = await target.parts()
+    errors: list[TocsinError] = []
+    for part in parts:
+        try:
+            await redis_provision.set_replicas(part.settings, replicas)
+        except TocsinError as error:
+            errors.append(error)
+    grave = [error for error in errors if error.code.name != "invalid_request"]
+    if grave or len(errors) == len(parts):
+        raise (grave or errors)[0]
+    return notes + [f"unchanged: {error.detail}" for error in errors]
+
+
+@click.command("forget-server")
+@click.argument("address")
+@storage_option
+@cluster_option
+def forget_server(address: str, storage: str | None, cluster: str | None) -> None:
+    """Have a server forgotten that is out and will never be back.
+
+    ADDRESS is its own, as `tocsin admin clusters` shows it: a replica that managers have taken out,
+    and whose machine is gone for good. Before, have no server know its user any more (ACL DELUSER
+    replica-3, ACL SAVE): nobody locks that one out any more, of servers that join later neither.
+
+    \b
+    Examples:
+      tocsin admin forget-server 10.0.0.3:6379 --storage redis+sentinel://…/tocsin
+    """
+    try:
+        host, port = address_of(address)
+    except ValueError:
+        raise click.UsageError(f"{address} is no address with a port: HOST:PORT.") from None
+    targets = _shared(storage, cluster)
+    place = f"{host}:{port}"
+    if _run(_answers(host, port)):
+        raise click.ClickException(f"{place} answers: switch it off for good before.")
+    found = [_run(_forget(target, place)) for target in targets]
+    if not any(found):
+        raise click.ClickException(f"{place} is none of those that are out; nothing has changed.")
+    click.echo(f"{place} is forgotten.")
+
+
+async def _forget(target: Target, place: str) -> bool:
+    """Whether it was one of this cluster's."""
+    parts = await target.parts()
+    found = [await redis_provision.forget_server(part.settings, place) for part in parts]
+    return any(found)
+
+
+async def _answers(host: str, port: int) -> bool:
+    """Whether anybody listens there."""
+    try:
+        async with asyncio.timeout(ANSWERS_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # a TimeoutError, too
+        return False
+    writer.close()
+    return True
+
+
+async def _remembered(target: Target, replicas: int) -> list[str]:
+    """Sentinels that cannot be asked. Raises Refused: one knows more replicas than that."""
+    known = await replicas_known(target.places, target.name, target.reach)
+    for place, count in known.items():
+        if isinstance(count, int) and count > replicas:
+            raise Refused(
+                "invalid_request",
+                f"the Sentinel {place} knows {count} replicas, and may have any of them elected: "
+                "with the one that has gone switched off, and locked out of the others, say "
+                f"SENTINEL RESET {target.name} to each Sentinel, then this again",
+            )
+    return [
+        f"not asked, and may know of more replicas: {why}"
+        for why in known.values() if isinstance(why, str)
+    ]  # fmt: skip

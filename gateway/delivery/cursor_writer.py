@@ -1,0 +1,195 @@
+"""Cursor writes of all deliveries of this gateway, gathered.
+
+A cursor that moved is written with the next flush: at once when somebody waits for it (a
+confirmed ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands
+of acks become one row. Storage puts the writes into the group commit that is next. Those of one
+lane (`push.storage_port.Lane`) are written, and fail, together, and hold up nobody else's.
+
+While a commit of what was published is under way in the lane, nothing else begins there. So the
+writes wait here until it has ended, and go right behind what is published next: handed over
+meanwhile they would be a transaction of their own, which what is published next waited for. Where
+commits are large, or one takes long, they are handed over all the same.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Final, Protocol
+
+from gateway.publish.lanes import CommitLanes
+from push.errors import TocsinError, Unknown
+from push.places import GroupPartition, Partition
+from push.storage_port import CursorWrite, Storage, Written
+
+FLUSH_AFTER_S: Final = 0.02
+"""What a crash may make come again, of acks that nobody asked to be confirmed and that their client
+does not say again."""
+RETRY_AFTER_S: Final = 0.5
+HELD_S: Final = 0.02
+"""How long they wait for a commit."""
+
+
+class Writer(Protocol):
+    """Who has a cursor to write."""
+
+    @property
+    def place(self) -> GroupPartition:
+        """Whose cursor."""
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        """The change to write now; None: nothing, or one is under way."""
+
+    def written(self, answer: Written) -> None:
+        """It is durable."""
+
+    def not_written(self, error: TocsinError) -> None:
+        """It is not, or nobody knows; the change is kept."""
+
+    def fenced(self) -> None:
+        """A newer owner exists."""
+
+
+class Flusher:
+    """See the module."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._dirty: dict[Writer, None] = {}
+        self._held: dict[int, dict[Writer, None]] = {}
+        """By lane: those that wait for its commit."""
+        self._until: dict[int, asyncio.TimerHandle] = {}
+        """By lane: when they have waited for long enough."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
+        self.fenced_writes = 0
+        """Writes that the storage refused, because somebody else owned the place by then."""
+        self.on_written: Callable[[Partition], None] = lambda _: None
+        """Called with each partition of which something was settled: there may be room now."""
+        self.is_taken: Callable[[int], bool] = lambda _: False
+        """Whether what goes to the lane of this number is to wait for a commit of what was
+        published, that is under way or begins now. When one begins or ends `moved` is called."""
+
+    def mark(self, writer: Writer, *, urgent: bool = False) -> None:
+        """It has something to write; `urgent`: somebody waits for it."""
+        self._dirty[writer] = None
+        if urgent:
+            if self._soon is None:
+                self._soon = asyncio.get_running_loop().call_soon(self._flush)
+        elif self._timer is None and self._soon is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
+
+    def go_behind(self, commits: CommitLanes) -> None:
+        """Wait for these, as the module says."""
+        self.is_taken = commits.is_taken
+        commits.on_moved = self.moved
+
+    def moved(self, number: int) -> None:
+        """A commit has begun or ended in this lane: what waits for that goes now."""
+        held = self._held.pop(number, None)
+        if held:
+            self._until.pop(number).cancel()
+            self._write_those(held)
+
+    def _flush(self) -> None:
+        for handle in (self._timer, self._soon):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._soon = None
+        dirty, self._dirty = self._dirty, {}
+        lanes: dict[int, dict[Writer, None]] = {}
+        for writer in dirty:
+            number = self._storage.lane(writer.place.partition, "all").number
+            lanes.setdefault(number, {})[writer] = None
+        for number, some in lanes.items():
+            if self.is_taken(number):
+                self._hold(number, some)
+            else:
+                self._write_those(some)
+
+    def _hold(self, number: int, writers: dict[Writer, None]) -> None:
+        loop = asyncio.get_running_loop()
+        if number not in self._held:
+            self._held[number] = {}
+            self._until[number] = loop.call_later(HELD_S, self.moved, number)
+        self._held[number].update(writers)
+        loop.call_soon(self._look, number)
+
+    def _look(self, number: int) -> None:
+        """One was to begin, and perhaps did not, or elsewhere."""
+        if not self.is_taken(number):
+            self.moved(number)
+
+    def _write_those(self, writers: dict[Writer, None]) -> None:
+        """All of one lane."""
+        wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
+        taken: list[tuple[Writer, CursorWrite]] = []
+        for writer in writers:
+            try:
+                write = writer.take_write(wall_unix_ms=wall_unix_ms)
+            except Exception as error:  # a bug, of this one: the others, and commits, go on
+                loop.call_exception_handler({"message": "unexpected", "exception": error})
+            else:
+                if write is not None:
+                    taken.append((writer, write))
+        if taken:
+            asked = self._storage.write_cursors([write for _, write in taken])
+            task = loop.create_task(self._write(taken, asked), name="flush")
+            self._flushes.add(task)
+            task.add_done_callback(partial(self._ended, asked))
+
+    def _ended(self, asked: Awaitable[list[Written]], task: asyncio.Task[None]) -> None:
+        self._flushes.discard(task)
+        if isinstance(asked, Coroutine):
+            asked.close()  # the task may have been cancelled before it began
+        task.result()
+
+    async def _write(
+        self, taken: list[tuple[Writer, CursorWrite]], asked: Awaitable[list[Written]]
+    ) -> None:
+        try:
+            answers = await asked
+        except TocsinError as error:
+            if error.code.retry or len(taken) == 1:
+                self._not_written(taken, error)
+            else:  # it says something of one of them; none was written
+                each = [([one], self._storage.write_cursors([one[1]])) for one in taken]
+                await asyncio.gather(*(self._write(*one) for one in each))
+            return
+        except Exception as error:  # a bug: nobody's write stays under way for ever
+            self._not_written(taken, Unknown(f"internal: {error!r}"))
+            raise
+        failed: Exception | None = None
+        for (writer, write), answer in zip(taken, answers, strict=True):
+            try:
+                self._written(writer, write, answer)
+            except Exception as error:  # of one: the others hear of theirs
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _not_written(self, taken: list[tuple[Writer, CursorWrite]], error: TocsinError) -> None:
+        loop = asyncio.get_running_loop()
+        for writer, _ in taken:
+            writer.not_written(error)
+            # Whatever it was: nobody else would write it, and a slot that ends waits for that.
+            # After a failover what was certified is not, for a moment (R10).
+            loop.call_later(RETRY_AFTER_S, self.mark, writer)
+
+    def _written(self, writer: Writer, write: CursorWrite, answer: Written) -> None:
+        if answer.fenced:
+            self.fenced_writes += 1
+            writer.fenced()
+        else:
+            self.on_written(write.place.partition)
+            writer.written(answer)
+
+    async def drain(self) -> None:
+        """Write everything that is dirty."""
+        while self._dirty or self._held or self._flushes:
+            self._flush()
+            for number in list(self._held):
+                self.moved(number)
+            if self._flushes:
+                await asyncio.wait(self._flushes)

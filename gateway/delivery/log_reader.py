@@ -1,0 +1,172 @@
+"""What a slot reads: records of the log in order, and single records for its lines.
+
+Reads happen in the background; `wake` is called when something has come.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
+from typing import Any, Final
+
+from gateway.deliverylog.spans import Stages
+from gateway.publish.tail import Tail
+from push import limits
+from push.errors import Refused, TocsinError
+from push.places import Partition
+from push.record import Record
+from push.storage_port import Storage
+
+LINES_PER_READ_MAX: Final = 64
+DEAD: Final = "dead"
+"""The job that moves dead letters."""
+KEPT_MAX: Final = 16
+KEPT_BYTES_MAX: Final = 2048
+"""What was read for a line is kept, so many messages of at most so many bytes: the head of a stuck
+key is tried again and again, and each time its whole record would be read for it (P8)."""
+RETRY_AFTER_S: Final = 0.5
+
+
+class Fetch:
+    """See the module. One per slot."""
+
+    def __init__(
+        self, storage: Storage, tail: Tail, partition: Partition, wake: Callable[[], None]
+    ) -> None:
+        self._storage = storage
+        self._tail = tail
+        self._partition = partition
+        self._wake = wake
+        self._ahead: deque[Record] = deque()
+        self._current: tuple[Record, Stages | None] | None = None
+        self._lines: dict[int, Record | None] = {}
+        self._kept: dict[int, Record] = {}
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self.next_number = count().__next__
+        """Makes names of jobs that are asked for once and must run."""
+        self.nothing_until = 0
+        """A read found that nothing is retained below this offset."""
+
+    @property
+    def reading(self) -> bool:
+        """Whether the log is being read."""
+        return "log" in self._jobs
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything that may be given is being read: the log, or what is in a line."""
+        return any(name != DEAD for name in self._jobs)
+
+    def log(self, offset: int) -> tuple[Record, Stages | None] | None:
+        """The record that holds `offset`, or the next one retained; None: not at hand, it is being
+        read now."""
+        current = self._current
+        if current is not None and current[0].first <= offset <= current[0].last:
+            return current
+        self._current = None
+        while self._ahead and self._ahead[0].last < offset:
+            self._take_ahead()
+        if self._ahead:
+            self._current = (self._take_ahead(), None)
+        else:
+            self._current = self._tail.get(self._partition, offset)
+        if self._current is None and self.nothing_until <= offset:
+            self.job("log", self._read_log(offset))
+        return self._current
+
+    def _take_ahead(self) -> Record:
+        record = self._ahead.popleft()
+        self._tail.ahead_bytes -= record.memory_bytes
+        return record
+
+    async def _read_log(self, offset: int) -> None:
+        tail = self._tail
+        is_ample = tail.ahead_bytes < limits.AHEAD_BYTES_MAX
+        bytes_max = limits.READ_BYTES_MAX if is_ample else limits.PUSH_BYTES_MAX
+        tail.ahead_bytes += bytes_max  # many slots may begin to read in one turn of the loop
+        try:
+            read = await tail.read(self._partition, offset, bytes_max)
+        finally:
+            tail.ahead_bytes -= bytes_max
+        self._ahead.extend(read.records)
+        tail.ahead_bytes += sum(record.memory_bytes for record in read.records)
+        if not read.records:
+            if read.certified <= offset:
+                # Who was told of more asks again, but not at once: a failover knows less.
+                raise Refused("storage_unavailable", "what was certified is not at the moment")
+            self.nothing_until = read.certified
+
+    def line(self, offset: int) -> tuple[Record | None] | None:
+        """(the record that holds a line's message, or None when it is gone); None: not at hand."""
+        current = self._current
+        if current is not None and current[0].first <= offset <= current[0].last:
+            return (current[0],)
+        kept = self._kept.pop(offset, None)
+        if kept is not None:
+            self._kept[offset] = kept
+            return (kept,)
+        if offset not in self._lines:
+            return None
+        record = self._lines.pop(offset)
+        if record is not None:
+            self._keep(record, offset)
+        return (record,)
+
+    def _keep(self, record: Record, offset: int) -> None:
+        if record.header.sizes[offset - record.first] <= KEPT_BYTES_MAX:
+            self._kept[offset] = record.alone(offset)
+            if len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+
+    def read_lines(self, offsets: Sequence[int]) -> None:
+        """Read the records of these messages, unless some are being read; LINES_PER_READ_MAX of
+        them at most."""
+        if "lines" not in self._jobs:
+            wanted = [o for o in offsets if o not in self._lines and o not in self._kept]
+            if wanted:
+                self.job("lines", self._read_lines(wanted))
+
+    async def _read_lines(self, offsets: Sequence[int]) -> None:
+        """At once: one after another each would wait for a turn of the reader's thread and one of
+        the loop, and lines would go at a few thousand messages a second."""
+        wanted = sorted(offsets)
+        records = await self._storage.read_each(self._partition, wanted, limits.READ_BYTES_MAX)
+        self._lines.update(zip(wanted, records, strict=False))
+
+    def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do this in the background, one of a name at a time, and wake the slot after it.
+
+        A job that has just finished still counts: who must not be passed over uses a name of its
+        own, see `next_number`.
+        """
+        if name in self._jobs:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=f"{name} {self._partition}")
+        self._jobs[name] = task
+        task.add_done_callback(lambda task: self._ended(name, task))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._jobs[name]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._wake()
+        elif isinstance(error, TocsinError):
+            asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._wake)
+        else:
+            raise error
+
+    def cancel(self) -> None:
+        """Stop reading; nothing is woken any more, and whoever was is let go of: else each slot
+        that has ended would wait for the garbage collector."""
+        self._wake = _nobody
+        for task in list(self._jobs.values()):
+            task.cancel()
+        while self._ahead:
+            self._take_ahead()
+
+
+def _nobody() -> None:
+    """Who is woken when the slot has ended."""

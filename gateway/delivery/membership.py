@@ -1,0 +1,540 @@
+"""This gateway's part of a group's row: read, computed anew, written by compare-and-set (R14).
+
+What a row is to become is decided by `metadata.group_row`; here are the calls, and when they are
+made: at once when members join or leave, when slots that others wait for have ended, when a notice
+tells that another gateway has written, and now and then, because notices may be lost.
+
+Joins and leaves that wait are one write, and a write that took long is followed by a pause in its
+proportion: a thousand consumers that come and go cost some writes, not a thousand, and leave the
+gateway to those who work.
+
+Members of a group that are not here, and whose place waits for them for a while (R22).
+
+They were there when their gateway ended, and their sessions asked to linger. Until they come, or
+their time is up, they stay in the assignment, and what is theirs is given to nobody. Where several
+gateways serve a group, each waits for who is with none of them.
+
+Partitions that come from other gateways: who waits for whom, and for how long (R20).
+
+A new owner begins when the row names nobody any more who drains its partition. What that gateway
+does not say is not waited for for ever: a drain has its time, and a session that has moved (R22)
+has taken what it holds with it, so that only the last writes are waited for.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.delivery.presence import Presence
+from metadata.catalog import Membership
+from metadata.group_row import (
+    Part,
+    drains,
+    gateway_of,
+    gateways_in,
+    gateways_of,
+    missing,
+    next_row,
+    others,
+)
+from metadata.port import Metadata
+from push import limits
+from push.errors import TocsinError
+
+
+class Absent:
+    """See the module. `started`: when the waiting began, in seconds of the loop's clock."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._until: dict[str, float] = {}
+        self._linger_s: dict[str, float] = {}
+        self._given_up: set[str] = set()
+        """Whose time is up, and whom the row still names."""
+        self._is_first_look = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Who is waited for."""
+        return list(self._until)
+
+    @property
+    def until(self) -> dict[str, float]:
+        """Until when each is waited for, by the loop's clock; infinity: as long as this lasts."""
+        return dict(self._until)
+
+    def look(
+        self, lingers: Mapping[str, float], present: Collection[str], now: float
+    ) -> dict[str, float]:
+        """Who is still waited for: not who is `present`, nor whose time is up. The first time
+        `lingers` is what the gateway before has left. Returns who is waited for, and how long."""
+        if self._is_first_look:
+            self._is_first_look = False
+            for name, linger_s in lingers.items():
+                self._until[name], self._linger_s[name] = self._started + linger_s, linger_s
+        for name, until in list(self._until.items()):
+            if name in present or until <= now:
+                del self._until[name], self._linger_s[name]
+        return dict(self._linger_s)
+
+    def look_around(
+        self, missing: Mapping[str, float], present: Collection[str], now: float
+    ) -> dict[str, float]:
+        """As `look`, among several gateways: `missing` is who lingers and is with none of them, as
+        the row says. Each is waited for from when it was missed first."""
+        self._is_first_look = False
+        self._given_up &= missing.keys()
+        for name, linger_s in missing.items():
+            if name not in self._until and name not in self._given_up:
+                self._until[name], self._linger_s[name] = now + linger_s, linger_s
+        before = {*self._until}
+        left = self.look({}, present, now)
+        self._given_up |= before.difference(self._until, present)
+        return left
+
+    def forget_all_but(self, named: Collection[str]) -> None:
+        """Another gateway has given up who is not among these."""
+        for name in self._until.keys() - set(named):
+            del self._until[name], self._linger_s[name]
+
+    def moved(self, name: str, linger_s: float, until: float = float("inf")) -> None:
+        """It goes on at another gateway, and its place waits there; here it is nobody else's."""
+        self._until[name], self._linger_s[name] = until, linger_s
+
+    def call_at(self, gone: Callable[[], None]) -> None:
+        """Call `gone` when the next one's time is up."""
+        self.close()
+        at = min(self._until.values(), default=float("inf"))
+        if at < float("inf"):
+            self._timer = asyncio.get_running_loop().call_at(at, gone)
+
+    def close(self) -> None:
+        """Call nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+LOOK_S: Final = 3.0
+"""So late at most a gateway finds out itself that it is to let go of something."""
+DRAIN_S: Final = limits.DRAIN_S + LOOK_S + 1.0
+MOVED_S: Final = 1.0
+"""Who moves comes from a gateway that went down in an orderly way or is dead, as a rule: the last
+writes of one that lives take milliseconds."""
+
+
+class HandOver:
+    """See the module. Of one group; `again`: called when something has had its time."""
+
+    def __init__(self, gateway: str, again: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._again = again
+        self._until: dict[int, tuple[str, float]] = {}
+        """Partition → the gateway that has it, and until when it is waited for."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self, before: Membership, row: Membership, now: float) -> None:
+        """The row is now this one, behind `before`."""
+        until: dict[int, tuple[str, float]] = {}
+        for number, drain in row.draining.items():
+            gateway = drain.gateway
+            if gateway == self._gateway:
+                continue
+            known = self._until.get(number)
+            if known is None or known[0] != gateway:
+                has_moved = before.assignment.get(number) == row.assignment.get(number)
+                is_new = number not in before.draining
+                known = (gateway, now + (MOVED_S if has_moved and is_new else DRAIN_S))
+            until[number] = known
+        self._until = until
+        self._tell()
+        self._call_at(min((at for _, at in until.values()), default=None))
+
+    def _call_at(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._again) if at else None
+
+    def overdue(self, row: Membership, now: float) -> set[int]:
+        """What has had its time, of what the same gateway still drains in this row: another drain
+        has a time of its own."""
+        return {
+            number for number, (gateway, until) in self._until.items()
+            if until <= now
+            and (drain := row.draining.get(number)) is not None and drain.gateway == gateway
+        }  # fmt: skip
+
+    def forget(self) -> None:
+        """Others took this gateway for gone: nothing that they drain now is what it waited for."""
+        self._until = {}
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def freed(self, is_held: Callable[[], bool]) -> None:
+        """Wait as long as that is so; it is asked again with each row."""
+        while is_held():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+    def close(self) -> None:
+        """No row comes any more."""
+        self._call_at(None)
+        self._tell()
+
+
+RETRY_AFTER_S: Final = 0.5
+GATHER_S: Final = 0.005
+"""What ends together is told the other gateways together."""
+CATCH_UP_TRIES: Final = 5
+"""Behind a failover calls fail for a moment; a copy that is away stays away."""
+LOOK_ALONE_S: Final = 5 * LOOK_S
+"""Between two looks at the row while no other gateway has members in it."""
+PAUSE_S: Final = 0.005
+"""Between two writes, at least; what happens meanwhile is written together."""
+PAUSE_MAX_S: Final = 0.25
+PAUSE_RATIO: Final = 1
+"""A write is followed by a pause of so many times what it took, within these bounds."""
+
+
+class Seat(Protocol):
+    """A member of the group that is here."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stays(self) -> bool:
+        """It has still to say what it holds of its partitions: none moves away before."""
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Its handlers are not heard of."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long its place waits for it when the gateway is gone; 0: not at all."""
+
+
+class Host(Protocol):
+    """The group on this gateway, as its part of the row sees it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def seats(self) -> Sequence[Seat]:
+        """Its members here."""
+
+    def partitions(self) -> Sequence[int]:
+        """All that the group's queue has."""
+
+    def has(self) -> set[int]:
+        """Partitions that are owned here, or are about to be."""
+
+    def moved_away(self, name: str) -> None:
+        """This member is another gateway's: it has taken what it holds with it (R22)."""
+
+    def fence(self, is_over: Callable[[int, str], bool]) -> None:
+        """End those slots at once of which this is true, by partition and owner: others may own
+        what they have."""
+
+    def carry_out(self) -> None:
+        """Do what the row says."""
+
+
+class GroupPart:
+    """See the module."""
+
+    def __init__(self, metadata: Metadata, presence: Presence, group_id: str, host: Host) -> None:
+        self.row = Membership(group_id=group_id, generation=0, members=(), assignment={})
+        """The newest one that was seen."""
+        self.is_shared = presence.is_shared
+        """Whether other gateways may serve the group, too."""
+        self._metadata = metadata
+        self._presence = presence
+        self._host = host
+        self._absent = Absent(presence.started)
+        self._hand_over = HandOver(presence.gateway, self.write_soon)
+        self.begun_anew: int | None = None
+        """As the row said of its cursors when the slots here began; None: no row was seen."""
+        self._told: set[str] = set()
+        """Members here of whom the row has been told."""
+        self._unsure: tuple[int, set[str]] | None = None
+        """Where a change was asked for and not answered: the generation that it was to follow, and
+        who had been told of before it."""
+        self._taken_out: set[str] = set()
+        """Gateways that were taken out of the row from here."""
+        self._lock = asyncio.Lock()
+        self._next_write: asyncio.Task[None] | None = None
+        """The write that has not begun yet: whoever has something to tell waits for it."""
+        self._not_before = 0.0
+        """When it may begin, by the loop's clock."""
+        self._is_due = False
+        self._noticed = 0
+        """The newest generation that a notice has told of."""
+        self._writing: asyncio.Task[None] | None = None
+        self._look_again: asyncio.TimerHandle | None = None
+
+    # --- When ------------------------------------------------------------------------------------
+
+    def write_soon(self) -> None:
+        """Something here has changed, or may have elsewhere."""
+        if not self._host.closed:
+            self._is_due = True
+            self._begin()
+
+    def noticed(self, generation: int) -> None:
+        """A notice: the row is of this generation now."""
+        if generation > self.row.generation:
+            self._noticed = max(self._noticed, generation)
+            self._begin()
+
+    def gateways_gone(self, gone: set[str]) -> None:
+        """These gateways are not there any more."""
+        if not gone.isdisjoint(gateways_in(self.row)):
+            self.write_soon()
+
+    def _begin(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._work(), name="reassign")
+            self._writing.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._writing = None
+        # Somebody may have come or gone since the last look, which was a turn of the loop ago.
+        if not self._host.closed and (self._is_due or self._noticed > self.row.generation):
+            self._begin()
+        if not task.cancelled():
+            task.result()
+
+    async def _work(self) -> None:
+        while not self._host.closed:
+            if self.is_shared:
+                await asyncio.sleep(GATHER_S)
+            if not self._is_due and self._noticed <= self.row.generation:
+                return
+            self._is_due, self._noticed = False, 0
+            try:
+                await self.write()
+            except TocsinError:
+                self._is_due = True
+                await asyncio.sleep(RETRY_AFTER_S)
+
+    def _look_later(self) -> None:
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        here = self._host.seats()
+        if here and not self._host.closed:
+            after_s = LOOK_S if len(self.row.members) > len(here) else LOOK_ALONE_S
+            self._look_again = asyncio.get_running_loop().call_later(after_s, self.write_soon)
+
+    async def close(self) -> None:
+        """The group has closed: nothing is looked at any more."""
+        self._absent.close()
+        self._hand_over.close()
+        if self._look_again is not None:
+            self._look_again.cancel()
+        waits = [task for task in (self._writing, self._next_write) if task is not None]
+        if waits:
+            await asyncio.wait(waits)
+
+    # --- Reading and writing ---------------------------------------------------------------------
+
+    async def write(self) -> None:
+        """Bring the row up to date and carry it out: all that has happened before this was called,
+        in one write with whatever else waits to be told. Raises TocsinError: it is not known
+        whether that was done."""
+        if self._next_write is None:
+            self._next_write = asyncio.get_running_loop().create_task(self._write_all())
+            self._next_write.add_done_callback(_seen)
+        await asyncio.shield(self._next_write)  # others wait for it, too
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._not_before - loop.time())
+        async with self._lock:
+            self._next_write = None  # who comes from here on waits for another one
+            if self._host.closed:
+                return
+            began = loop.time()
+            try:
+                await self._write()
+            finally:
+                took_s = loop.time() - began
+                pause_s = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_RATIO * took_s))
+                self._not_before = began + took_s + pause_s
+        self._absent.call_at(self.write_soon)
+        self._host.carry_out()
+
+    async def catch_up(self) -> None:
+        """Others may have taken over: returns when nothing is served here that they have.
+
+        Whoever takes something writes the row on every copy, and owns on every copy, before it
+        begins. So that is in the row wherever it is read: where it is the one that is known here,
+        nobody has, and copies that are away need not be waited for. Where it is another one it is
+        read as ever; cannot that be, everything ends that is not plainly this gateway's by it, and
+        nothing begins by it, since it may be taken back. Raises TocsinError: nobody answers."""
+        here, group_id = self._presence.gateway, self.row.group_id
+        row = await self._metadata.glance(group_id)
+        is_told = self._told.issubset(row.gateways.get(here, ()))
+        if row.generation == self.row.generation and is_told:
+            return
+        for _ in range(CATCH_UP_TRIES):
+            try:
+                await self.write()
+                return
+            except TocsinError:
+                await asyncio.sleep(RETRY_AFTER_S)
+        row = await self._metadata.glance(group_id)
+        lost = {seat.name for seat in self._host.seats()}.difference(row.gateways.get(here, ()))
+        same = {
+            number: name for number, name in self.row.assignment.items()
+            if row.assignment.get(number) == name and name not in lost
+        }  # fmt: skip
+        self.row = msgspec.structs.replace(self.row, assignment=same)
+        is_anew = self.begun_anew not in (None, row.begun_anew)
+        self._host.fence(lambda number, owner: is_anew or same.get(number) != owner)
+        self.write_soon()
+
+    async def write_out(self) -> None:
+        """After `close`, when the slots have ended: nobody need wait for this gateway to be taken
+        for gone. Raises TocsinError: it was not to be told."""
+        here = self._presence.gateway
+        if here in gateways_in(self.row):
+            async with self._lock:
+                await self._write()
+
+    async def _write(self) -> None:
+        here = self._presence.gateway
+        while True:
+            row = await self._metadata.membership(self.row.group_id)
+            if self._unsure is not None and self._unsure[0] == row.generation:
+                # Nothing came of it. Who is elsewhere as the row says has come here since.
+                self._told = self._unsure[1]
+            self._unsure = None
+            gone = self._learn(row) if here else set[str]()
+            new = next_row(row, self._part(row, gone), self._host.partitions())
+            if new is row:  # somebody who waited for the lock, too, was here before
+                break
+            told, self._told = self._told, self._told.union(new.gateways.get(here, ()))
+            # Where the answer is lost, it may have been told all of that.
+            self._unsure = (row.generation, told)
+            changed = await self._metadata.change_membership(
+                new, expected_generation=row.generation
+            )
+            self._unsure = None
+            if changed:
+                self._taken_out |= gone.intersection(row.gateways)
+                break
+            self._told = told
+        self.row = new
+        if here:
+            self._told = {*new.gateways.get(here, ())}
+            self._hand_over.look(row, new, asyncio.get_running_loop().time())
+            self._look_later()
+
+    def _part(self, row: Membership, gone: set[str]) -> Part:
+        here, now = self._presence.gateway, asyncio.get_running_loop().time()
+        members = {seat.name for seat in self._host.seats()}
+        if here:
+            present = members.union(others(row, here, gone))
+            self._absent.forget_all_but(row.lingers)
+            lingers = self._absent.look_around(missing(row, gone), present, now)
+        else:
+            lingers = self._absent.look(row.lingers, members, now)
+        lingers |= {seat.name: seat.linger_s for seat in self._host.seats() if seat.linger_s}
+        return Part(
+            gateway=here,
+            members=members,
+            staying={seat.name for seat in self._host.seats() if seat.stays},
+            unresponsive={seat.name for seat in self._host.seats() if seat.is_unresponsive},
+            lingers=lingers,
+            absent=self._absent.names,
+            has=self._host.has(),
+            gone=gone,
+            overdue=self._hand_over.overdue(row, now),
+        )
+
+    def _learn(self, row: Membership) -> set[str]:
+        """What others have made of the row; returns the gateways in it that are gone."""
+        self.row = row
+        here = self._presence.gateway
+        is_taken_out, claimed = False, set[str]()
+        gateways = gateways_of(row)
+        for name in [seat.name for seat in self._host.seats()]:
+            gateway = gateways.get(name)
+            if gateway not in (None, here) and name in self._told:
+                self._host.moved_away(name)
+            elif gateway not in (None, here):
+                claimed.add(name)
+            elif gateway is None and name in self._told:
+                is_taken_out = True
+        if is_taken_out:
+            self._hand_over.forget()
+        if self.begun_anew not in (None, row.begun_anew):
+            self._host.fence(lambda number, owner: True)
+        elif is_taken_out:  # others took this gateway for gone, and have what is not its own now
+            self._host.fence(lambda number, owner: row.assignment.get(number) != owner)
+        elif claimed:
+            self._host.fence(lambda number, owner: owner in claimed)
+        for back in self._taken_out.intersection(row.gateways):
+            self._presence.heard(back)  # it has written its part again
+        self._taken_out.difference_update(row.gateways)
+        self.begun_anew = row.begun_anew
+        return self._presence.gone(gateways_in(row))
+
+    # --- What is known ---------------------------------------------------------------------------
+
+    @property
+    def absent(self) -> dict[str, float]:
+        """Members that are with no gateway and are waited for, and until when, by the loop's
+        clock."""
+        return self._absent.until
+
+    def wait_for(self, seat: Seat) -> None:
+        """It goes on at another gateway, and its place waits for it there: for as long as it said,
+        or, where there is no other gateway now, as long as this one is there."""
+        now, linger_s = asyncio.get_running_loop().time(), seat.linger_s
+        until = now + linger_s if self.is_shared else float("inf")
+        self._absent.moved(seat.name, linger_s, until)
+
+    def claim(self, name: str) -> None:
+        """It has come back to this gateway: if it was at another one meanwhile, it is no more."""
+        if self.is_shared:
+            self._told.discard(name)
+            self.write_soon()
+
+    async def freed(self, is_wanted: Callable[[], bool], number: int) -> None:
+        """Wait until no other gateway has the partition, or it is not wanted any more."""
+        here = self._presence.gateway
+        await self._hand_over.freed(
+            lambda: is_wanted() and drains(self.row, number) not in (None, here)
+        )
+
+    def let_go(self, number: int) -> None:
+        """It is not owned here any more; others may wait to hear that."""
+        if drains(self.row, number) == self._presence.gateway:
+            self.write_soon()
+
+    def others(self) -> set[str]:
+        """Members at other gateways."""
+        return {*others(self.row, self._presence.gateway, ())}
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a member that is not here has still to say what it holds; who is absent has."""
+        return gateway_of(self.row, name) is None or name in self.row.staying
+
+
+def _seen(task: "asyncio.Task[None]") -> None:
+    """Whoever waited for it has gone: nobody need be told how it ended."""
+    if not task.cancelled():
+        task.exception()

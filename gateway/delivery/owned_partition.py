@@ -1,0 +1,649 @@
+"""A slot: one partition of a group while a consumer of this gateway owns it.
+
+The shell around one `push.delivery.delivery.Delivery`: it hands in records, credit and time, and
+carries out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
+
+What a slot is set into: its owner, and what all slots of a gateway share.
+
+Who waits to hear that what was settled is durable: with the write that is under way, or with the
+next one.
+
+Who waits for an operator's decisions about the parked keys of one slot.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+from gateway.counters import Counting
+from gateway.delivery.cursor_writer import Flusher
+from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, Fetch
+from gateway.deliverylog.lines import Cause
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.taps import SlotLog
+from gateway.encryption.sealer import NackReasons
+from gateway.publish.tail import Tail
+from metadata.catalog import Group, Queue
+from push import limits
+from push.delivery.delivery import Delivery
+from push.delivery.leases import Push, offsets_of
+from push.delivery.shares import Share
+from push.delivery.values import GiveOut, Judged, Taken
+from push.delivery.waiting import DeadLetter
+from push.errors import TocsinError
+from push.places import GroupPartition, ParkedLine, Partition, Verb
+from push.record import Record
+from push.storage_port import Cursor, CursorWrite, Storage, Written
+from runtime.loop.end_of_turn import Deadlines
+
+
+class Owner(Protocol):
+    """A consumer, as a slot sees it."""
+
+    def available(self) -> int:
+        """How many messages it may be given now."""
+
+    def share(self) -> Share:
+        """What a key may have of these; see `push.delivery.shares`."""
+
+    @property
+    def blocked_by(self) -> str:
+        """Why `available` is 0: credit, socket, paused (the queue is), or in_flight: it holds as
+        much as it may (P9)."""
+
+    def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Give it these; counts against `available`, or is what was `reserved`."""
+
+    def reserve(self, count: int) -> object:
+        """So many will be delivered as soon as they are settled (R23), and count against
+        `available` from now on. Returns what `deliver` or `release` is handed then."""
+
+    def release(self, count: int, reserved: object) -> None:
+        """What was reserved will not be delivered."""
+
+    def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
+        """These are no longer its own (R17)."""
+
+    def arrived(self, slot: "Slot", push: Push) -> float | None:
+        """From when the lease of this push counts; None: it is in transit (push.transit)."""
+
+    def lapsed(self, given_at: float) -> None:
+        """The lease of something that was given then, by the loop's clock, has ended by time."""
+
+    def holds(self, more: int) -> None:
+        """So many more of its deliveries are in flight; below 0: so many fewer, because they were
+        settled, returned, or cut off."""
+
+    def pump(self) -> None:
+        """Something of its slots may have become possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A push that goes out when it is settled (R23)."""
+
+    record: Record
+    out: GiveOut
+    stages: Stages | None
+    cause: Cause
+    reserved: object
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return self.out.count
+
+
+@dataclass(slots=True)
+class Context:
+    """What all slots of a gateway share."""
+
+    storage: Storage
+    tail: Tail
+    flusher: Flusher
+    log: DeliveryLog
+    deadlines: Deadlines
+    move: "Callable[[Slot], Coroutine[Any, Any, None]]"
+    """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
+    counting: Counting
+    reasons: NackReasons = field(default_factory=NackReasons)
+    random: Random = field(default_factory=Random)
+    gives_until: float = float("inf")
+    """The moment of the loop's clock from which on others must take this gateway for gone, and it
+    gives out nothing; see gateway.delivery.presence."""
+    orphans: set[str] = field(default_factory=set)
+    """Queues, by id, of which slots have ended while dead letters were not moved."""
+    stale_settlements: int = 0
+    """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""
+
+
+Confirmed = Callable[[bool], None]
+"""Called once: with True when it is durable, with False when that will never be known here."""
+
+
+class Confirms:
+    """Of one place. What is returned is to be called."""
+
+    __slots__ = ("_next", "_writing")
+
+    def __init__(self) -> None:
+        self._writing: list[Confirmed] = []
+        self._next: list[Confirmed] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for the next write."""
+        return bool(self._next)
+
+    def add(self, confirmed: Confirmed) -> None:
+        """This one waits for what is settled by now: it stands in the next write at the latest."""
+        self._next.append(confirmed)
+
+    def begin(self) -> None:
+        """A write is under way, with all that was settled before."""
+        self._writing, self._next = self._next, []
+
+    def written(self, *, is_all: bool) -> list[Confirmed]:
+        """It is durable. `is_all`: what was settled while it was under way stood in it already."""
+        done, self._writing = self._writing, []
+        if is_all:
+            done, self._next = done + self._next, []
+        return done
+
+    def not_written(self) -> None:
+        """Nobody knows: it is written again."""
+        self._writing, self._next = [], self._writing + self._next
+
+    def end(self) -> list[Confirmed]:
+        """There will be no other write, and what comes of one that is under way is nobody's."""
+        done = self._writing + self._next
+        self._writing, self._next = [], []
+        return done
+
+
+class Decisions:
+    """Key hash → the one who waits. Made anew with each slot."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, asyncio.Future[bool]] = {}
+
+    def wait(self, key: int) -> "asyncio.Future[bool]":
+        """True: the decision is durable. False: it is not made, or the slot ended before."""
+        decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waits[key] = decided
+        return decided
+
+    def tell(self, keys: list[int], *, made: bool) -> None:
+        """Answer those who wait: the decisions about these keys are durable, or were not made."""
+        for key in keys:
+            self._answer(self._waits.pop(key), made)
+
+    def end(self) -> None:
+        """The slot has ended: whether the others became durable will not be known here."""
+        for decided in self._waits.values():
+            self._answer(decided, False)
+        self._waits.clear()
+
+    def _answer(self, decided: "asyncio.Future[bool]", durable: bool) -> None:
+        if not decided.done():  # who waited may have gone
+            decided.set_result(durable)
+
+
+logger = logging.getLogger("tocsin.slot")
+
+
+class Slot:
+    """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called
+    once, when the epoch has ended here: written, or fenced."""
+
+    def __init__(
+        self, context: Context, queue: Queue, group: Group, partition: Partition, *,
+        delivery: Delivery, cursor: Cursor, owner: Owner, gone: "Callable[[Slot], None]",
+    ) -> None:  # fmt: skip
+        self._context = context
+        self.queue, self.group = queue, group
+        self.partition = partition
+        self.place = GroupPartition(group.group_id, partition)
+        self.delivery = delivery
+        self.owner = owner
+        self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"
+        self.scheduled = float("inf")
+        self.ended = False
+        self.blocked = ""
+        """What held it up last, while there was something to give."""
+        self._end_when_moved = False
+        self.dead_letters_wait: TocsinError | None = None
+        """Why the dead-letter queue did not take what was to be moved; None: it did."""
+        self.reasons: dict[int, str] = {}
+        """What the last nack of an offset gave as its reason, of the latest; the storage has them
+        all."""
+        self.decisions = Decisions()
+        self._in_flight = 0  # as its owner knows
+        self._at_most_once = group.settings.semantics == "at_most_once"
+        self._gone = gone
+        self.fetch = Fetch(context.storage, context.tail, partition, self._woken)
+        self._unsent: list[Unsent] = []
+        self._writing_unsent: list[Unsent] = []
+        self._confirms = Confirms()
+        self.log = SlotLog(
+            context.log, queue, group, partition.number, owner=owner, end=delivery.end,
+            pushes=delivery.leases.pushes, tally=delivery.tally,
+        )  # fmt: skip
+        self.log.owned(delivery.epoch, cursor)
+        self._abandoned = 0
+        """Messages that were in flight when the consumer went, and are in nobody's count now."""
+        context.tail.follow(partition, self._certified)
+        self._move_dead_letters()  # the owner before may have left some
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    def _certified(self, partition: Partition) -> None:
+        self.delivery.certify(self._context.tail.ends[partition])
+        self.owner.pump()
+
+    def _woken(self) -> None:
+        if not self.ended:
+            self._after(asyncio.get_running_loop().time())
+            self.owner.pump()
+
+    def pump(self, count_max: int) -> bool:
+        """Give what rules, credit and the records at hand allow, at most `count_max` messages.
+
+        True: more could go out at once, were it given another turn.
+        """
+        if self.ended:
+            return False
+        delivery, owner = self.delivery, self.owner
+        now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
+        if now >= self._context.gives_until:  # it may be another gateway's by now
+            self.blocked = "moving"
+            return False
+        left = count_max
+        if self.blocked and owner.available() > 0:
+            self.log.waited(self.blocked, delivery.end)
+        if delivery.waiting.stirs(now) and owner.available() > 0:
+            left -= self._pump_lines(left, now, wall_unix_ms)
+        frontier, is_kept = delivery.frontier, False
+        while left > 0 and delivery.wants_log and owner.available() > 0:
+            found = self.fetch.log(delivery.frontier)
+            if found is None:
+                if self.fetch.nothing_until > delivery.frontier:
+                    self.log.gone(delivery.skip_to(self.fetch.nothing_until, now=now))
+                    continue
+                break
+            record, stages = found
+            if record.first > delivery.frontier:
+                self.log.gone(delivery.skip_to(min(record.first, delivery.end), now=now))
+            outs = delivery.give(
+                record, min(owner.available(), left),
+                now=now, wall_unix_ms=wall_unix_ms, share=owner.share(),
+            )  # fmt: skip
+            for out in outs:
+                left -= out.count
+                self._send(record, out, stages, now, self.log.cause(out, stages))
+            if delivery.scan.again_at is not None:
+                is_kept = True
+                break
+        if (
+            delivery.frontier > frontier
+            and delivery.waiting.stirs(now)  # the log may have made lines ready: tried before
+            and left > 0
+            and owner.available() > 0
+        ):
+            left -= self._pump_lines(left, now, wall_unix_ms)
+        self._after(now)
+        if not delivery.wants_log:
+            if delivery.frontier < delivery.end:
+                self.blocked = "draining" if delivery.draining else "held"
+            return False
+        if not owner.available():
+            self.blocked = owner.blocked_by
+        elif is_kept:
+            self.blocked = "credit"  # what is left of it is kept for other keys
+        elif self.fetch.reading:
+            self.blocked = "read"
+        return left <= 0 and owner.available() > 0
+
+    def _pump_lines(self, count_max: int, now: float, wall_unix_ms: int) -> int:
+        """What lines may send. Returns how many went out."""
+        delivery, given = self.delivery, 0
+        credit = min(self.owner.available(), count_max)
+        delivery.plan_retries(credit, now=now, share=self.owner.share())
+        for key, after in delivery.waiting.side_wanted():
+            self.fetch.job(f"side {self.fetch.next_number()}", self._load_side(key, after))
+        giveable = delivery.giveable
+        while giveable and given < credit:
+            key, offset = giveable[0]
+            found = self.fetch.line(offset)
+            if found is None:
+                self.fetch.read_lines([offset for _, offset in giveable[:LINES_PER_READ_MAX]])
+                break
+            giveable.pop(0)
+            record = found[0]
+            out = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
+            if record is None:
+                self.log.gone([(offset, offset)])
+            elif out is not None:
+                given += 1
+                self._send(record, out, None, now, self.log.cause_of_line(key, out))
+        return given
+
+    async def _load_side(self, key: int, after: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            offsets = await self._context.storage.read_side(
+                self.place, key, after, limits.SIDE_LOAD_MAX
+            )
+        except TocsinError:
+            self.delivery.waiting.side_not_loaded(key, loop.time())
+            raise
+        self.delivery.waiting.side_loaded(key, offsets, loop.time())
+
+    def _send(
+        self, record: Record, out: GiveOut, stages: Stages | None, now: float, cause: Cause
+    ) -> None:
+        if self._at_most_once:
+            # R23: settled durably before the push; what is not known to be settled is not pushed.
+            self.log.acked(out.push, self.delivery.ack(out.push, out.first, out.last, now=now))
+            reserved = self.owner.reserve(out.count)
+            self._unsent.append(Unsent(record, out, stages, cause, reserved))
+            self._context.flusher.mark(self, urgent=True)
+            return
+        self._count_in_flight()
+        self._deliver(record, out, stages, cause)
+
+    def _deliver(
+        self, record: Record, out: GiveOut, stages: Stages | None, cause: Cause,
+        reserved: object = None,
+    ) -> None:  # fmt: skip
+        self.blocked = ""
+        self.log.giving(cause, stages)
+        self.owner.deliver(self, record, out, reserved)
+
+    def _after(self, now: float) -> None:
+        """After anything that may have changed what the rules wait for."""
+        self._count_in_flight()
+        delivery = self.delivery
+        if delivery.dirty:
+            self._context.flusher.mark(self, urgent=delivery.urgent)
+        self._move_dead_letters()
+        self._context.deadlines.set(self, delivery.next_deadline())
+        waiting = delivery.waiting
+        self.log.dying(waiting.take_decided())
+        self.log.parked(waiting.take_parked())
+        self.decisions.tell(opened := waiting.take_opened(), made=True)
+        self.decisions.tell(waiting.take_dropped(), made=False)
+        self.log.opened(opened, delivery.end)
+        self._end_if_drained()
+
+    def _count_in_flight(self) -> None:
+        in_flight = 0 if self.ended else self.delivery.leases.open_count
+        if in_flight != self._in_flight:
+            more, self._in_flight = in_flight - self._in_flight, in_flight
+            self.owner.holds(more)
+
+    def _move_dead_letters(self) -> None:
+        if self.delivery.waiting.has_dead_letters and self.moves_dead_letters:
+            self.fetch.job(DEAD, self._context.move(self))
+
+    @property
+    def moves_dead_letters(self) -> bool:
+        """Whether it begins to move more: who is about to end leaves that to the next owner."""
+        return not self.ended and (self._end_when_moved or not self.delivery.drained)
+
+    def letter_id(self, dead: DeadLetter) -> str:
+        """Under which id a message stands in the dead letters."""
+        return f"{self.id_prefix}{dead.offset}.{self.group.group_id}"
+
+    def dead_lettered(self, letters: Sequence[DeadLetter], *, are_gone: bool = False) -> None:
+        """These, ascending, stand in the dead letters; or `are_gone`, and there is nothing to
+        move."""
+        first = 0
+        for place, letter in enumerate(letters):
+            behind = letters[place + 1] if place + 1 < len(letters) else None
+            if behind is not None and (letter.offset + 1, letter.reason) == behind[:2]:
+                continue
+            low, high = letters[first].offset, letter.offset
+            if are_gone:
+                self.log.gone([(low, high)])
+            else:
+                self.log.dead_lettered(low, high, letter.reason)
+            self.delivery.dead_lettered(low, high)
+            first = place + 1
+        for letter in letters if self.reasons else ():
+            self.reasons.pop(letter.offset, None)
+        self._after(asyncio.get_running_loop().time())
+
+    async def find_reasons(self, letters: Sequence[DeadLetter]) -> None:
+        """Why these were nacked last, where they were: under an owner before, or long ago."""
+        unknown = {one.offset for one in letters if one.attempts} - self.reasons.keys()
+        if not unknown:
+            return
+        with suppress(TocsinError):  # they go without
+            cursor = await self._context.storage.cursor(self.place)
+            for retry in cursor.retries if cursor is not None else ():
+                if retry.offset in unknown and retry.nack is not None:
+                    reason = await self._context.reasons.open(self.partition, retry.nack)
+                    if reason is not None:
+                        self.reasons[retry.offset] = reason
+
+    def evict(self, count: int) -> bool:
+        """The queue overflows by so many messages; see Delivery.evict. True: some were moved."""
+        now = asyncio.get_running_loop().time()
+        evicted = self.delivery.evict(count, now=now)
+        if evicted:
+            self._after(now)
+        return evicted > 0
+
+    def unpark(self, verb: Verb, seen: ParkedLine) -> "asyncio.Future[bool] | None":
+        """An operator's decision about a parked key; see push.delivery.waiting. The future: True
+        once it is durable, False when the epoch ended before, or the head is another one by now.
+        None: it is not parked like this, or decided."""
+        now = asyncio.get_running_loop().time()
+        if self.ended or not self.delivery.waiting.decide(verb, seen, now):
+            return None
+        decided = self.decisions.wait(seen.key_hash)
+        self._context.flusher.mark(self, urgent=True)
+        self._after(now)
+        return decided
+
+    # --- What the consumer says ----------------------------------------------------------------
+
+    def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
+        """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
+        given = self.delivery.leases.pushes.get(push)
+        before = given.open if given is not None else 0
+        count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
+        if count and given is not None:
+            self.log.acked_ordinary(given, before, delivery, count)
+        return count
+
+    def ack(self, push: int, first: int, last: int, now: float) -> Judged:
+        """Settle; see Delivery.ack."""
+        judged = self.delivery.ack(push, first, last, now=now)
+        self.log.acked(push, judged)
+        return judged
+
+    def nack(
+        self, push: int, first: int, last: int, now: float, *,
+        delay_s: float | None, reason: str | None = None, reject: bool = False,
+    ) -> Judged:  # fmt: skip
+        """Return; see Delivery.nack. Revokes at once what returns with it. `reason` is kept with
+        the message, and goes with it when it ends in the dead letters."""
+        sealed = None
+        if reason is not None:
+            sealed = self._context.reasons.seal(self.partition, reason)
+        judged, revoked = self.delivery.nack(
+            push, first, last,
+            delay_s=delay_s, draw=self._context.random.random, now=now,
+            wall_unix_ms=int(time.time() * 1000), reason=sealed, reject=reject,
+        )  # fmt: skip
+        if reason is not None:
+            for low, high in judged.settled:
+                for offset in range(low, high + 1):
+                    self.reasons.pop(offset, None)
+                    self.reasons[offset] = reason
+            while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
+                del self.reasons[next(iter(self.reasons))]
+        self.log.nacked(push, judged, revoked)
+        if revoked:
+            self.owner.revoked(self, revoked, "an earlier message of the key returned")
+        return judged
+
+    def returned(self, taken: list[Taken], now: float) -> None:
+        """The delivery took these back, which its consumer never saw."""
+        self.log.returned(taken)
+        self._after(now)
+        self.owner.pump()
+
+    def settled(self, now: float, confirmed: Confirmed | None = None) -> None:
+        """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
+        called with True once it is durable, with False when that will never be known here."""
+        if confirmed is not None and self.ask(confirmed):
+            self._context.flusher.mark(self, urgent=True)
+        self._after(now)
+
+    def ask(self, confirmed: Confirmed) -> bool:
+        """The same of all that was settled before; whether it has to wait."""
+        must_wait = self.delivery.dirty or self.delivery.waiting.pending.under_way
+        if must_wait:
+            self._confirms.add(confirmed)
+        else:
+            confirmed(True)
+        return must_wait
+
+    # --- Time ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A lease, a backoff or a drain has ended."""
+        if self.ended:
+            return
+        now = asyncio.get_running_loop().time()
+        along: list[Taken] = []
+        lapsed_at = self.delivery.lapsed_at
+        taken = self.delivery.expire(
+            now=now,
+            wall_unix_ms=int(time.time() * 1000),
+            along=along,
+            arrived=partial(self.owner.arrived, self),
+        )
+        if self.delivery.lapsed_at > lapsed_at:
+            self.owner.lapsed(self.delivery.lapsed_at)
+        if taken:
+            self.owner.revoked(self, taken, "the lease ended")
+            self.log.expired(taken, along)
+        self._after(now)
+        self.owner.pump()
+
+    # --- Writing -------------------------------------------------------------------------------
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        """For the flusher."""
+        if self.ended:
+            return None  # nothing of this epoch counts any more
+        write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
+        if write is not None:
+            self._writing_unsent, self._unsent = self._unsent, []
+            self._confirms.begin()
+        return write
+
+    def written(self, answer: Written) -> None:
+        """The write is durable: what waited for it happens now."""
+        now = asyncio.get_running_loop().time()
+        self.delivery.written(answer, now=now)
+        unsent, self._writing_unsent = self._writing_unsent, []
+        for one in unsent:
+            self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
+        self.log.kept(self.delivery, abandoned=self._abandoned)
+        confirms = self._confirms.written(is_all=not self.delivery.dirty)
+        if self.delivery.dirty:
+            self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)
+        for confirmed in confirms:
+            confirmed(True)
+        self._woken()
+
+    def not_written(self, error: TocsinError) -> None:
+        """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
+        any more (R23)."""
+        self.delivery.not_written()
+        self._release(self._writing_unsent)
+        self._writing_unsent = []
+        self._confirms.not_written()
+
+    def _release(self, unsent: list[Unsent]) -> None:
+        for one in unsent:
+            self.owner.release(one.count, one.reserved)
+
+    def fenced(self) -> None:
+        """A newer owner exists: stop at once, nothing of this epoch counts any more."""
+        if not self.ended:
+            lost = [
+                (push.number, offset)
+                for push in self.delivery.leases.pushes.values()
+                for offset in offsets_of(push.open, push.first)
+            ]
+            self._end()
+            if lost:
+                self.log.returned(lost)
+                self.owner.revoked(self, lost, "the group was sought, deleted or has a newer owner")
+
+    # --- Ending --------------------------------------------------------------------------------
+
+    def drain(self, deadline: float) -> None:
+        """Give nothing more; end when what is in flight has ended, at `deadline` at the latest."""
+        if not self.delivery.draining:
+            self.delivery.drain(deadline=deadline)
+            self._after(asyncio.get_running_loop().time())
+
+    def end_when_moved(self) -> None:
+        """Give nothing; end when everything that is dead has arrived in the dead letters."""
+        self._end_when_moved = True
+        self.drain(asyncio.get_running_loop().time())
+
+    def abandon(self, *, moves: bool = False) -> None:
+        """Its consumer is gone: everything unsettled returns to the group. See Delivery.abandon."""
+        if not self.ended:
+            if not moves:
+                self.log.abandoned()
+            self._abandoned += self.delivery.leases.open_count
+            self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
+            self._after(asyncio.get_running_loop().time())
+
+    def _end_if_drained(self) -> None:
+        delivery = self.delivery
+        if (
+            delivery.drained
+            and not (self._end_when_moved and delivery.waiting.dead_count)
+            and not self.ended
+            and not delivery.dirty
+            and not delivery.waiting.pending.under_way
+        ):
+            self._end()
+
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self.delivery.waiting.dead_count:
+            self._context.orphans.add(self.queue.queue_id)
+        self._count_in_flight()
+        self.log.released(
+            self.delivery,
+            abandoned=self._abandoned,
+            is_clean=not self.delivery.dirty and not self.delivery.waiting.pending.under_way,
+        )
+        self.fetch.cancel()
+        self._context.tail.unfollow(self.partition, self._certified)
+        for confirmed in self._confirms.end():
+            confirmed(False)
+        self.decisions.end()
+        self._release([*self._writing_unsent, *self._unsent])
+        self._unsent = self._writing_unsent = []
+        self._gone(self)

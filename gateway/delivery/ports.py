@@ -1,0 +1,68 @@
+"""The session as the delivery of messages (groups, readers) sees it; `gateway.session.session`
+fits by its shape."""
+
+from typing import Literal, Protocol
+
+from gateway.accounting.books import Account
+from gateway.models import Transport
+from metadata.catalog import Principal
+
+DeliveryList = list[list[int]]
+"""As in gateway.wire.frames: [[partition, epoch, push, first, last, first, last, …], …]."""
+StartFrom = Literal["earliest", "latest"] | int
+"""A number is a time in unix milliseconds."""
+
+
+class Link(Protocol):
+    """A session, as groups and readers see it."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal: ...
+
+    @property
+    def account(self) -> Account:
+        """Where what it does is counted."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long it is waited for after its transport is gone; 0: not at all."""
+
+    @property
+    def client(self) -> str | None:
+        """What its `hello` called it."""
+
+    @property
+    def transport(self) -> Transport | None:
+        """What it is reached by now; None: by nothing."""
+
+    def send(self, frame: bytes) -> None:
+        """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
+        closed nothing happens. Sending the same object to many sessions in one turn of the loop
+        is cheap: it is framed once."""
+
+    def writable(self) -> bool:
+        """False: no more pushes now. `pump` is called on every consumer and reader of the session
+        when it has become True again."""
+
+    def arrived(self, given_at: float) -> float | None:
+        """From when the lease counts of what was pushed then, by the loop's clock: from that
+        moment, or later, where the message was long in transit (push.transit). None: it is in
+        transit, and its lease does not run."""
+
+    @property
+    def is_in_transit(self) -> bool:
+        """Whether much of what was pushed is not known to have reached the client, and may be when
+        the client names it (`named`)."""
+
+    def named(self, given_at: float) -> None:
+        """The client names something that was pushed then: it has arrived."""
+
+    def emptied(self) -> None:
+        """A consumer of the session holds nothing any more: it has settled or returned the last
+        delivery, or time has ended it."""
+
+    def moved_away(self) -> None:
+        """Its client goes on with the session at another gateway: it is none here any more."""

@@ -1,0 +1,484 @@
+"""The inboxes of what is owned here: settlements and decisions that came through other gateways
+(R24).
+
+They are judged by the slot that has the partition, as if they had come here, and answered once that
+is durable. What names an epoch that has ended here is stale; what names one that others own, or
+nobody yet, is left to them.
+
+What was judged once is not judged again, and under its id answered the same: also where its answer
+did not arrive, was lost with the store's primary, or came while the inbox was being read.
+
+    [m, m+1 have expired, and an ack of m+1, m comes: m+1 is stale, m settled. The letter is seen
+    once more: m+1 is settled, its consumer has heard the contrary, and waits for it in vain.]
+
+Asking owners at other gateways: what becomes of a delivery, or of a parked key, is theirs to say
+(R24).
+
+The request is put into the inbox of the (group, partition), again and again under one id, until it
+is answered: who is told of it may not have heard, and who answered may not have been heard.
+
+What an ack, nack or extend of pulled messages does to the slot that gave them: the one judge of
+requests that come here, and of those that come through another gateway (R21, R24). And what a
+decision about parked keys does that came through another gateway.
+"""
+
+import asyncio
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gateway.delivery.group import GroupRuntime
+from gateway.delivery.groups import Groups
+from gateway.delivery.owned_partition import Slot
+from push import limits
+from push.delivery.values import Judged
+from push.errors import Fenced, Refused, TocsinError, Unknown
+from push.letters import (
+    ASKER_CHARS,
+    PERHAPS,
+    SETTLED,
+    STALE,
+    UNREADABLE,
+    AnyLetter,
+    Inbox,
+    Letter,
+    Unpark,
+    Verb,
+    letter_of,
+)
+from push.places import GroupPartition
+from push.storage_port import Storage
+
+
+class Said(NamedTuple):
+    """What came of asking."""
+
+    verdicts: str | None
+    """One character for each delivery or key, or UNREADABLE. None: the letter's epoch has ended."""
+    may_have_been_read: bool = True
+    """Whether the owner of that epoch may have acted on it."""
+
+
+class Asking:
+    """See the module."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._name = os.urandom(ASKER_CHARS // 2).hex()
+        self._waits: dict[str, asyncio.Event] = {}
+        inbox.on_answer(self._name, self._answered)
+
+    def _answered(self, letter_id: str) -> None:
+        wait = self._waits.get(letter_id)
+        if wait is not None:
+            wait.set()
+
+    def new_id(self) -> str:
+        """For one letter."""
+        return self._name + os.urandom(8).hex()
+
+    async def ask(self, place: GroupPartition, letter: Letter) -> str:
+        """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
+        ended are stale, unless its owner may have taken an ack up. Raises as `put`, and Unknown for
+        that; asking anew, under another id, is safe."""
+        said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
+        is_open = said.verdicts is None and said.may_have_been_read and letter.verb == "ack"
+        if is_open or PERHAPS in (said.verdicts or ""):
+            raise Unknown("the owner at another gateway ended before it could say")
+        if said.verdicts is None:
+            return STALE * letter.count
+        if len(said.verdicts) != letter.count:
+            raise Unknown("the owner at another gateway could not read what it was asked")
+        return said.verdicts
+
+    async def put(
+        self, place: GroupPartition, letter: AnyLetter, letter_id: str, within_s: float
+    ) -> Said:
+        """What the owner says, once it is durable.
+
+        Raises:
+            Unknown: nobody has answered within this time; asking again under this id is safe.
+            Refused: nothing came of it: overloaded, group_not_found, storage_unavailable.
+        """
+        if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
+            raise Refused("overloaded", "too much waits for other gateways", 1.0)
+        self._waits[letter_id] = asyncio.Event()
+        try:
+            return await self._answer(place, letter_id, letter, within_s)
+        finally:
+            del self._waits[letter_id]
+
+    async def _answer(
+        self, place: GroupPartition, letter_id: str, letter: AnyLetter, within_s: float
+    ) -> Said:
+        may_be_there = False
+        why = "has not answered"
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self._waits[letter_id].clear()
+                    try:
+                        answer = await self._inbox.post(place, letter_id, letter)
+                        if answer is not None:
+                            return Said(answer)
+                        may_be_there = True
+                    except Fenced:
+                        return Said(None, may_be_there)
+                    except TocsinError as error:
+                        may_be_there = may_be_there or isinstance(error, Unknown)
+                        if not may_be_there or error.code.name == "group_not_found":
+                            raise
+                        why = f"cannot be asked: {error.detail}"
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(limits.LETTER_AGAIN_S):
+                            await self._waits[letter_id].wait()
+        except TimeoutError:
+            raise Unknown(
+                f"the owner of partition {place.partition.number} is at another gateway, and {why}"
+            ) from None
+
+
+def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> Slot | None:
+    """The slot here that gives a partition under this epoch. None: there is none."""
+    slot = runtime.slots.get(number) if runtime is not None else None
+    return slot if slot is not None and not slot.ended and slot.delivery.epoch == epoch else None
+
+
+def newest_here(runtime: GroupRuntime | None, number: int) -> int:
+    """The newest epoch of a partition that is, or was, owned here; 0: none."""
+    if runtime is None:
+        return 0
+    slot = runtime.slots.get(number)
+    return max(runtime.ended.get(number, 0), slot.delivery.epoch if slot is not None else 0)
+
+
+def has_ended(runtime: GroupRuntime | None, number: int, epoch: int) -> bool:
+    """Whether it is known here that nothing of this epoch counts any more."""
+    is_live = slot_of(runtime, number, epoch) is not None
+    return not is_live and epoch <= newest_here(runtime, number)
+
+
+def judge(
+    slot: Slot, verb: Verb, delivery: tuple[int, int], seconds: float | None, now: float, *,
+    reason: str | None = None, reject: bool = False,
+) -> bool:  # fmt: skip
+    """Whether it counted; else the (push, offset) has ended. For the others see Letter."""
+    push, offset = delivery
+    judged: Judged
+    if verb == "ack":
+        judged = slot.ack(push, offset, offset, now)
+    elif verb == "nack":
+        judged = slot.nack(push, offset, offset, now, delay_s=seconds, reason=reason, reject=reject)
+    else:
+        lease_s = seconds or slot.delivery.settings.lease_s
+        judged = slot.delivery.extend(push, offset, offset, lease_s=lease_s, now=now)
+    return bool(judged.settled)
+
+
+async def durable(slots: Iterable[Slot], now: float) -> bool:
+    """Wait until what was done to these slots is durable. False: of one of them that will never be
+    known here, its epoch has ended."""
+    loop = asyncio.get_running_loop()
+    waits: list[asyncio.Future[bool]] = []
+    for slot in slots:
+        future: asyncio.Future[bool] = loop.create_future()
+        waits.append(future)
+
+        def confirmed(known: bool, future: "asyncio.Future[bool]" = future) -> None:
+            if not future.done():
+                future.set_result(known)
+
+        slot.settled(now, confirmed)
+    return all([await future for future in waits])
+
+
+async def unpark(storage: Storage, slot: Slot, letter: Unpark) -> str:
+    """Take up what is parked as the letter says, and nothing that was parked anew since, or has
+    another head; the verdicts, when all of it is durable or the slot has ended. Raises
+    TocsinError: nothing happened."""
+    parked = {
+        (f"{line.key_hash:016x}", line.since_unix_ms, line.head): line
+        for line in await storage.parked(slot.place)
+    }
+    taken_up = [
+        slot.unpark(letter.verb, line) if (line := parked.get(key)) else None for key in letter.keys
+    ]
+    said = ""
+    for decided in taken_up:
+        if decided is None:
+            said += STALE
+        else:
+            said += SETTLED if await decided else PERHAPS
+    return said
+
+
+_LOG = logging.getLogger("tocsin.inbox")
+
+
+class Inboxes:
+    """See the module."""
+
+    def __init__(self, inbox: Inbox, storage: Storage, groups: Groups) -> None:
+        self._inbox = inbox
+        self._storage = storage
+        self._groups = groups
+        self.unreadable_total = 0
+        """Letters that nobody here could read: passed over."""
+        self._taking: dict[GroupPartition, bool] = {}
+        """Inboxes that are being read, and whether something came meanwhile."""
+        self._answering: set[tuple[GroupPartition, str]] = set()
+        """Letters that were judged, and wait for that to be durable."""
+        self._in_doubt: OrderedDict[tuple[GroupPartition, str], None] = OrderedDict()
+        """The latest letters that were judged, and whose epoch ended before that was durable."""
+        self._said: OrderedDict[tuple[GroupPartition, str], _Verdicts] = OrderedDict()
+        """The answers to the latest letters."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looker: asyncio.TimerHandle | None = None
+        self._closed = False
+        inbox.on_letter(self.came)
+        self._look_later()
+
+    def close(self) -> None:
+        """Take no more; what was taken is answered as long as the storage is open."""
+        self._closed = True
+        if self._looker is not None:
+            self._looker.cancel()
+
+    def _go(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    # --- Looking without having been told (R10) ------------------------------------------------
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._looker = loop.call_later(limits.LETTERS_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._go(self._look_at_all(), "inboxes")
+
+    async def _look_at_all(self) -> None:
+        queues = {
+            slot.partition.queue_id
+            for runtime in self._groups.runtimes.values()
+            for slot in runtime.slots.values()
+            if _may_be_written_to(slot)
+        }
+        for queue_id in queues:
+            with suppress(TocsinError):  # the next time
+                for place in await self._inbox.places(queue_id):
+                    self.came(place)
+        if not self._closed:
+            self._look_later()
+
+    # --- Taking letters ------------------------------------------------------------------------
+
+    def came(self, place: GroupPartition) -> None:
+        """A letter may be there."""
+        runtime = self._groups.runtimes.get(place.group_id)
+        if self._closed or not newest_here(runtime, place.partition.number):
+            return
+        if place in self._taking:
+            self._taking[place] = True
+            return
+        self._taking[place] = False
+        self._go(self._take(place), "inbox")
+
+    async def _take(self, place: GroupPartition) -> None:
+        try:
+            while True:
+                self._taking[place] = False
+                letters = await self._inbox.letters(place)
+                self._judge(place, letters)
+                if not self._taking[place]:
+                    break
+        except TocsinError as error:
+            _LOG.info("an inbox cannot be read now: %s", error)  # who waits asks again
+        finally:
+            del self._taking[place]
+
+    def _judge(self, place: GroupPartition, letters: Sequence[tuple[str, bytes]]) -> None:
+        """Judge those that are new; what was said to the others is said again."""
+        now = asyncio.get_running_loop().time()
+        batch = _Batch(place)
+        for letter_id, text in letters:
+            if (place, letter_id) in self._answering:
+                continue
+            if len(self._answering) + len(batch.verdicts) >= limits.LETTERS_UNDER_WAY_MAX:
+                break
+            letter = letter_of(text)
+            if isinstance(letter, Unpark):
+                self._take_up(place, letter_id, letter)
+                continue
+            verdicts = self._said.get((place, letter_id))
+            if verdicts is None and letter is None:
+                verdicts = self._passed_over(place, letter_id, text)
+            elif verdicts is None and letter is not None:
+                verdicts = self._verdicts(batch, letter_id, letter, now)
+            if verdicts is not None:
+                batch.verdicts[letter_id] = verdicts
+        if batch.verdicts:
+            self._answering |= batch.keys()
+            self._go(self._answer(batch, now), "answer letters")
+
+    def _verdicts(
+        self, batch: "_Batch", letter_id: str, letter: Letter, now: float
+    ) -> "_Verdicts | None":
+        """What becomes of a letter's deliveries; None: that is for somebody else to say, or has to
+        be looked up."""
+        place = batch.place
+        runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
+        slot = slot_of(runtime, number, letter.epoch)
+        if slot is not None:
+            batch.touched[number] = slot
+            counted = [
+                judge(
+                    slot, letter.verb, one, letter.seconds, now,
+                    reason=letter.reason, reject=letter.reject,
+                )
+                for one in letter.deliveries()
+            ]  # fmt: skip
+            said = "".join(SETTLED if one else STALE for one in counted)
+            return _Verdicts(said, letter.epoch if letter.verb == "extend" else None)
+        if not has_ended(runtime, number, letter.epoch):
+            return None
+        if letter.verb == "ack" and (place, letter_id) in self._in_doubt:
+            return _Verdicts(PERHAPS * letter.count, None)
+        was_here = runtime is not None and letter.epoch == runtime.ended.get(number)
+        if letter.verb == "ack" and not was_here:
+            self._answering.add((place, letter_id))
+            self._go(self._look_up(place, letter_id, letter), "look up a letter")
+            return None
+        return _Verdicts(STALE * letter.count, None)
+
+    async def _look_up(self, place: GroupPartition, letter_id: str, letter: Letter) -> None:
+        """An ack for an owner of before, elsewhere: it may have counted there, and the answer was
+        lost with that owner. Of what is not settled now, or by no ack, it has not, for a newer
+        epoch stands."""
+        said = ""
+        try:
+            for _, first, last in letter.runs:
+                found = await self._storage.standings(place, first, last)
+                said += "".join(
+                    PERHAPS if one.state == "settled" and not one.ended else STALE for one in found
+                )
+            if len(said) == letter.count:
+                await self._inbox.answer(place, {letter_id: said}, None)
+        except TocsinError as error:
+            _LOG.info("a letter is answered when it is asked again: %s", error)
+        finally:
+            self._answering.discard((place, letter_id))
+
+    def _passed_over(
+        self, place: GroupPartition, letter_id: str, text: bytes
+    ) -> "_Verdicts | None":
+        """This is no letter; None: the next owner may be able to read it."""
+        runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
+        epoch = newest_here(runtime, number)
+        if slot_of(runtime, number, epoch) is None:
+            return None
+        self._report(place, letter_id, text)
+        return _Verdicts(UNREADABLE, epoch)
+
+    def _report(self, place: GroupPartition, letter_id: str, text: bytes) -> None:
+        self.unreadable_total += 1
+        _LOG.warning(
+            "the inbox of group %s, queue %s, partition %d had something that is no letter, of the "
+            "id %.64r and %d bytes: it was passed over",
+            place.group_id, place.partition.queue_id, place.partition.number, letter_id, len(text),
+        )  # fmt: skip
+
+    async def _answer(self, batch: "_Batch", now: float) -> None:
+        place = batch.place
+        try:
+            # Not durable: a newer epoch has ended this one, and says so to whoever asks again.
+            if await durable(batch.touched.values(), now):
+                self._remember(batch)
+                for epoch in {one.epoch for one in batch.verdicts.values()}:
+                    await self._inbox.answer(place, batch.answers(epoch), epoch)
+            else:
+                self._in_doubt.update(dict.fromkeys(batch.keys()))
+                while len(self._in_doubt) > limits.ANSWERS_KEPT_MAX:
+                    self._in_doubt.popitem(last=False)
+        except TocsinError as error:
+            _LOG.info("letters are answered when they are asked again: %s", error)
+        finally:
+            self._answering -= batch.keys()
+
+    def _remember(self, batch: "_Batch") -> None:
+        for letter_id, verdicts in batch.verdicts.items():
+            self._said[batch.place, letter_id] = verdicts
+        while len(self._said) > limits.ANSWERS_KNOWN_MAX:
+            self._said.popitem(last=False)
+
+    # --- Decisions about parked keys -----------------------------------------------------------
+
+    def _take_up(self, place: GroupPartition, letter_id: str, letter: Unpark) -> None:
+        runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
+        before = self._said.get((place, letter_id))
+        said = before.said if before is not None else None
+        slot = slot_of(runtime, number, letter.epoch)
+        if said is None and slot is None:
+            if not has_ended(runtime, number, letter.epoch):
+                return  # for somebody else to say
+            said = STALE * letter.count
+        self._answering.add((place, letter_id))
+        self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
+
+    async def _decide(
+        self, place: GroupPartition, letter_id: str, letter: Unpark, slot: Slot | None,
+        said: str | None,
+    ) -> None:  # fmt: skip
+        """`said`: what is known already."""
+        try:
+            if said is None and slot is not None:
+                said = await unpark(self._storage, slot, letter)
+                self._remember(_Batch(place, {letter_id: _Verdicts(said, None)}))
+            await self._inbox.answer(place, {letter_id: said or ""}, None)
+        except TocsinError as error:
+            _LOG.info("a letter is answered when it is asked again: %s", error)
+        finally:
+            self._answering.discard((place, letter_id))
+
+
+def _may_be_written_to(slot: Slot) -> bool:
+    """Whether there is something that letters may be about."""
+    delivery = slot.delivery
+    if delivery.settings.pulls and delivery.leases.open_count:
+        return True
+    return delivery.settings.park and bool(delivery.waiting.lines.by_key)
+
+
+class _Verdicts(NamedTuple):
+    said: str
+    epoch: int | None
+    """See Inbox.answer."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Letters of one inbox that are answered together."""
+
+    place: GroupPartition
+    verdicts: dict[str, _Verdicts] = field(default_factory=dict)
+    touched: dict[int, Slot] = field(default_factory=dict)
+
+    def keys(self) -> set[tuple[GroupPartition, str]]:
+        """Each letter's place and id."""
+        return {(self.place, letter_id) for letter_id in self.verdicts}
+
+    def answers(self, epoch: int | None) -> dict[str, str]:
+        """By the letters' ids, of those that need this epoch."""
+        return {
+            letter_id: one.said for letter_id, one in self.verdicts.items() if one.epoch == epoch
+        }

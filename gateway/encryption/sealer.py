@@ -1,0 +1,225 @@
+"""Payloads at rest: sealed with AES-256-GCM under data keys (R9, P13).
+
+A sealed payload is
+
+    version u8 (1), data key's id 8 bytes, nonce 12 bytes, ciphertext and tag (16 bytes)
+
+bound to (its additional data): version, data key's id, queue id, partition number, and the whole
+header as it is stored, which has the record's id and its tenant. Not to its offset, which the
+storage assigns (R9). So a payload that was moved to another record, partition or queue does not
+open there.
+
+Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating system, each for one
+record; `push.limits` bounds how many a key is given (8.3).
+
+The reasons of nacks as the storage keeps them: sealed like payloads, which they may quote.
+"""
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from push import limits
+from push.errors import Refused
+from push.places import GroupPartition, Partition
+from push.record import RecordDamaged
+from push.storage_port import PLAIN, SEALED, Sealer, Storage, is_sealed
+from runtime.process import drawn
+
+DATA_KEY_BYTES: Final = 32
+KEY_ID_BYTES: Final = 8
+NONCE_BYTES: Final = 12
+TAG_BYTES: Final = 16
+NONCES_AT_ONCE: Final = 64
+_VERSION: Final = bytes([SEALED])
+_NONCE: Final = 1 + KEY_ID_BYTES
+_SEALED: Final = _NONCE + NONCE_BYTES
+_PLACES_MAX: Final = 4096
+_PLACE: Final = struct.Struct("<HI")
+AHEAD: Final = 7 / 8
+"""Of each bound: from there on the successor is made, so that it is there when it is needed."""
+
+
+@lru_cache(_PLACES_MAX)
+def _place(partition: Partition) -> bytes:
+    queue_id = partition.queue_id.encode()
+    return _PLACE.pack(len(queue_id), partition.number) + queue_id
+
+
+@dataclass(slots=True)
+class SealingKey:
+    """A data key that seals, and what it has sealed."""
+
+    key_id: bytes
+    cipher: AESGCM
+    messages: int = 0
+    bytes: int = 0
+    until: float = 0.0
+    """By the monotonic clock; set when it begins to seal."""
+    is_told: bool = False
+    """That its end comes near."""
+
+    def has_room(self, messages: int, size: int, now: float) -> bool:
+        """Whether it may seal a record of so many messages and bytes as well."""
+        return (
+            self.messages + messages <= limits.DATA_KEY_MESSAGES_MAX
+            and self.bytes + size <= limits.DATA_KEY_BYTES_MAX
+            and now < self.until
+        )
+
+    def is_running_low(self) -> bool:
+        """Whether it is time for a successor, by what it has sealed."""
+        return (
+            self.messages >= AHEAD * limits.DATA_KEY_MESSAGES_MAX
+            or self.bytes >= AHEAD * limits.DATA_KEY_BYTES_MAX
+        )
+
+
+class RecordSealer:
+    """`push.storage_port.Sealer`. Until `begin`, payloads are stored as they are and what is sealed
+    is opened: encryption is off.
+
+    `open_key` gives the bytes of a data key by its id, and raises as Sealer.unseal does.
+    `running_low` and `succeeded` are called in the sealing thread: the key's end comes near, and a
+    successor has taken its place.
+    """
+
+    def __init__(
+        self,
+        open_key: Callable[[bytes], bytes],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        running_low: Callable[[], None] = lambda: None,
+        succeeded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._open_key = open_key
+        self._now = now
+        self._running_low = running_low
+        self._succeeded = succeeded
+        self._ciphers: dict[bytes, AESGCM] = {}
+        self._choosing = Lock()
+        """Several storage clusters seal at once, each in a thread of its own."""
+        self._nonces: list[bytes] = []
+        """Drawn, and given to no record yet."""
+        self.current: SealingKey | None = None
+        self.successor: SealingKey | None = None
+
+    def begin(self, key_id: bytes, key: bytes) -> None:
+        """Seal under this key from now on. It is durable, wrapped."""
+        self.current = self._sealing(key_id, key)
+        self.current.until = self._now() + limits.DATA_KEY_S_MAX
+
+    def put_successor(self, key_id: bytes, key: bytes) -> None:
+        """Seal under this one when the current one has done its part. It is durable, wrapped."""
+        self.successor = self._sealing(key_id, key)
+
+    def _sealing(self, key_id: bytes, key: bytes) -> SealingKey:
+        cipher = self._ciphers[key_id] = AESGCM(key)
+        return SealingKey(key_id, cipher)
+
+    def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
+        """As Sealer.seal."""
+        with self._choosing:
+            key = self.current
+            if key is None:
+                return payload
+            if not key.has_room(count, len(payload), self._now()):
+                key = self._succeed()
+            key.messages += count
+            key.bytes += len(payload)
+            if not key.is_told and key.is_running_low():
+                key.is_told = True
+                self._running_low()
+            if not self._nonces:
+                self._nonces = drawn(NONCES_AT_ONCE, NONCE_BYTES)
+            nonce = self._nonces.pop()
+        bound = b"".join((_VERSION, key.key_id, _place(partition), header))
+        sealed = key.cipher.encrypt(nonce, payload, bound)
+        return b"".join((_VERSION, key.key_id, nonce, sealed))
+
+    def _succeed(self) -> SealingKey:
+        key, self.successor = self.successor, None
+        if key is None:
+            self._running_low()
+            raise Refused(
+                "storage_unavailable",
+                "the data key has sealed all that it may, and the catalog has not taken a new one",
+            )
+        key.until = self._now() + limits.DATA_KEY_S_MAX
+        self.current = key
+        self._succeeded()
+        return key
+
+    def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
+        """As Sealer.unseal."""
+        if not is_sealed(sealed):
+            if sealed[:1] == b"{":
+                return sealed
+            raise RecordDamaged("its payload is neither plain nor sealed in a form known here")
+        if len(sealed) < _SEALED + TAG_BYTES:
+            raise RecordDamaged("its sealed payload is too short")
+        key_id = sealed[1:_NONCE]
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            cipher = self._ciphers[key_id] = AESGCM(self._open_key(key_id))
+        bound = b"".join((_VERSION, key_id, _place(partition), header))
+        try:
+            return cipher.decrypt(sealed[_NONCE:_SEALED], sealed[_SEALED:], bound)
+        except InvalidTag:
+            raise RecordDamaged("it does not open: it was changed, or belongs elsewhere") from None
+
+
+_HEADER: Final = b"reason of a nack"
+"""What a record's header is to its payload."""
+
+
+class _Form(msgspec.Struct):
+    """A payload begins with "{", or it could not be told from a sealed one."""
+
+    reason: str
+
+
+_FORM: Final = msgspec.json.Decoder(_Form)
+
+
+class NackReasons:
+    """Seals and opens them."""
+
+    def __init__(self, sealer: Sealer = PLAIN) -> None:
+        self._sealer = sealer
+
+    def seal(self, partition: Partition, reason: str) -> bytes | None:
+        """As it is stored. None: nothing can be sealed at the moment, and it is not kept."""
+        text = msgspec.json.encode(_Form(reason))
+        try:
+            return self._sealer.seal(partition, _HEADER, text, 1)
+        except Refused:
+            return None
+
+    async def open(self, partition: Partition, stored: bytes | None) -> str | None:
+        """What `seal` was given. None: nothing is stored, or it does not open."""
+        if stored is None:
+            return None
+        if self._sealer is PLAIN:
+            return self._open(partition, stored)
+        return await asyncio.to_thread(self._open, partition, stored)  # a key may be waited for
+
+    async def at(self, storage: Storage, place: GroupPartition, offset: int) -> str | None:
+        """The reason that is stored with a message; None: there is none."""
+        found = await storage.standings(place, offset, offset)
+        return await self.open(place.partition, found[0].nack) if found else None
+
+    def _open(self, partition: Partition, stored: bytes) -> str | None:
+        try:
+            return _FORM.decode(self._sealer.unseal(partition, _HEADER, stored)).reason
+        except (Refused, RecordDamaged, msgspec.MsgspecError):
+            return None

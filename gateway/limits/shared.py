@@ -1,0 +1,123 @@
+"""The shell around the rates that several gateways share: asks the store in the background.
+
+A take never waits for it. One call is out at a time, of everything that is to be said: at once
+where something is wanted, with a pause between two, and at least every quarter of a second, so that
+the store knows that this gateway is there and it hears what the others need.
+"""
+
+import asyncio
+import logging
+import secrets
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final
+
+from gateway.limits.accounts import Name
+from gateway.limits.spec import Kind
+from push.errors import Refused, Unknown
+from push.rates.bucket import Rate
+from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, Pool, SharedBucket, Shares
+
+_LOG: Final = logging.getLogger("gateway.shared_limits")
+SOON_S: Final = 2 * ASK_S
+"""Who is to come again after no longer may wait here: the store has only to be asked, perhaps."""
+CLOSE_S: Final = 2.0
+"""So long an end waits for the store: what is not given back then, the store finds out itself."""
+
+
+class SharedLimits:
+    """Of one gateway."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._wanted = asyncio.Event()
+        self.shares = Shares(self._wanted.set)
+        self._gateway: str | None = None
+        """The name under which it is known to the store; drawn anew each time it joins."""
+        self._calls = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def bucket(self, name: Name, kind: Kind, rate: Rate) -> SharedBucket:
+        """A bucket for what this debtor uses. The store is told a digest, not who it is."""
+        digest = blake2b("\0".join((*name, kind)).encode(), digest_size=16).hexdigest()
+        return self.shares.bucket(f"{kind}:{digest}", rate, now=_now())
+
+    async def start(self) -> None:
+        """Join, if the store answers, and go on in the background. Nothing is raised: without the
+        store standing shares hold, and it is joined when it is there."""
+        await self._join()
+        self._task = asyncio.create_task(self._run(), name="shared limits")
+
+    async def close(self) -> None:
+        """Give everything back, if the store answers in time."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        if self._gateway is None:
+            return
+        asks = self.shares.close(now=_now())
+        self.shares.given_up(now=_now())
+        with suppress(Refused, Unknown, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                for first in range(0, len(asks), ASKS_MAX):
+                    self._calls += 1
+                    part = asks[first : first + ASKS_MAX]
+                    await self._pool.ask(self._gateway, self._calls, part)
+                await self._pool.leave(self._gateway)
+
+    def described(self) -> dict[str, object]:
+        """For `tocsin admin status`."""
+        return {"cut_off": self.shares.is_cut_off, "held": len(self.shares)}
+
+    async def _run(self) -> None:
+        while True:
+            if self._gateway is None:
+                await asyncio.sleep(BEAT_S)
+                await self._join()
+                continue
+            pause_s = self.shares.pause_s(now=_now())
+            if pause_s:
+                self._wanted.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._wanted.wait()
+            await self._ask(self._gateway)
+            await asyncio.sleep(GAP_S)
+
+    async def _join(self) -> None:
+        sent, name = _now(), secrets.token_hex(8)
+        try:
+            is_seated, names = await self._pool.join(name)
+        except (Refused, Unknown) as error:
+            _LOG.warning("limits are not shared, standing shares hold: %s", error)
+            return
+        self._gateway, self._calls = name, 0
+        self.shares.joined(is_seated, names, now=_now(), sent=sent)
+
+    async def _ask(self, gateway: str) -> None:
+        sent = _now()
+        asks = self.shares.asks(now=sent)
+        self._calls += 1
+        try:
+            reply = await self._pool.ask(gateway, self._calls, asks)
+        except (Refused, Unknown) as error:
+            self.shares.failed(asks)
+            if self.shares.expire(now=_now()):
+                _LOG.warning("limits are not shared any more, standing shares hold: %s", error)
+                self._gateway = None
+            return
+        if reply is None or self.shares.expire(now=_now()):
+            self._lost()
+        else:
+            self.shares.answered(asks, reply, now=_now(), sent=sent)
+
+    def _lost(self) -> None:
+        self._gateway = None
+        self.shares.given_up(now=_now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

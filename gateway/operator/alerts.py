@@ -1,0 +1,290 @@
+"""The alerts of queues' holders: looked at, told, and told again until they were heard.
+
+who     of all gateways one looks at a queue, that which a hash of both puts first, while the
+        others hear it (`Presence.is_chosen`). Two may for seconds, when gateways come and go
+once    a change is kept in the catalog, with what it is still to be told to, before anybody is
+        told; a message about it has an id made of it. Who looks next goes on from there, and
+        tells what was not told under the same id, which the queue stores once
+hooks   only addresses that the broker's settings name, each with a deadline, tried TRIES times
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.delivery.presence import Presence
+from gateway.operator.describe import Stock, age_s
+from gateway.publish.batch import Answer
+from gateway.publish.publisher import Publisher
+from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
+from metadata.port import Metadata
+from push.breaker import Alarm
+from push.errors import Refused, TocsinError
+from push.message import Message
+from runtime.metrics.exposition import Samples
+from runtime.webhook import HookFailed, ScaleHook
+
+EVERY_S: Final = 10.0
+POST_S: Final = 5.0
+PUBLISH_S: Final = 10.0
+TRIES: Final = 5
+"""Of a webhook, one each time that the queue is looked at."""
+_LOG: Final = logging.getLogger("tocsin.alerts")
+Post = Callable[[str, bytes], Awaitable[None]]
+"""(address, body). Raises HookFailed."""
+
+
+class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the catalog keeps of an alert that fires, or whose end is still to be told."""
+
+    state: Literal["firing", "cleared"]
+    since_unix_ms: int
+    value: float
+    owed: list[Literal["queue", "webhook"]] = []
+    """Who has not heard it yet."""
+    tries: int = 0
+    """Of the webhook."""
+
+
+class Breach(msgspec.Struct, kw_only=True):
+    """What is told; see PROTOCOL.md."""
+
+    alert: str
+    queue: str
+    group: str | None
+    when: str
+    above: float
+    value: float
+    state: Literal["firing", "cleared"]
+    since_unix_ms: int
+    now_unix_ms: int
+
+
+async def post(address: str, body: bytes) -> None:
+    """Call a webhook. Raises HookFailed."""
+    await ScaleHook(address, within_s=POST_S).tell(body)
+
+
+class Alerting:
+    """See the module. `webhooks`: addresses by name, and no other one is ever called."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        presence: Presence,
+        stock: Stock,
+        publisher: Publisher,
+        webhooks: Mapping[str, str],
+        *,
+        post: Post = post,
+    ) -> None:
+        self._metadata = metadata
+        self._presence = presence
+        self._stock = stock
+        self._publisher = publisher
+        self._webhooks = webhooks
+        self._post = post
+        self._alarms: dict[tuple[str, str], Alarm] = {}
+        self._kept: dict[str, dict[str, Told]] = {}
+        """By queue id, of the queues that are looked at here."""
+        self._task: asyncio.Task[None] | None = None
+        self._posts: Counter[str] = Counter({"told": 0, "failed": 0, "refused": 0})
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="alerts")
+
+    async def stop(self) -> None:
+        """Look no more; what was not told is told by the next gateway."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def measure(self, samples: Samples) -> None:
+        """For a scrape."""
+        firing = sum(
+            told.state == "firing" for kept in self._kept.values() for told in kept.values()
+        )
+        is_looking = self._task is not None and not self._presence.is_alone
+        samples.put("tocsin_alerts_firing", firing)
+        samples.put("tocsin_alerts_evaluates", is_looking)
+        for outcome, count in self._posts.items():
+            samples.put("tocsin_alert_posts_total", count, outcome)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look(now=asyncio.get_running_loop().time())
+            except Exception:
+                _LOG.exception("alerts could not be looked at: unexpected")  # the next look comes
+            await asyncio.sleep(EVERY_S)
+
+    # --- Looking ---------------------------------------------------------------------------------
+
+    async def look(self, *, now: float) -> None:
+        """Look once at each queue that has alerts and is this gateway's to look at."""
+        presence = self._presence
+        mine: set[str] = set()
+        for queue in self._metadata.list_all_queues():
+            is_kept = queue.queue_id in self._kept
+            if presence.is_alone or not (queue.settings.alerts or is_kept):
+                continue
+            if not presence.is_chosen(queue.queue_id):
+                continue
+            mine.add(queue.queue_id)
+            try:
+                await self._look_at(queue, now)
+            except TocsinError as error:  # the storage, or the catalog, is away: the next time
+                _LOG.info(
+                    "alerts of %s could not be looked at: %s", queue.name, error.detail,
+                    extra={"queue": queue.name},
+                )  # fmt: skip
+        for queue_id in self._kept.keys() - mine:
+            self._forget(queue_id)
+
+    def _forget(self, queue_id: str) -> None:
+        del self._kept[queue_id]
+        for place in [place for place in self._alarms if place[0] == queue_id]:
+            del self._alarms[place]
+
+    async def _look_at(self, queue: Queue, now: float) -> None:
+        kept = self._kept.get(queue.queue_id)
+        if kept is None:  # another gateway, or this one before its restart, may have told
+            text = self._metadata.mark(_mark(queue))
+            kept = msgspec.json.decode(text, type=dict[str, Told]) if text else {}
+            self._kept[queue.queue_id] = kept
+        named = {alert.name: alert for alert in queue.settings.alerts}
+        for name in [name for name in kept if name not in named]:  # taken back: nobody waits
+            del kept[name]
+            self._alarms.pop((queue.queue_id, name), None)
+            await self._keep(queue)
+        for name, alert in named.items():
+            fires = name in kept and kept[name].state == "firing"
+            alarm = self._alarms.setdefault((queue.queue_id, name), Alarm(fires=fires))
+            value = await self._value(queue, alert)
+            if name in kept and kept[name].owed:
+                pass  # what has changed is told first: the queue hears of each change, in order
+            elif alarm.look(value, alert.above, alert.lasts_s, now=now):
+                kept[name] = Told(
+                    state="firing" if alarm.fires else "cleared",
+                    since_unix_ms=int(time.time() * 1000), value=round(value, 3), owed=_owed(alert),
+                )  # fmt: skip
+                await self._keep(queue)
+            if name in kept and kept[name].owed:
+                await self._tell(queue, alert, kept[name])
+            if name in kept and kept[name].state == "cleared" and not kept[name].owed:
+                del kept[name]
+                await self._keep(queue)
+
+    async def _keep(self, queue: Queue) -> None:
+        text = msgspec.json.encode(self._kept[queue.queue_id]).decode()
+        await self._metadata.set_mark(_mark(queue), text)
+
+    async def _value(self, queue: Queue, alert: QueueAlert) -> float:
+        """What the alert is about, now. Raises TocsinError: the storage does not answer."""
+        principal = Principal(queue.holder, queue.tenant)
+        if alert.when == "dead_letters":
+            try:
+                queue = self._metadata.find_queue(principal, dead_letter_name(queue))
+            except Refused:
+                return 0.0
+        groups = [
+            group for group in self._metadata.list_groups(principal, queue)
+            if alert.group in (None, group.name)
+        ]  # fmt: skip
+        is_of_groups = alert.when in ("lag", "oldest_age_s", "parked_keys")
+        stock = await self._stock.of(queue, groups if is_of_groups else [])
+        if not is_of_groups:
+            return float(sum(state.messages for state in stock.states))
+        found = [stock.groups[one.group_id] for one in groups if one.group_id in stock.groups]
+        if alert.when == "lag":
+            return float(max((one.lag for one in found), default=0))
+        if alert.when == "parked_keys":
+            return float(max((one.parked for one in found), default=0))
+        return max((age_s(one.oldest_unix_ms) for one in found), default=0.0)
+
+    # --- Telling ---------------------------------------------------------------------------------
+
+    async def _tell(self, queue: Queue, alert: QueueAlert, told: Told) -> None:
+        body = msgspec.json.encode(
+            Breach(
+                alert=alert.name, queue=queue.name, group=alert.group, when=alert.when,
+                above=alert.above, value=told.value, state=told.state,
+                since_unix_ms=told.since_unix_ms, now_unix_ms=int(time.time() * 1000),
+            )
+        )  # fmt: skip
+        owed = list(told.owed)
+        if "queue" in owed and await self._publish(queue, alert, told, body):
+            owed.remove("queue")
+        if "webhook" in owed and await self._call(alert, told, body):
+            owed.remove("webhook")
+        if owed != told.owed or "webhook" in owed:
+            told.owed = owed
+            await self._keep(queue)
+
+    async def _publish(self, queue: Queue, alert: QueueAlert, told: Told, body: bytes) -> bool:
+        """Whether it is stored, or nobody wants it any more."""
+        if alert.queue is None:
+            return True
+        principal = Principal(queue.holder, queue.tenant)
+        name = f"{queue.queue_id}:{alert.name}:{told.since_unix_ms}:{told.state}"
+        message = Message(key=queue.name, body=msgspec.Raw(body), id=name)
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answer(found: Answer) -> None:
+            if not answered.done():
+                answered.set_result(found)
+
+        try:
+            to = self._metadata.find_queue(principal, alert.queue)
+            self._publisher.submit(to, [message], answer)
+            async with asyncio.timeout(PUBLISH_S):
+                outcome = (await answered).outcomes[0]
+        except (TocsinError, TimeoutError) as error:
+            outcome = error if isinstance(error, TocsinError) else Refused("overloaded")
+        if isinstance(outcome, TocsinError):
+            _LOG.warning(
+                "the alert %s of %s is not told to the queue %s: %s",
+                alert.name, queue.name, alert.queue, outcome.detail,
+            )  # fmt: skip
+            return False
+        return True
+
+    async def _call(self, alert: QueueAlert, told: Told, body: bytes) -> bool:
+        """Whether nothing more is to be done with the webhook."""
+        address = self._webhooks.get(alert.webhook or "")
+        if address is None:
+            self._posts["refused"] += 1
+            _LOG.warning("the alert %s names the webhook %s: there is none", alert.name,
+                         alert.webhook)  # fmt: skip
+            return True
+        told.tries += 1
+        try:
+            await self._post(address, body)
+        except HookFailed as error:
+            self._posts["failed"] += 1
+            _LOG.warning("the webhook %s did not hear the alert %s: %s", alert.webhook, alert.name,
+                         error)  # fmt: skip
+            return told.tries >= TRIES
+        self._posts["told"] += 1
+        return True
+
+
+def _mark(queue: Queue) -> str:
+    return f"alerts:{queue.queue_id}"
+
+
+def _owed(alert: QueueAlert) -> list[Literal["queue", "webhook"]]:
+    owed: list[Literal["queue", "webhook"]] = []
+    if alert.queue is not None:
+        owed.append("queue")
+    if alert.webhook is not None:
+        owed.append("webhook")
+    return owed

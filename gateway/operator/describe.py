@@ -1,0 +1,444 @@
+"""Queues and groups as they are described to operators: what the storage has, and what their
+consumers here know besides.
+
+What the storage has of queues and groups, as it is described; remembered until it changes.
+
+A console asks for every queue once a second, and most of a thousand queues have not changed: these
+cost no look into the storage. Whatever is appended, settled, trimmed, sought or purged through this
+gateway says so, and the next look is a fresh one. Where several gateways work on the storage, what
+others settle, trim and purge is not told: then what is not empty is believed for BELIEVED_S. Of
+what is empty nothing can change but by an append, which is told to all.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.counters import Counting
+from gateway.delivery.group import GroupRuntime
+from gateway.delivery.groups import Groups
+from gateway.delivery.owned_partition import Slot
+from gateway.models import GroupPartition, OwnerDescription, PartitionWaits
+from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
+from metadata.port import Metadata
+from push.delivery.inspect import holds_up, is_open
+from push.errors import Refused, TocsinError
+from push.places import Partition
+from push.storage_port import CursorState, PartitionState, Storage
+from runtime.loop.fairness import Slices
+
+KEPT_MAX: Final = 200_000
+"""Partitions and cursors remembered, some 300 bytes each."""
+BELIEVED_S: Final = 2.0
+"""How old a figure may be of what another gateway has done. [A console shows a lag for hours that
+was settled at another gateway at once.]"""
+
+
+def age_s(oldest_unix_ms: int | None) -> float:
+    """How old what was published then is by this gateway's clock; None: 0."""
+    return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
+
+
+@dataclass(slots=True)
+class GroupStock:
+    """Where a group stands, durably. What it acked a moment ago may still count as unsettled."""
+
+    cursors: dict[int, CursorState]
+    lags: dict[int, int]
+    """By partition: messages it has not settled."""
+    firsts: dict[int, int]
+    """By partition: the first one that it has not settled; absent: there is none."""
+    oldest_unix_ms: int | None = None
+    """When the oldest of these was published; None: there is none. Where the first message of a
+    partition was lost to damage, it is that of the next retained one."""
+
+    @property
+    def lag(self) -> int:
+        """Messages it has not settled."""
+        return sum(self.lags.values())
+
+    @property
+    def aside(self) -> int:
+        """Messages in side lines."""
+        return sum(cursor.aside for cursor in self.cursors.values())
+
+    @property
+    def parked(self) -> int:
+        """Parked keys."""
+        return sum(cursor.parked for cursor in self.cursors.values())
+
+
+@dataclass(slots=True)
+class QueueStock:
+    """What a queue retains."""
+
+    states: list[PartitionState]
+    described: list[dict[str, object]]
+    """Each partition, as it is shown."""
+    groups: dict[str, GroupStock] = field(default_factory=dict)
+    oldest_unix_ms: int | None = None
+    """When the oldest retained message was published; None: the queue is empty."""
+    looked_at: float = 0.0
+    """By the loop's clock."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is retained, and nothing to be settled."""
+        has_messages = any(state.messages for state in self.states)
+        return not has_messages and not any(group.lag for group in self.groups.values())
+
+    @property
+    def size(self) -> int:
+        """Entries that it takes in memory."""
+        return len(self.states) * (1 + len(self.groups))
+
+
+class Stock:
+    """See the module."""
+
+    def __init__(self, storage: Storage, *, is_shared: bool) -> None:
+        """`is_shared`: other gateways work on the storage, too."""
+        self._storage = storage
+        self._is_shared = is_shared
+        self._known: OrderedDict[str, QueueStock] = OrderedDict()
+        self._reading: dict[str, object] = {}
+        """Queue id → the latest look that is under way, while nothing has changed since."""
+        self._size = 0
+
+    def changed(self, queue_id: str) -> None:
+        """Something of this queue is not as it was. Called per record: it costs two look-ups."""
+        known = self._known.pop(queue_id, None)
+        if known is not None:
+            self._size -= known.size
+        if self._reading:
+            self._reading.pop(queue_id, None)
+
+    async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStock:
+        """What a queue has, and where these of its groups stand."""
+        known, now = self._known.get(queue.queue_id), asyncio.get_running_loop().time()
+        if known is not None and self._is_old(known, now):
+            known = None
+        missing = [g for g in groups if known is None or g.group_id not in known.groups]
+        if known is not None and not missing:
+            return known
+        look = self._reading[queue.queue_id] = object()
+        try:
+            found = await self._look(queue, known, missing)
+        finally:
+            is_fresh = self._reading.get(queue.queue_id) is look
+            if is_fresh:
+                del self._reading[queue.queue_id]
+        if is_fresh and found.states:
+            self._keep(queue.queue_id, found)
+        return found
+
+    def _is_old(self, known: QueueStock, now: float) -> bool:
+        return self._is_shared and now - known.looked_at > BELIEVED_S and not known.is_empty
+
+    def _keep(self, queue_id: str, found: QueueStock) -> None:
+        if found.size > KEPT_MAX or any(
+            len(group.cursors) < len(found.states) for group in found.groups.values()
+        ):
+            return  # too large, or being made still
+        self.changed(queue_id)
+        self._known[queue_id] = found
+        self._size += found.size
+        while self._size > KEPT_MAX:
+            self.changed(next(iter(self._known)))
+
+    async def _look(
+        self, queue: Queue, known: QueueStock | None, groups: Sequence[Group]
+    ) -> QueueStock:
+        """`groups` are those that are not `known`."""
+        if known is None:
+            states = await self._storage.partitions(queue.queue_id)
+            looked_at = asyncio.get_running_loop().time()
+            found = QueueStock(states, [_described(state) for state in states], looked_at=looked_at)
+        else:
+            states = known.states
+            groups_known = dict(known.groups)
+            found = QueueStock(states, known.described, groups_known, looked_at=known.looked_at)
+        places = [(state.partition, state.start) for state in states if state.messages]
+        ends, slices = [("", len(places))], Slices()
+        for group in groups:
+            await slices.turn()
+            cursors = await self._storage.cursors(queue.queue_id, group.group_id)
+            stock = found.groups[group.group_id] = _group_stock(states, cursors)
+            places += [(Partition(queue.queue_id, n), at) for n, at in stock.firsts.items()]
+            ends.append((group.group_id, len(places)))
+        times = await self._storage.published(places) if places else []
+        begin = 0
+        for group_id, end in ends:
+            found_at = [at for at in times[begin:end] if at is not None]
+            begin, oldest = end, min(found_at, default=None)
+            if group_id:
+                found.groups[group_id].oldest_unix_ms = oldest
+            else:
+                found.oldest_unix_ms = oldest
+        return found
+
+
+def _group_stock(states: Sequence[PartitionState], cursors: Sequence[CursorState]) -> GroupStock:
+    ends = {state.partition: state.certified for state in states}
+    stock = GroupStock({}, {}, {})
+    for cursor in cursors:
+        number = cursor.place.partition.number
+        end = ends.get(cursor.place.partition, cursor.floor)
+        ahead = max(0, end - cursor.floor - cursor.settled_above)
+        stock.cursors[number] = cursor
+        stock.lags[number] = ahead + cursor.aside
+        firsts = [cursor.floor] if ahead else []
+        if cursor.aside_first is not None:
+            firsts.append(cursor.aside_first)
+        if firsts:
+            stock.firsts[number] = min(firsts)
+    return stock
+
+
+def _described(state: PartitionState) -> dict[str, object]:
+    return {
+        "partition": state.partition.number,
+        "start": state.start,
+        "end": state.end,
+        "certified": state.certified,
+        "generation": state.generation,
+        "messages": state.messages,
+        "bytes": state.bytes,
+    }
+
+
+Room = Literal["paused", "credit", "socket", "full", "no_consumer"]
+
+
+class Describing:
+    """See the module."""
+
+    def __init__(
+        self, stock: Stock, metadata: Metadata, groups: Groups, counting: Counting
+    ) -> None:
+        self._stock = stock
+        self._metadata = metadata
+        self._groups = groups
+        self._counting = counting
+
+    # --- Queues --------------------------------------------------------------------------------
+
+    async def queue(self, principal: Principal, name: str) -> dict[str, object]:
+        """Settings, holder, partitions, depth, counters, each group's lag. Raises
+        Refused(queue_not_found)."""
+        queue = self._metadata.find_queue(principal, name)
+        groups = self._metadata.list_groups(principal, queue)
+        stock = await self._stock.of(queue, groups)
+        return {
+            "name": queue.name,
+            "queue_id": queue.queue_id,
+            "holder": queue.holder,
+            "created_unix_ms": queue.created_unix_ms,
+            "paused": queue.paused,
+            "settings": msgspec.to_builtins(queue.settings),
+            "partitions": _at_clusters(queue, stock.described),
+            "depth": sum(state.messages for state in stock.states),
+            "bytes": sum(state.bytes for state in stock.states),
+            "oldest_unix_ms": stock.oldest_unix_ms,
+            "counters": self._counting.of_queue(queue.queue_id),
+            "dead_letters": await self._dead_letters(principal, queue),
+            "groups": [
+                {
+                    "name": group.name,
+                    **self._figures(group, stock.groups[group.group_id], await self._seen(group)),
+                }
+                for group in groups
+            ],
+        }
+
+    async def _seen(self, group: Group) -> Membership | None:
+        """The group's row, as far as it is to be had; see Groups.row."""
+        try:
+            return await self._groups.row(group)
+        except TocsinError:
+            return None
+
+    async def _dead_letters(self, principal: Principal, queue: Queue) -> dict[str, object]:
+        name = dead_letter_name(queue)
+        try:
+            dead = self._metadata.find_queue(principal, name)
+        except Refused:
+            return {"queue": name, "messages": None}
+        try:
+            stock = await self._stock.of(dead, [])
+        except Refused as error:  # they may be at a storage cluster that is away
+            if error.code.name != "storage_unavailable":
+                raise
+            return {"queue": name, "messages": None}
+        return {"queue": name, "messages": sum(state.messages for state in stock.states)}
+
+    # --- Groups --------------------------------------------------------------------------------
+
+    async def group(self, principal: Principal, queue: Queue, name: str) -> dict[str, object]:
+        """Settings, lag, counters, and each partition with its owner and what it waits for.
+        Raises Refused(group_not_found)."""
+        group = self._metadata.find_group(principal, queue, name)
+        stock = await self._stock.of(queue, [group])
+        runtime = self._groups.runtimes.get(group.group_id)
+        standing, row = stock.groups[group.group_id], await self._seen(group)
+        members = sorted({
+            *(runtime.members if runtime is not None else ()), *self._groups.others(row)
+        })  # fmt: skip
+        absent = sorted(runtime.absent) if runtime is not None else []
+        there = self._groups.elsewhere(row)
+        whose = _whose(runtime, row, {*members, *absent})
+        return {
+            "name": group.name,
+            "group_id": group.group_id,
+            "queue": queue.name,
+            "created_unix_ms": group.created_unix_ms,
+            "settings": msgspec.to_builtins(group.settings),
+            **self._figures(group, standing, row),
+            "members": members,
+            "absent": absent,
+            "partitions": [
+                msgspec.to_builtins(
+                    _partition(state, standing, runtime, there.get(number), whose.get(number))
+                )
+                for state in stock.states
+                for number in (state.partition.number,)
+            ],
+        }
+
+    def _figures(
+        self, group: Group, standing: GroupStock, row: Membership | None
+    ) -> dict[str, object]:
+        """What a queue's description says of a group, too."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        slots = runtime.slots.values() if runtime is not None else ()
+        here = len(runtime.members) if runtime is not None else 0
+        return {
+            "lag": standing.lag,
+            "consumers": here + len(self._groups.others(row)),
+            "in_flight": sum(slot.delivery.leases.open_count for slot in slots),
+            "aside": standing.aside,
+            "keys_parked": standing.parked,
+            "oldest_unix_ms": standing.oldest_unix_ms,
+            "counters": self._counting.of_group(group.group_id),
+        }
+
+
+def _whose(
+    runtime: GroupRuntime | None, row: Membership | None, there: Collection[str]
+) -> dict[int, str]:
+    """Partition → whose it is, or is to be, as far as that one is `there`."""
+    known = row.assignment if row is not None else runtime.assignment if runtime is not None else {}
+    return {number: name for number, name in known.items() if name in there}
+
+
+def _partition(
+    state: PartitionState,
+    standing: GroupStock,
+    runtime: GroupRuntime | None,
+    gateway: str | None,
+    member: str | None,
+) -> GroupPartition:
+    """`gateway`: another one whose consumer has it; `member`: whose it is, or is to be."""
+    number, now = state.partition.number, asyncio.get_running_loop().time()
+    cursor = standing.cursors.get(number)
+    lag = standing.lags.get(number, 0)
+    slot = runtime.slots.get(number) if runtime is not None else None
+    if slot is None or slot.ended:
+        return GroupPartition(
+            partition=number,
+            owner=None,
+            member=member,
+            epoch=_epoch(cursor, runtime, number),
+            next_offset=cursor.floor if cursor is not None else state.certified,
+            certified=state.certified,
+            lag=lag,
+            in_flight=0,
+            keys_waiting=0,
+            keys_parked=cursor.parked if cursor is not None else 0,
+            held=0,
+            aside=cursor.aside if cursor is not None else 0,
+            waits_for=owner_wanted(runtime, number, gateway) if lag else "",
+            draining=False,
+        )
+    delivery = slot.delivery
+    keys, parked, aside = delivery.waiting.lines.counts()
+    return GroupPartition(
+        partition=number,
+        owner=owner_of(slot),
+        member=member,
+        epoch=delivery.epoch,
+        next_offset=delivery.frontier,
+        certified=delivery.end,
+        lag=lag,
+        in_flight=delivery.leases.open_count,
+        keys_waiting=keys,
+        keys_parked=parked,
+        held=delivery.waiting.lines.held,
+        aside=aside,
+        waits_for=waits_for(slot, now),
+        draining=delivery.draining,
+    )
+
+
+def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int) -> int:
+    """The last one; owning raises it without anything else that would be looked at anew."""
+    stored = cursor.epoch if cursor is not None else 0
+    return max(stored, runtime.epochs.get(number, 0) if runtime is not None else 0)
+
+
+def owner_of(slot: Slot) -> OwnerDescription | None:
+    """The consumer of a slot; None: the caretaker owns it for a moment, and gives it to nobody."""
+    describe = getattr(slot.owner, "described", None)
+    return describe() if describe is not None else None
+
+
+def owner_wanted(
+    runtime: GroupRuntime | None, number: int, gateway: str | None
+) -> Literal["no_consumer", "absent", "moving", "elsewhere"]:
+    """Why nobody here has a partition; `gateway`: another one whose consumer has it."""
+    if gateway is not None:
+        return "elsewhere"
+    if runtime is None:
+        return "no_consumer"
+    name = runtime.assignment.get(number)
+    if name in runtime.members:
+        return "moving"
+    if name in runtime.absent:
+        return "absent"
+    return "moving" if runtime.members else "no_consumer"
+
+
+def waits_for(slot: Slot, now: float) -> PartitionWaits:
+    """What the partition waits for with which there is something to give; "": nothing is to be
+    given, or it goes out in this moment."""
+    delivery = slot.delivery
+    if not is_open(delivery, now):
+        return holds_up(delivery, now) or ""
+    blocked = without_room(slot)
+    return blocked or ("read" if slot.fetch.reading else "")
+
+
+def without_room(slot: Slot) -> Room | None:
+    """Why its owner takes nothing; None: it does."""
+    if slot.owner.available() > 0:
+        return None
+    why = slot.owner.blocked_by
+    return _ROOM.get(why, "credit")
+
+
+_ROOM: Final[dict[str, Room]] = {
+    "paused": "paused", "socket": "socket", "in_flight": "full", "no_consumer": "no_consumer",
+}  # fmt: skip
+
+
+def _at_clusters(queue: Queue, described: list[dict[str, object]]) -> list[dict[str, object]]:
+    """With the storage cluster of each, where the queue's row names some."""
+    names = queue.clusters
+    if not names:
+        return described
+    return [{**one, "cluster": names[int(str(one["partition"])) % len(names)]} for one in described]

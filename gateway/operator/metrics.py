@@ -1,0 +1,504 @@
+"""What a gateway tells of itself, and of one queue to whoever has a right on it.
+
+The figures of queues and groups, for a scrape.
+
+Counters are memory and cost nothing. Depth and lag are asked of the storage
+(`gateway.operator.describe`, which remembers them until something changes): for queues that have
+labels of their own with each scrape, for all others now and then, in the background, slowly
+(`Rest`).
+
+Which queues and groups have labels of their own (P9).
+
+The first that come have, up to a bound, and keep them as long as they are there: a series never
+changes whom it is about. All others share one value, REST, which no queue or group can be called.
+What a counter of one of these had come to when it was deleted stays in the sum, which so never
+falls.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from gateway.counters import Counting, HitRate, Published, Shown
+from gateway.delivery.dead_letters import DeadLetters
+from gateway.delivery.groups import Groups
+from gateway.delivery.presence import Availability
+from gateway.delivery.pull import Pulls
+from gateway.delivery.readers import Readers
+from gateway.deliverylog.log import DeliveryLog
+from gateway.limits.limiter import Limiter
+from gateway.operator.alerts import Alerting
+from gateway.operator.describe import GroupStock, QueueStock, Stock, age_s
+from gateway.publish.publisher import Publisher
+from metadata.catalog import Group, Principal, Queue, dead_letter_name
+from metadata.port import Metadata
+from push.delivery.inspect import of_line
+from push.delivery.values import COUNTED, Tally
+from push.errors import Refused, TocsinError
+from push.storage_port import Storage, StorageState
+from runtime.loop.fairness import Slices
+from runtime.metrics.exposition import Samples
+from runtime.metrics.process import LoopLag, of_process
+from runtime.metrics.registry import EVENTS
+
+REST: Final = "(other)"
+Labels = tuple[str, ...]
+CountedT = TypeVar("CountedT")
+
+
+class Places(Generic[CountedT]):
+    """The places of one kind. `gone` begins as a counter of nothing."""
+
+    def __init__(self, places_max: int, gone: CountedT) -> None:
+        self._places_max = places_max
+        self._own: dict[str, Labels] = {}
+        self.gone = gone
+        """What those without a place had come to that are not there any more."""
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def see(self, there: Mapping[str, Labels]) -> None:
+        """These are there now, by id: places of others are free, and given in this order."""
+        for place in [place for place in self._own if place not in there]:
+            del self._own[place]
+        for place, labels in there.items():
+            if len(self._own) >= self._places_max:
+                break
+            self._own.setdefault(place, labels)
+
+    def of(self, place: str) -> Labels | None:
+        """The labels of its own; None: it has none."""
+        return self._own.get(place)
+
+    def forget(self, place: str) -> bool:
+        """It is deleted. True: it had no place, and what it had come to is to be kept in `gone`."""
+        return self._own.pop(place, None) is None
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        assert len(self._own) <= self._places_max, "P9"
+
+
+REST_LOOKS_PER_S: Final = 50
+"""At most so many queues that share a label are looked at in a second."""
+REST_EVERY_S: Final = 30.0
+_LINES_PER_LOOK: Final = 500
+OTHER_QUEUE: Final[Labels] = (REST, REST)
+OTHER_GROUP: Final[Labels] = (REST, REST, REST)
+
+
+@dataclass(slots=True)
+class Sources:
+    """Where figures come from."""
+
+    stock: Stock
+    metadata: Metadata
+    groups: Groups
+    counting: Counting
+
+
+def of_queue(samples: Samples, labels: Labels, counted: Published) -> None:
+    """What publishers sent, and readers were given."""
+    for name, outcome in EVENTS.items():
+        samples.put("tocsin_queue_messages_total", getattr(counted, name), *labels, outcome)
+    samples.put("tocsin_queue_bytes_total", counted.published_bytes, *labels)
+    samples.spread("tocsin_queue_certify_seconds", counted.certify_s, *labels)
+    samples.put("tocsin_queue_read_messages_total", counted.read, *labels)
+    samples.spread("tocsin_queue_read_seconds", counted.read_s, *labels)
+
+
+def of_group(samples: Samples, labels: Labels, tally: Tally) -> None:
+    """What consumers were given and did."""
+    for name in COUNTED:
+        samples.put("tocsin_group_messages_total", getattr(tally, name), *labels, name)
+    samples.spread("tocsin_group_dispatch_seconds", tally.dispatch_s, *labels)
+    samples.spread("tocsin_group_settle_seconds", tally.settle_s, *labels)
+
+
+def stood(samples: Samples, labels: Labels, stock: QueueStock) -> None:
+    """What a queue retains."""
+    samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stock.states), *labels)
+    samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stock.states), *labels)
+    samples.most("tocsin_queue_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
+
+
+def lagged(samples: Samples, labels: Labels, stock: GroupStock) -> None:
+    """Where a group stands."""
+    samples.put("tocsin_group_lag_messages", stock.lag, *labels)
+    samples.most("tocsin_group_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
+    samples.put("tocsin_group_aside_messages", stock.aside, *labels)
+    samples.put("tocsin_group_parked_keys", stock.parked, *labels)
+    epochs = sum(cursor.epoch for cursor in stock.cursors.values())
+    samples.put("tocsin_group_epochs_total", epochs, *labels)
+
+
+async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
+    """What consumers of a group here hold, and which keys wait; in slices: there may be many."""
+    runtime, slices = groups.runtimes.get(group_id), Slices()
+    slots = list(runtime.slots.values()) if runtime is not None else []
+    members = len(runtime.members) if runtime is not None else 0
+    samples.put("tocsin_group_consumers", members, *labels)
+    in_flight = sum(slot.delivery.leases.open_count for slot in slots if not slot.ended)
+    samples.put("tocsin_group_in_flight_messages", in_flight, *labels)
+    now, causes = asyncio.get_running_loop().time(), dict.fromkeys(CAUSES, 0)
+    for slot in slots:
+        lines = list(slot.delivery.waiting.lines.by_key.values())
+        for first in range(0, len(lines), _LINES_PER_LOOK):
+            await slices.turn()
+            for line in lines[first : first + _LINES_PER_LOOK]:
+                if not line.empty:
+                    causes[of_line(line, now) or "ready"] += 1
+    for cause, count in causes.items():
+        samples.put("tocsin_group_held_keys", count, *labels, cause)
+
+
+CAUSES: Final = ("backoff", "parked", "gate", "commit", "ready")
+
+
+async def look(
+    samples: Samples, sources: Sources, queue: Queue, labels: Labels, *,
+    groups: Sequence[tuple[Group, Labels]], has_dead_letters: bool,
+) -> None:  # fmt: skip
+    """Depth and lag of a queue and its groups, asked of the storage. Raises TocsinError: it does
+    not answer, and nothing was put."""
+    stock = await sources.stock.of(queue, [group for group, _ in groups])
+    dead = await _dead_letters(sources, queue) if has_dead_letters else None
+    stood(samples, labels, stock)
+    samples.put("tocsin_queue_paused", queue.paused, *labels)
+    if dead is not None:
+        samples.put("tocsin_queue_dead_letters_messages", dead, *labels)
+    for group, named in groups:
+        found = stock.groups.get(group.group_id)
+        if found is not None:
+            lagged(samples, named, found)
+
+
+async def _dead_letters(sources: Sources, queue: Queue) -> int:
+    principal = Principal(queue.holder, queue.tenant)
+    try:
+        dead = sources.metadata.find_queue(principal, dead_letter_name(queue))
+    except Refused:
+        return 0
+    stock = await sources.stock.of(dead, [])
+    return sum(state.messages for state in stock.states)
+
+
+@dataclass(slots=True)
+class Rest:
+    """Depth and lag of all queues that share a label, as of the last whole round over them. A round
+    is begun when somebody asks and the last one is old: without a scrape nothing is looked at."""
+
+    sources: Sources
+    found: Samples = field(default_factory=Samples)
+    """As of the last round."""
+    ended_at: float = float("-inf")
+    _round: asyncio.Task[None] | None = None
+
+    def ask(self, queues: Sequence[Queue]) -> Samples:
+        """What is known; a new round begins where it is time for one."""
+        loop = asyncio.get_running_loop()
+        if not queues:
+            self.found, self.ended_at = Samples(), float("-inf")
+        elif self._round is None and loop.time() - self.ended_at >= REST_EVERY_S:
+            self._round = loop.create_task(self._look(queues), name="metrics of the rest")
+            self._round.add_done_callback(self._ended)
+        return self.found
+
+    def age_s(self) -> float:
+        """How old that is; 0: there is nothing."""
+        if self.ended_at == float("-inf"):
+            return 0.0
+        return asyncio.get_running_loop().time() - self.ended_at
+
+    async def _look(self, queues: Sequence[Queue]) -> None:
+        samples = Samples()
+        for queue in queues:
+            groups = self.sources.metadata.list_groups(Principal(queue.holder, queue.tenant), queue)
+            try:
+                await look(
+                    samples, self.sources, queue, OTHER_QUEUE,
+                    groups=[(group, OTHER_GROUP) for group in groups], has_dead_letters=False,
+                )  # fmt: skip
+            except TocsinError:  # deleted meanwhile, or its cluster is away: the next round
+                continue
+            await asyncio.sleep(1 / REST_LOOKS_PER_S)
+        self.found, self.ended_at = samples, asyncio.get_running_loop().time()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._round = None
+        if not task.cancelled():
+            task.result()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._round is not None:
+            self._round.cancel()
+
+
+LOOKS_S: Final = 4.0
+"""For asking the storage, of all queues: a Prometheus waits for ten seconds."""
+_BREAKER: Final = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
+Part = Callable[[Samples], None]
+
+
+class Measuring:
+    """See the module. Whoever asks while an answer is being found is given that one."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        storage: Storage,
+        publisher: Publisher,
+        pulls: Pulls,
+        readers: Readers,
+        dead_letters: DeadLetters,
+        limiter: Limiter,
+        log: DeliveryLog,
+        alerting: Alerting,
+        availability: Availability,
+        hit_rates: Mapping[str, Shown],
+        queues_max: int,
+        groups_max: int,
+    ) -> None:
+        """`hit_rates`: of all caches, also of those that are added to it later. `queues_max`,
+        `groups_max`: so many have labels of their own."""
+        self._sources = sources
+        self._storage = storage
+        self._publisher = publisher
+        self._pulls = pulls
+        self._readers = readers
+        self._dead_letters = dead_letters
+        self._limiter = limiter
+        self._delivery_log = log
+        self._alerting = alerting
+        self._availability = availability
+        self._hit_rates = hit_rates
+        self._groups_max = groups_max
+        self._queues = Places(queues_max, Published())
+        self._groups = Places(groups_max, Tally())
+        self._rest = Rest(sources)
+        self._under_way: asyncio.Task[Samples] | None = None
+        self.lag = LoopLag()
+        self.parts: list[Part] = []
+        """What others add, who know what the broker does not: sessions, refusals."""
+        sources.counting.on_forgotten = self._forgotten
+
+    def _forgotten(self, place: str, counted: Published | Tally) -> None:
+        if isinstance(counted, Published):
+            if self._queues.forget(place):
+                self._queues.gone.merge(counted)
+        elif self._groups.forget(place):
+            self._groups.gone.merge(counted)
+
+    def start(self) -> None:
+        """From now on the loop is looked at."""
+        self.lag.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self.lag.stop()
+        self._rest.close()
+
+    # --- Everything ------------------------------------------------------------------------------
+
+    async def everything(self) -> Samples:
+        """For operators."""
+        if self._under_way is None:
+            self._under_way = asyncio.create_task(self._everything(), name="metrics")
+            self._under_way.add_done_callback(self._found)
+        return await asyncio.shield(self._under_way)
+
+    def _found(self, task: "asyncio.Task[Samples]") -> None:
+        self._under_way = None
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; perhaps nobody does any more
+
+    async def _everything(self) -> Samples:
+        began, samples = time.perf_counter(), Samples()
+        of_process(samples, "gateway", self._sources.groups.presence.gateway, self.lag)
+        await self._state(samples)
+        self._work(samples)
+        self._log(samples)
+        self._alerting.measure(samples)
+        for part in self.parts:
+            part(samples)
+        await self._of_queues(samples)
+        samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))
+        return samples
+
+    async def _state(self, samples: Samples) -> None:
+        metadata, reasons = self._sources.metadata, ["it cannot be asked"]
+        state = StorageState(False, False)
+        try:
+            async with asyncio.timeout(LOOKS_S):
+                state = await self._storage.state()
+                reasons = await self._availability.reasons()
+        except (TimeoutError, TocsinError):
+            pass  # told as not writable, and not ready
+        samples.put("tocsin_ready", not reasons)
+        samples.put("tocsin_storage_writable", state.writable)
+        samples.put("tocsin_storage_publishable", state.publishable)
+        samples.put("tocsin_storage_waits", len(state.reasons))
+        if "free_bytes" in state.detail:
+            samples.put("tocsin_storage_free_bytes", int(state.detail["free_bytes"]))
+        damaged = int(state.detail.get("damage_reports", "0"))
+        samples.put("tocsin_storage_damage_reports_total", damaged)
+        for one in state.took:
+            if one.what == "fsync":
+                samples.spread("tocsin_storage_fsync_seconds", one.seconds)
+            else:
+                samples.spread("tocsin_storage_copies_seconds", one.seconds, one.place, one.level)
+        is_usable, _ = await metadata.state()
+        samples.put("tocsin_metadata_usable", is_usable)
+        samples.put("tocsin_metadata_age_seconds", round(metadata.age_s, 3))
+
+    def _work(self, samples: Samples) -> None:
+        groups, now = self._sources.groups, asyncio.get_running_loop().time()
+        facts, presence = groups.facts(), groups.presence
+        samples.put("tocsin_draining", self._availability.is_leaving)
+        samples.put("tocsin_alone", presence.is_alone)
+        gateways = presence.facts().get("gateways", [""])
+        samples.put("tocsin_gateways", len(gateways) if isinstance(gateways, list) else 1)
+        samples.put("tocsin_groups_running", len(groups.runtimes))
+        samples.put("tocsin_fenced_writes_total", int(str(facts["fenced_writes"])))
+        samples.put("tocsin_stale_settlements_total", int(str(facts["stale_settlements"])))
+        samples.put("tocsin_pulls_waiting", self._pulls.waiting)
+        samples.put("tocsin_pending_messages", self._publisher.pending_messages)
+        samples.put("tocsin_pending_bytes", self._publisher.pending_bytes)
+        samples.put("tocsin_dead_letters_moved_total", self._dead_letters.moved_total)
+        for limit, count in self._limiter.refused.items():
+            samples.put("tocsin_limited_total", count, limit)
+        for cache, rate in self._hit_rates.items():
+            if isinstance(rate, HitRate):
+                samples.put("tocsin_cache_hits_total", max(0, rate.hits), cache)
+                samples.put("tocsin_cache_misses_total", rate.misses, cache)
+        for number, commits in self._publisher.commits.lanes().items():
+            lane = str(number)
+            samples.put("tocsin_commits_total", commits.total, lane)
+            samples.spread("tocsin_commit_messages", commits.messages, lane)
+            samples.spread("tocsin_commit_seconds", commits.took_s, lane)
+            samples.put("tocsin_commits_under_way", len(commits), lane)
+            samples.put("tocsin_commits_slow_total", commits.slow_total, lane)
+            samples.put("tocsin_commit_unknown_messages_total", commits.unknown_total, lane)
+            samples.put("tocsin_breaker_open", _BREAKER[commits.breaker.state(now=now)], lane)
+            samples.put("tocsin_breaker_opened_total", commits.breaker.opened_total, lane)
+
+    def _log(self, samples: Samples) -> None:
+        """Of the delivery log; it is off: nothing."""
+        facts = self._delivery_log.facts()
+        if facts is None:
+            return
+        samples.put("tocsin_delivery_log_written_bytes_total", facts["written_bytes"])
+        samples.put("tocsin_delivery_log_waiting_bytes", facts["waiting_bytes"])
+        samples.put("tocsin_delivery_log_failing", facts["is_failing"])
+        missing = facts["unlogged"]
+        samples.put("tocsin_delivery_log_unlogged_spans_total", missing["spans"])
+        name = "tocsin_delivery_log_unlogged_messages_total"
+        samples.put(name, missing["certified"], "certified")
+        samples.put(name, missing["dispatched"], "dispatched")
+        samples.put(name, missing["settled"], "settled")
+
+    # --- Queues ----------------------------------------------------------------------------------
+
+    async def _of_queues(self, samples: Samples) -> None:
+        every = sorted(self._sources.metadata.list_all_queues(), key=lambda q: q.created_unix_ms)
+        samples.put("tocsin_queues", len(every))
+        self._queues.see({one.queue_id: (one.tenant, one.name) for one in every})
+        own = [one for one in every if self._queues.of(one.queue_id) is not None]
+        groups = {queue.queue_id: self._groups_of(queue) for queue in own}
+        self._groups.see(
+            {
+                group.group_id: (queue.tenant, queue.name, group.name)
+                for queue in own
+                for group in groups[queue.queue_id]
+            }
+        )
+        self._nobody(samples, own, groups)
+        await self._counters(samples, bool(len(every) > len(own)))
+        ends_at, unread = asyncio.get_running_loop().time() + LOOKS_S, 0
+        for queue in own:
+            unread += not await self._look(samples, queue, groups[queue.queue_id], ends_at)
+        samples.put("tocsin_scrape_unread_queues", unread)
+        rest = [one for one in every if self._queues.of(one.queue_id) is None]
+        for metric, values in self._rest.ask(rest).families():
+            for labels, value in values.items():
+                if isinstance(value, float | int):
+                    add = samples.most if metric.name.endswith("age_seconds") else samples.put
+                    add(metric.name, value, *labels)
+        samples.put("tocsin_scrape_rest_age_seconds", self._rest.age_s())
+
+    def _nobody(self, samples: Samples, own: list[Queue], groups: dict[str, list[Group]]) -> None:
+        """Where nobody is, that is said: what is not there fires no alert."""
+        for queue in own:
+            samples.put(
+                "tocsin_queue_readers", 0, *(self._queues.of(queue.queue_id) or OTHER_QUEUE)
+            )
+            for group in groups[queue.queue_id]:
+                labels = self._groups.of(group.group_id) or OTHER_GROUP
+                samples.put("tocsin_group_consumers", 0, *labels)
+
+    def _groups_of(self, queue: Queue) -> list[Group]:
+        return self._sources.metadata.list_groups(Principal(queue.holder, queue.tenant), queue)
+
+    async def _counters(self, samples: Samples, has_rest: bool) -> None:
+        """Of all queues and groups, in slices."""
+        slices, counting, groups = Slices(), self._sources.counting, self._sources.groups
+        for place, counted in list(counting.queues().items()):
+            await slices.turn()
+            of_queue(samples, self._queues.of(place) or OTHER_QUEUE, counted)
+        for place, tally in list(counting.groups().items()):
+            await slices.turn()
+            of_group(samples, self._groups.of(place) or OTHER_GROUP, tally)
+        for place, count in self._readers.counts().items():
+            samples.put("tocsin_queue_readers", count, *(self._queues.of(place) or OTHER_QUEUE))
+        if has_rest or self._queues.gone.published:
+            of_queue(samples, OTHER_QUEUE, self._queues.gone)
+        if has_rest or self._groups.gone.given:
+            of_group(samples, OTHER_GROUP, self._groups.gone)
+        for place in list(groups.runtimes):
+            await slices.turn()
+            await held(samples, self._groups.of(place) or OTHER_GROUP, groups, place)
+
+    async def _look(
+        self, samples: Samples, queue: Queue, groups: list[Group], ends_at: float
+    ) -> bool:
+        """False: the storage did not answer in time."""
+        labels = self._queues.of(queue.queue_id) or OTHER_QUEUE
+        named = [(group, self._groups.of(group.group_id) or OTHER_GROUP) for group in groups]
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await look(
+                    samples, self._sources, queue, labels, groups=named, has_dead_letters=True
+                )
+        except (TimeoutError, TocsinError):
+            return False
+        return True
+
+    # --- One queue -------------------------------------------------------------------------------
+
+    async def of_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
+        """For its holder: this queue and its groups, as many as have labels in an answer.
+        `sees_dead_letters`: how many there are is his business, too. Raises TocsinError: the
+        storage does not answer."""
+        samples, labels = Samples(), (queue.tenant, queue.name)
+        every = self._groups_of(queue)
+        named = [
+            (group, (*labels, group.name if place < self._groups_max else REST))
+            for place, group in enumerate(every)
+        ]
+        await look(
+            samples, self._sources, queue, labels, groups=named,
+            has_dead_letters=sees_dead_letters,
+        )  # fmt: skip
+        counting = self._sources.counting
+        of_queue(samples, labels, counting.queues().get(queue.queue_id, Published()))
+        readers = self._readers.counts().get(queue.queue_id, 0)
+        samples.put("tocsin_queue_readers", readers, *labels)
+        for group, own in named:
+            of_group(samples, own, counting.groups().get(group.group_id, Tally()))
+            await held(samples, own, self._sources.groups, group.group_id)
+        return samples

@@ -1,0 +1,141 @@
+"""What operators do to queues: pause, seek, purge, peek, and send dead letters back.
+
+A change that has begun is finished, also when its caller is gone: what is durable then counts here
+at once.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.catalog.reconcile import Changes, starts_of
+from gateway.delivery.groups import Groups
+from gateway.models import FoundDeadLetters, Look, Peeked, Purged, Redriven, SeekTo
+from gateway.operator import peek as looking
+from gateway.operator.redrive import GROUP, Redriving
+from gateway.operator.removal import Begin, Removed, Removing, check_agreed
+from gateway.publish.publisher import Publisher
+from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
+from metadata.port import Metadata
+from push.errors import Refused, Unknown
+from push.storage_port import Storage
+
+T = TypeVar("T")
+
+
+class Upkeep:
+    """See the module. `touched`: something of this queue may be deleted now."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        changes: Changes,
+        groups: Groups,
+        removing: Removing,
+        *,
+        publisher: Publisher,
+        touched: Callable[[Queue], None],
+    ) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._changes = changes
+        self._groups = groups
+        self._removing = removing
+        self._touched = touched
+        self._redriving = Redriving(storage, publisher, groups, metadata)
+
+    async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Upkeeping. What is on its way out already arrives; what is in flight settles,
+        returns or expires as ever."""
+        return await self._metadata.pause_queue(principal, name, paused=paused)
+
+    async def seek(
+        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        """Set a group's cursors anew; deliveries of before no longer count. See
+        BrokerPort.seek_group."""
+        group = self._metadata.find_group(principal, queue, name)
+        if isinstance(to, tuple):
+            kind, value = to
+            starts = (
+                await starts_of(self._storage, queue, value)
+                if kind == "unix_ms"
+                else [value] * len(queue.members)
+            )
+        else:
+            starts = await starts_of(self._storage, queue, to)
+        removed = Removed()
+        if deletes_max is not None:
+            removed, starts = await self._removing.by_seek(principal, queue, group, starts)
+            check_agreed(f"the seek of the group {name!r}", removed, deletes_max)
+        if begin is not None:
+            await begin(removed)
+        work = self._storage.seek(group.group_id, queue.queue_id, starts)
+        await self._changes.whole(self._anew(work, queue, lambda: [group]))
+        return removed
+
+    async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
+        """See Upkeeping. What is in flight no longer counts: its acks are stale."""
+        found = self._metadata.find_group(principal, queue, group) if group is not None else None
+
+        def groups() -> list[Group]:
+            return self._metadata.list_groups(principal, queue) if found is None else [found]
+
+        work = self._storage.purge(queue.queue_id, found.group_id if found is not None else None)
+        return Purged(messages=await self._changes.whole(self._anew(work, queue, groups)))
+
+    async def _anew(self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]) -> T:
+        """It makes the cursors of these groups fresh ones; where nobody knows, it has perhaps:
+        owners would go on from where they were until they write."""
+        try:
+            done = await work
+        except Unknown:
+            self._begun_anew(queue, groups())
+            raise
+        self._begun_anew(queue, groups())
+        return done
+
+    def _begun_anew(self, queue: Queue, groups: list[Group]) -> None:
+        self._touched(queue)
+        for group in groups:
+            self._groups.begin_anew(group)
+
+    async def peek(
+        self, principal: Principal, queue: Queue, look: Look, group: str | None
+    ) -> Peeked:
+        """See Upkeeping."""
+        found = self._metadata.find_group(principal, queue, group) if group is not None else None
+        return await looking.peek(self._storage, self._groups, queue, look, found)
+
+    async def dead_letters(
+        self, principal: Principal, queue: Queue, look: Look
+    ) -> FoundDeadLetters:
+        """See Upkeeping."""
+        dead = await self._dead_letter_queue(principal, queue)
+        group = None
+        if dead is not None:
+            groups = self._metadata.list_groups(principal, dead)
+            group = next((group for group in groups if group.name == GROUP), None)
+        return await self._redriving.listed(queue, dead, group, look)
+
+    async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
+        """See Upkeeping. The group that carries the position is made by the first one."""
+        dead = await self._dead_letter_queue(principal, queue)
+        if dead is None:
+            return Redriven(messages=0)
+        settings = GroupSettings()
+        group, _ = await self._changes.put_group(principal, dead, GROUP, settings, None)
+        try:
+            return await self._changes.whole(self._redriving.redrive(queue, dead, group, look))
+        finally:
+            self._touched(dead)
+
+    async def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
+        """None: nothing was ever dead-lettered, it is being made for the first letter, or it was
+        deleted."""
+        try:
+            dead = self._metadata.find_queue(principal, dead_letter_name(queue))
+        except Refused:
+            return None
+        return dead if await self._storage.partitions(dead.queue_id) else None

@@ -1,0 +1,203 @@
+"""Looking at messages where they stand, without taking them (P9).
+
+A look reads what is certified and retained (R10), partition by partition, as far as a bound of
+bytes; then it says where to go on. With a group it says where each message stands for it: what is
+durable, and what the owner here knows besides.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.catalog.reconcile import UNSEEN
+from gateway.delivery.groups import Groups
+from gateway.models import Look, Peeked, PeekedMessage, Place
+from metadata.catalog import Group, Queue
+from push import limits
+from push.delivery.inspect import Standings, State
+from push.errors import Refused
+from push.message import Message
+from push.places import GroupPartition, Partition
+from push.record import Record
+from push.ring import Ring, key_hash
+from push.storage_port import PartitionState, Standing, Storage
+
+_MESSAGE = msgspec.json.Decoder(Message)
+
+
+class Walk:
+    """One bounded look through a queue. Afterwards `next` is where it goes on; None: it has seen
+    all there was when it began."""
+
+    def __init__(
+        self, storage: Storage, queue: Queue, look: Look, floors: Mapping[int, int] | None = None
+    ) -> None:
+        """`floors`: by partition, offsets below which nothing is wanted.
+
+        Raises:
+            Refused: invalid_request: no such partition, or it is not the key's.
+        """
+        self.next: Place | None = None
+        self._storage = storage
+        self._queue = queue
+        self._look = look
+        self._floors = floors or {}
+        self._hash = key_hash(look.key, queue.hash_key) if look.key is not None else None
+        self._numbers = self._partitions()
+
+    def _partitions(self) -> Sequence[int]:
+        queue, wanted = self._queue, self._look.partition
+        if wanted is not None and wanted not in queue.members:
+            raise Refused("invalid_request", f"{queue.name} has no partition {wanted}")
+        if self._hash is not None:
+            number = Ring(queue.ring_epoch, queue.members).partition(self._hash)
+            if wanted not in (None, number):
+                raise Refused("invalid_request", f"the key's partition is {number}, not {wanted}")
+            wanted = number
+        if wanted is None and self._look.offset:
+            raise Refused("invalid_request", "an offset is one of a partition: name it, or a key")
+        numbers = sorted(queue.members) if wanted is None else [wanted]
+        after = self._look.after
+        return [number for number in numbers if after is None or number >= after.partition]
+
+    async def messages(self) -> AsyncIterator[tuple[PartitionState, Record, int]]:
+        """(partition, record, offset) of what is meant, as far as keys' hashes tell."""
+        left = limits.LOOK_BYTES_MAX
+        found = await self._storage.partitions(self._queue.queue_id)
+        states = {state.partition.number: state for state in found}
+        for number in self._numbers:
+            state = states.get(number)
+            if state is None:
+                raise Refused("storage_unavailable", UNSEEN)
+            at = self._begin(state)
+            while at < state.certified:
+                if left <= 0:
+                    self.next = Place(number, at)
+                    return
+                bytes_max = min(left, limits.READ_BYTES_MAX)
+                until = state.certified - 1
+                read = await self._storage.read(state.partition, at, bytes_max, until=until)
+                if not read.records:
+                    break
+                for record in read.records:
+                    left -= record.memory_bytes
+                    for offset in self._meant(record, at):
+                        yield state, record, offset
+                    at = record.last + 1
+
+    def _begin(self, state: PartitionState) -> int:
+        number, after = state.partition.number, self._look.after
+        at = max(self._floors.get(number, 0), self._look.offset)
+        return max(at, after.offset) if after and after.partition == number else at
+
+    def _meant(self, record: Record, at: int) -> Sequence[int]:
+        offsets = range(max(at, record.first), record.last + 1)
+        if self._hash is None:
+            return offsets
+        return [offset for offset in offsets if record.key_hash(offset) == self._hash]
+
+    def decode(self, record: Record, offset: int) -> Message | None:
+        """The message; None: it has another key, of the same hash."""
+        message = _MESSAGE.decode(record.slice(offset, offset))
+        return message if self._look.key in (None, message.key) else None
+
+
+def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) -> dict[str, Any]:
+    """What is shown of every message beside what is in it: its place, and times."""
+    return {
+        "id": f"{queue.queue_id}-{state.generation}-{state.partition.number}-{offset}",
+        "partition": state.partition.number,
+        "offset": offset,
+        "published_unix_ms": record.header.published_unix_ms,
+        "expires_unix_ms": record.expires_unix_ms(offset),
+    }
+
+
+def content_of(message: Message) -> dict[str, Any]:
+    """What is in a message, as it is shown; its id only where it has one."""
+    content = {
+        "key": message.key,
+        "body": message.body if message.body_base64 is None else None,
+        "body_base64": message.body_base64,
+        "content_type": message.content_type,
+        "headers": message.headers,
+        "sent_unix_ms": message.sent_unix_ms,
+    }
+    return content if message.id is None else {**content, "id": message.id}
+
+
+class Standpoint:
+    """Where messages of a queue stand for one of its groups; asked in the order of the log."""
+
+    def __init__(self, storage: Storage, groups: Groups, group: Group) -> None:
+        self._storage = storage
+        self._group = group
+        runtime = groups.runtimes.get(group.group_id)
+        self._slots = dict(runtime.slots) if runtime is not None else {}
+        self._owners: dict[int, Standings] = {}
+        self._stored: tuple[Partition, int, list[Standing]] | None = None
+
+    async def floors(self, queue: Queue) -> dict[int, int]:
+        """By partition, the offset below which it has settled everything."""
+        cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
+        # What stands in a side line lies below the floor, and is not settled.
+        return {c.place.partition.number: 0 if c.aside else c.floor for c in cursors}
+
+    async def _durable(self, partition: Partition, offset: int) -> Standing:
+        known = self._stored
+        if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
+            # Many at a time: records may be of one message each.
+            place = GroupPartition(self._group.group_id, partition)
+            last = offset + limits.RECORD_MESSAGES_MAX - 1
+            found = await self._storage.standings(place, offset, last)
+            if not found:
+                raise Refused("storage_unavailable", UNSEEN)
+            known = self._stored = (partition, offset, found)
+        return known[2][offset - known[1]]
+
+    async def of(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
+        """(state, counted attempts) of a message."""
+        number = partition.number
+        slot = self._slots.get(number)
+        if slot is not None and number not in self._owners:
+            # Before what is durable is read: what its owner writes meanwhile is in both.
+            self._owners[number] = Standings(slot.delivery)
+        stored = await self._durable(partition, offset)
+        if slot is None:
+            return stored.state, stored.attempts
+        if slot.ended:  # what it knew has been written, or does not count any more
+            del self._slots[number]
+            self._stored = None
+            stored = await self._durable(partition, offset)
+            return stored.state, stored.attempts
+        return self._owners[number].of(offset, record.key_hash(offset), stored)
+
+
+async def peek(
+    storage: Storage, groups: Groups, queue: Queue, look: Look, group: Group | None
+) -> Peeked:
+    """Up to `look.limit` messages; with a group those that it has not settled."""
+    standpoint = Standpoint(storage, groups, group) if group is not None else None
+    floors = await standpoint.floors(queue) if standpoint is not None else None
+    walk = Walk(storage, queue, look, floors)
+    shown: list[PeekedMessage] = []
+    size = 0
+    async for state, record, offset in walk.messages():
+        standing: dict[str, Any] = {}
+        if standpoint is not None:
+            word, attempts = await standpoint.of(state.partition, record, offset)
+            if word == "settled":
+                continue
+            standing = {"state": word, "attempts": attempts}
+        message = walk.decode(record, offset)
+        if message is None:
+            continue
+        size += record.header.sizes[offset - record.first]
+        if len(shown) == look.limit or (shown and size > limits.LOOK_ANSWER_BYTES_MAX):
+            walk.next = Place(state.partition.number, offset)
+            break
+        content = content_of(message)
+        fields = fields_of(queue, state, record, offset)
+        shown.append(PeekedMessage(**{**fields, **content, **standing}))
+    return Peeked(messages=shown, next=str(walk.next) if walk.next else None)

@@ -1,0 +1,327 @@
+"""Dead letters, for operators: which there are, and back with them (P1).
+
+A letter goes back as a new message with the key, id, body and headers that it had: it is appended
+to its queue under a name made of its place among the dead letters, and then settled there for a
+group of its own, which carries how far redriving has come. A crash in between repeats the append,
+which deduplication answers (R8). Letters of a key go back in their order: behind one that is
+refused none is stored (R7).
+
+Two redrives of one queue through this gateway come one after another; those through two gateways
+fence each other, and each goes on behind what the other has settled: a letter counts for one of
+them.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from gateway.delivery.groups import Groups
+from gateway.models import (
+    FoundDeadLetter,
+    FoundDeadLetters,
+    Look,
+    Origin,
+    Place,
+    Redriven,
+    whole_number,
+)
+from gateway.operator.peek import Standpoint, Walk, content_of, fields_of
+from gateway.publish.batch import Answer
+from gateway.publish.publisher import Publisher
+from metadata.catalog import Group, Queue, dead_letter_name
+from metadata.port import Metadata
+from push import limits
+from push.errors import Refused, TocsinError, Unknown
+from push.letters import HEADER, earlier_deaths, revived_headers, said_of
+from push.message import Message
+from push.places import GroupPartition
+from push.ranges import RangeSet
+from push.record import Record
+from push.storage_port import CursorWrite, PartitionState, Storage
+
+GROUP: Final = "tocsin.redrive"
+"""The group of a dead-letter queue that has settled what went back."""
+BATCH_BYTES_MAX: Final = 1_048_576
+"""Of the letters that go back together; at least one."""
+FENCED_MAX: Final = 20
+AGAIN_S: Final = 0.02
+"""So often, and at first for so long, a redrive makes room for one through another gateway."""
+
+
+@dataclass(slots=True)
+class _Letter:
+    """A dead letter where it stands."""
+
+    state: PartitionState
+    record: Record
+    offset: int
+    message: Message
+
+    def header(self, name: str) -> str:
+        return (self.message.headers or {}).get(HEADER + name, "")
+
+    @property
+    def size(self) -> int:
+        return self.record.header.sizes[self.offset - self.record.first]
+
+    def revived(self) -> Message:
+        """The message that it was, which may have been a dead letter already."""
+        headers = revived_headers(self.message.headers)
+        name = self.header("id") or self.message.id
+        return msgspec.structs.replace(self.message, id=name, headers=headers)
+
+    def described(self, queue: Queue) -> FoundDeadLetter:
+        """As an operator sees it."""
+        content: dict[str, Any] = {
+            **fields_of(queue, self.state, self.record, self.offset),
+            **content_of(self.revived()),
+        }
+        return FoundDeadLetter(
+            **content,
+            origin=_origin(said_of(self.message.headers)),
+            reason=self.header("reason"),
+            attempts=whole_number(self.header("attempts")) or 0,
+            nack=self.header("nack") or None,
+            earlier=[_origin(said) for said in earlier_deaths(self.message.headers)],
+        )
+
+
+def _origin(said: Mapping[str, str]) -> Origin:
+    return Origin(
+        queue=said.get("queue", ""),
+        group=said.get("group", ""),
+        partition=whole_number(said.get("partition", "")) or 0,
+        offset=whole_number(said.get("offset", "")) or 0,
+    )
+
+
+class Redriving:
+    """See the module."""
+
+    def __init__(
+        self, storage: Storage, publisher: Publisher, groups: Groups, metadata: Metadata
+    ) -> None:
+        self._storage = storage
+        self._publisher = publisher
+        self._groups = groups
+        self._metadata = metadata
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._producer = os.urandom(16)
+        self._sequence = 0
+
+    async def listed(
+        self, queue: Queue, dead: Queue | None, group: Group | None, look: Look
+    ) -> FoundDeadLetters:
+        """Up to `look.limit` of those that have not gone back."""
+        name = dead_letter_name(queue)
+        if dead is None:
+            return FoundDeadLetters(queue=name, messages=[])
+        walk = await self._walk(dead, group, look)
+        found: list[FoundDeadLetter] = []
+        size = 0
+        async for letter in self._letters(walk, queue, group, look):
+            size += letter.size
+            if len(found) == look.limit or (found and size > limits.LOOK_ANSWER_BYTES_MAX):
+                walk.next = Place(letter.state.partition.number, letter.offset)
+                break
+            found.append(letter.described(dead))
+        after = str(walk.next) if walk.next else None
+        return FoundDeadLetters(queue=name, messages=found, next=after)
+
+    async def _walk(self, dead: Queue, group: Group | None, look: Look) -> Walk:
+        floors = None
+        if group is not None:
+            floors = await Standpoint(self._storage, self._groups, group).floors(dead)
+        return Walk(self._storage, dead, look, floors)
+
+    async def _letters(
+        self, walk: Walk, queue: Queue, group: Group | None, look: Look
+    ) -> AsyncIterator[_Letter]:
+        """The letters that are meant: of this queue, and not gone back."""
+        standpoint = None
+        if group is not None:
+            standpoint = Standpoint(self._storage, self._groups, group)
+        async for state, record, offset in walk.messages():
+            if standpoint is not None:
+                word, _ = await standpoint.of(state.partition, record, offset)
+                if word == "settled":
+                    continue
+            message = walk.decode(record, offset)
+            if message is None:
+                continue
+            letter = _Letter(state, record, offset, message)
+            is_meant = look.reason in (None, letter.header("reason"))
+            if letter.header("queue") == queue.name and is_meant:
+                yield letter
+
+    # --- Back ----------------------------------------------------------------------------------
+
+    async def redrive(self, queue: Queue, dead: Queue, group: Group, look: Look) -> Redriven:
+        """Send up to `look.limit` letters back; each is settled in `group`, which is GROUP of the
+        dead-letter queue, once it stands in its queue again.
+
+        Raises:
+            Refused: a letter was refused by its queue; the detail says how many went before.
+            Unknown: likewise; what is unknown is not doubled when it is sent again.
+        """
+        lock = self._locks.setdefault(dead.queue_id, asyncio.Lock())
+        async with lock:
+            walk = await self._walk(dead, group, look)
+            run = _Run(self, queue, group)
+            count = 0
+            try:
+                async for letter in self._letters(walk, queue, group, look):
+                    if count == look.limit:
+                        walk.next = Place(letter.state.partition.number, letter.offset)
+                        break
+                    if run.is_full(letter):
+                        await run.send()
+                    run.letters.append(letter)
+                    count += 1
+                await run.send()
+            except TocsinError as error:
+                if not run.done:
+                    raise
+                detail = f"{run.done} messages went back, and then: {error.detail}"
+                if isinstance(error, Unknown):
+                    raise Unknown(detail) from error
+                raise Refused(error.code.name, detail, error.retry_after_s) from error
+        return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
+
+    async def own(self, place: GroupPartition) -> "_Owned":
+        """Under what letters are settled there, and which are."""
+        runtime = self._groups.runtimes.get(place.group_id)
+        row = await self._metadata.membership(place.group_id)
+        if (runtime is not None and runtime.members) or self._groups.others(row):
+            raise Refused(
+                "invalid_request",
+                f"the group {GROUP} has consumers: what it settles counts as sent back, so let "
+                "them leave first",
+            )
+        token = os.urandom(16)
+        owned = await self._storage.own(place, token=token, assignment=row.generation)
+        return _Owned(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
+
+    async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> Answer:
+        """Append them, each under the name of its place (R8), in their order (R7)."""
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            if not done.done():
+                done.set_result(answer)
+
+        names = [
+            f"{letter.state.partition.queue_id}-{letter.state.generation}-"
+            f"{letter.state.partition.number}-{letter.offset}"
+            for letter in letters
+        ]
+        first, self._sequence = self._sequence, self._sequence + len(letters)
+        self._publisher.submit(
+            queue, [letter.revived() for letter in letters], answered,
+            producer=self._producer, sequence=first, resolved=first, checked=True, names=names,
+        )  # fmt: skip
+        return await done
+
+    async def settle(self, writes: Sequence[CursorWrite]) -> list[GroupPartition]:
+        """Durably; places that another redrive owns now, where nothing was settled."""
+        written = await self._storage.write_cursors(writes)
+        return [write.place for write, one in zip(writes, written, strict=True) if one.fenced]
+
+    async def make_room(self, tries: int) -> None:
+        """Another redrive, through another gateway, has a place: each waits for another time."""
+        if tries >= FENCED_MAX:
+            raise Refused(
+                "too_many",
+                f"the group {GROUP} has another owner again and again; what went back is not "
+                "doubled when this is called again",
+                1.0,
+            )
+        await asyncio.sleep(AGAIN_S * tries * (1 + self._producer[0] / 255))
+
+
+class _Owned(NamedTuple):
+    """What a redrive has of a place, until another one owns it."""
+
+    epoch: int
+    token: bytes
+    floor: int
+    passed: RangeSet
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether a letter had gone back when the place was owned; nobody else has settled it
+        since, as long as this is the owner."""
+        return offset < self.floor or offset in self.passed
+
+
+class _Run:
+    """One redrive: letters that wait to go back, and what went."""
+
+    def __init__(self, redriving: Redriving, queue: Queue, group: Group) -> None:
+        self._redriving = redriving
+        self._queue = queue
+        self._group = group
+        self._owned: dict[GroupPartition, _Owned] = {}
+        self.letters: list[_Letter] = []
+        self.done = 0
+
+    def is_full(self, letter: _Letter) -> bool:
+        """Whether what waits has to go before this one comes to it."""
+        size = sum(waiting.size for waiting in self.letters) + letter.size
+        return bool(self.letters) and size > BATCH_BYTES_MAX
+
+    async def send(self) -> None:
+        """What waits goes back; raises what the first of it that did not was refused for."""
+        letters, self.letters = self.letters, []
+        for place in dict.fromkeys(map(self._place, letters)):
+            if place not in self._owned:
+                self._owned[place] = await self._redriving.own(place)
+        letters = [one for one in letters if not self._has_gone(self._place(one), one.offset)]
+        if not letters:
+            return
+        answer = await self._redriving.publish(self._queue, letters)
+        failure: TocsinError | None = None
+        back: dict[GroupPartition, list[int]] = {}
+        for letter, outcome in zip(letters, answer.outcomes, strict=True):
+            if isinstance(outcome, TocsinError):
+                if failure is None or failure.code.name == "out_of_sequence":
+                    failure = outcome
+            else:
+                back.setdefault(self._place(letter), []).append(letter.offset)
+        await self._settle(back)
+        if failure is not None:
+            raise failure
+
+    def _place(self, letter: _Letter) -> GroupPartition:
+        return GroupPartition(self._group.group_id, letter.state.partition)
+
+    def _has_gone(self, place: GroupPartition, offset: int) -> bool:
+        return self._owned[place].is_settled(offset)
+
+    async def _settle(self, back: dict[GroupPartition, list[int]]) -> None:
+        """What stands in its queue again; counts what nobody else has settled meanwhile."""
+        tries = 0
+        while back:
+            writes = [
+                CursorWrite(
+                    place, self._owned[place].epoch, self._owned[place].token,
+                    settled=tuple((offset, offset) for offset in offsets),
+                )
+                for place, offsets in back.items()
+            ]  # fmt: skip
+            fenced = await self._redriving.settle(writes)
+            self.done += sum(len(back[place]) for place in back if place not in fenced)
+            if fenced:
+                tries += 1
+                await self._redriving.make_room(tries)
+            left: dict[GroupPartition, list[int]] = {}
+            for place in fenced:
+                self._owned[place] = await self._redriving.own(place)
+                others = [one for one in back[place] if not self._has_gone(place, one)]
+                if others:
+                    left[place] = others
+            back = left

@@ -1,0 +1,200 @@
+"""How many messages an act deletes, told before: it is refused with the number, unless whoever asks
+has agreed to as many.
+
+A message goes when every group has settled it and the retention has passed. So a group that skips
+messages, or is deleted, lets those go that it alone had not settled; and the first group of a queue
+that keeps everything for whoever comes first lets those go that it begins behind. What other groups
+or the retention keep is not counted.
+
+What a group alone still keeps: the messages that go when it lets them.
+
+A message stays while a group has not settled it. What stands in a side line is passed and not
+settled, nor is what is on its way to the dead letters.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.catalog.reconcile import starts_of
+from metadata.catalog import Group, GroupStart, Principal, Queue
+from metadata.port import Metadata
+from push.errors import Refused
+from push.places import GroupPartition, Partition
+from push.ranges import RangeSet
+from push.storage_port import Cursor, PartitionState, Start, Storage
+from runtime.loop.fairness import Slices
+
+
+def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
+    """The offsets that a group has settled. `aside`: those that stand in its side lines."""
+    settled = RangeSet(cursor.passed)
+    if cursor.floor:
+        settled.add(0, cursor.floor - 1)
+    for offset in aside:
+        settled.remove(offset, offset)
+    for dead in cursor.dead:
+        settled.remove(dead.first, dead.last)
+    return settled
+
+
+def kept_alone(own: RangeSet, others: Sequence[RangeSet], first: int, end: int) -> int:
+    """How many of the offsets first..end-1 the group with `own` settled has not settled, and all
+    the others have."""
+    alone = RangeSet(own.gaps(first, end - 1))
+    for other in others:
+        for low, high in other.gaps(first, end - 1):
+            alone.remove(low, high)
+    return alone.size()
+
+
+SIDE_OFFSETS: Final = 10_000
+"""Of one side line, read at a time."""
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act does to messages."""
+
+    deleted: int = 0
+    """Messages that nobody gets any more."""
+    dead_lettered: int = 0
+    """Messages that move to the dead letters."""
+
+    @property
+    def messages(self) -> int:
+        """All of them."""
+        return self.deleted + self.dead_lettered
+
+    def __add__(self, other: "Removed") -> "Removed":
+        return Removed(
+            deleted=self.deleted + other.deleted,
+            dead_lettered=self.dead_lettered + other.dead_lettered,
+        )
+
+
+Begin = Callable[[Removed], Awaitable[None]]
+"""Awaited before the act, with what it removes."""
+
+
+def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = "") -> None:
+    """Raises Refused(would_delete): it removes more messages than were agreed to. `what`: the act;
+    `advice`: what else could be done."""
+    if removed.messages > deletes_max:
+        parts = [
+            f"delete {removed.deleted:,} messages" if removed.deleted else "",
+            f"move {removed.dead_lettered:,} messages to the dead letters"
+            if removed.dead_lettered
+            else "",
+        ]
+        raise Refused(
+            "would_delete",
+            f"{what} would {' and '.join(filter(None, parts))}: with "
+            f"deletes_max={removed.messages} it is done{advice}",
+            more={"deleted": removed.deleted, "dead_lettered": removed.dead_lettered},
+        )
+
+
+class Removing:
+    """Counts what goes with an act on a group. See the module."""
+
+    def __init__(self, storage: Storage, metadata: Metadata) -> None:
+        self._storage = storage
+        self._metadata = metadata
+
+    async def by_seek(
+        self, principal: Principal, queue: Queue, group: Group, starts: Sequence[Start]
+    ) -> tuple[Removed, Sequence[Start]]:
+        """What goes when the group goes on there, and where that is: what is published from now on
+        is not skipped."""
+        states = {one.partition.number: one for one in await self._states(queue)}
+        places = [
+            states[number].certified if start == "latest" and number in states else start
+            for number, start in zip(queue.members, starts, strict=True)
+        ]
+        if all(place == "earliest" for place in places):
+            return Removed(), places
+        ends = {
+            number: place
+            for number, place in zip(queue.members, places, strict=True)
+            if isinstance(place, int)
+        }
+        others = self._others(principal, queue, group)
+        return Removed(deleted=await self._alone(queue, group, others, ends)), places
+
+    async def with_group(
+        self, principal: Principal, queue: Queue, group: Group, *, any_age: bool = False
+    ) -> Removed:
+        """What goes with a group. The last one of a queue without retention leaves everything to
+        whoever comes next. `any_age`: also what the retention still keeps."""
+        others = self._others(principal, queue, group)
+        if not others and not queue.settings.retention_s:
+            return Removed()
+        return Removed(deleted=await self._alone(queue, group, others, any_age=any_age))
+
+    async def by_beginning(self, principal: Principal, queue: Queue, start: GroupStart) -> Removed:
+        """What goes when a new group begins there."""
+        groups = self._metadata.list_groups(principal, queue)
+        if start == "earliest" or groups or queue.settings.retention_s:
+            return Removed()
+        states = await self._states(queue)
+        starts = await starts_of(self._storage, queue, start)
+        places = dict(zip(queue.members, starts, strict=True))
+        return Removed(deleted=sum(_before(one, places[one.partition.number]) for one in states))
+
+    def _others(self, principal: Principal, queue: Queue, group: Group) -> list[Group]:
+        groups = self._metadata.list_groups(principal, queue)
+        return [one for one in groups if one.group_id != group.group_id]
+
+    async def _states(self, queue: Queue) -> list[PartitionState]:
+        states = await self._storage.partitions(queue.queue_id)
+        return [one for one in states if one.partition.number in queue.members]
+
+    async def _alone(
+        self, queue: Queue, group: Group, others: Sequence[Group],
+        ends: dict[int, int] | None = None, *, any_age: bool = False,
+    ) -> int:  # fmt: skip
+        """What the group alone has not settled, and the retention does not keep. `ends`: only what
+        stands below these offsets of partitions."""
+        messages, slices = 0, Slices()
+        for state in await self._states(queue):
+            await slices.turn()
+            partition = state.partition
+            end = state.certified
+            if ends is not None:
+                end = min(end, ends.get(partition.number, 0))
+            own = await self._settled(group, partition)
+            if own is None or end <= state.start or own.covers(state.start, end - 1):
+                continue
+            if queue.settings.retention_s and not any_age:
+                due = int((time.time() - queue.settings.retention_s) * 1000)
+                end = min(end, await self._storage.offset_at(partition, max(0, due + 1)))
+            settled = [await self._settled(one, partition) for one in others]
+            known = [one for one in settled if one is not None]
+            messages += kept_alone(own, known, state.start, end)
+        return messages
+
+    async def _settled(self, group: Group, partition: Partition) -> RangeSet | None:
+        """The offsets that a group has settled; None: the storage does not know it."""
+        place = GroupPartition(group.group_id, partition)
+        cursor = await self._storage.cursor(place)
+        if cursor is None:
+            return None
+        return settled_of(cursor, await self._aside(place, (key for key, _ in cursor.lines)))
+
+    async def _aside(self, place: GroupPartition, keys: Iterable[int]) -> list[int]:
+        aside: list[int] = []
+        for key in keys:
+            after = -1
+            while found := await self._storage.read_side(place, key, after, SIDE_OFFSETS):
+                aside += found
+                after = found[-1]
+        return aside
+
+
+def _before(state: PartitionState, start: Start) -> int:
+    """How many messages of a partition stand before a start."""
+    if not isinstance(start, int):
+        return state.messages if start == "latest" else 0
+    return max(0, min(state.messages, start - state.start))

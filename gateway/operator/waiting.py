@@ -1,0 +1,439 @@
+"""Keys that wait and deliveries in flight, as they are listed to operators.
+
+Where a partition has an owner here, its memory is listed; where it has none, what is durable. A
+page ends where it is full, or where telling the keys' texts would read too much (P9).
+
+Messages of keys in the log, from where a group stands on; and how many of a key wait in all.
+
+One bounded look (P9): what it does not reach is said not to be known. Explanations, lists of keys
+that wait and lists of parked keys count alike, because they count here.
+
+Messages by their offsets, for showing what a key's first message is.
+"""
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Final
+
+import msgspec
+
+from gateway.delivery.groups import Groups
+from gateway.delivery.owned_partition import Slot
+from gateway.encryption.sealer import NackReasons
+from gateway.models import HeldKey, HeldKeys, HeldPlace, Lease, LeaseList, Place
+from metadata.catalog import Group, Queue
+from push import limits
+from push.dead import DeadRanges
+from push.delivery.inspect import InFlight, lease, waiting_in, waiting_of, waits_of
+from push.delivery.key_lines import loose
+from push.delivery.leases import Push, offsets_of
+from push.message import Message
+from push.places import GroupPartition, Parked, Partition
+from push.ranges import RangeSet
+from push.record import Record
+from push.ring import key_hash
+from push.storage_port import Cursor, Retry, Storage
+
+_MESSAGE: Final = msgspec.json.Decoder(Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one message."""
+
+    id: str | None
+    """The client's; None: it gave none."""
+    key: str | None
+    published_unix_ms: int
+    expires_unix_ms: int
+
+
+@dataclass(slots=True)
+class Budget:
+    """Bytes that one answer may still read."""
+
+    left: int
+
+
+class Heads:
+    """See the module."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def read(
+        self, partition: Partition, offsets: Iterable[int], budget: Budget
+    ) -> dict[int, Facts | None]:
+        """Of each offset, what it is; None: it is no longer retained. Those that are missing in
+        the answer, the higher ones, lay beyond the budget."""
+        left = sorted(set(offsets))
+        found: dict[int, Facts | None] = {}
+        while left and budget.left > 0:
+            bound = min(budget.left, limits.READ_BYTES_MAX)
+            records = await self._storage.read_each(partition, left, bound)
+            for offset, record in zip(left, records, strict=False):
+                found[offset] = _facts(record, offset) if record is not None else None
+            held = {id(record): record.memory_bytes for record in records if record is not None}
+            budget.left -= max(sum(held.values()), 1)
+            left = left[len(records) :]
+        return found
+
+
+def _facts(record: Record, offset: int) -> Facts:
+    message = _MESSAGE.decode(record.slice(offset, offset))
+    return Facts(
+        message.id, message.key, record.header.published_unix_ms, record.expires_unix_ms(offset)
+    )
+
+
+@dataclass(slots=True)
+class Found:
+    """The messages of a key in a stretch of the log."""
+
+    offsets: list[int] = field(default_factory=list)
+    is_whole: bool = True
+    """Whether the stretch reached the end."""
+
+    def behind(self, first: int) -> list[int]:
+        """Those from `first` on."""
+        return self.offsets[bisect_left(self.offsets, first) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many messages of a key wait, or at least do."""
+
+    messages: int
+    is_exact: bool
+
+
+async def find(
+    storage: Storage, partition: Partition, start: int, keys: Set[int], budget: Budget
+) -> dict[int, Found]:
+    """The messages of each of these keys (of hashes and pseudo keys) from `start` on, as far as
+    the budget reaches."""
+    found = {key: Found() for key in keys}
+    single = {offset: key for key in keys if start <= (offset := loose(key)) <= limits.OFFSET_MAX}
+    at = start
+    while keys:
+        if budget.left <= 0:
+            return _cut(found)
+        bound = min(budget.left, limits.READ_BYTES_MAX)
+        read = await storage.read(partition, at, bound)
+        for record in read.records:
+            budget.left -= record.memory_bytes
+            hashes = record.header.key_hashes
+            begin = max(at - record.first, 0)
+            for key in keys & set(hashes):
+                place = begin
+                for _ in range(hashes[begin:].count(key)):
+                    place = hashes.index(key, place)
+                    found[key].offsets.append(record.first + place)
+                    place += 1
+            for offset in [one for one in single if at <= one <= record.last]:
+                if not hashes[offset - record.first]:
+                    found[single[offset]].offsets.append(offset)
+            at = record.last + 1
+        if not read.records and read.damage:
+            return _cut(found)
+        if not read.records or at >= read.certified:
+            break
+    return found
+
+
+def _cut(found: dict[int, Found]) -> dict[int, Found]:
+    for one in found.values():
+        one.is_whole = False
+    return found
+
+
+def count_owned(slot: Slot, key: int, found: Found) -> Count:
+    """What waits of a key whose partition has an owner here, in its memory and in the log."""
+    return Count(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
+
+
+def count_at_rest(cursor: Cursor, key: int, found: Found) -> Count:
+    """The same where nobody owns it, as it is durable."""
+    passed, dead = RangeSet(cursor.passed), DeadRanges(cursor.dead)
+    behind = found.behind(cursor.floor)
+    log = [offset for offset in behind if offset not in passed and offset not in dead]
+    return Count(len(log) + dict(cursor.lines).get(key, 0), found.is_whole)
+
+
+async def count_waiting(
+    storage: Storage, place: GroupPartition, slot: Slot | None, keys: Set[int], budget: Budget
+) -> dict[int, Count]:
+    """For each of these keys. `slot`: the owner of the partition here."""
+    if slot is not None:
+        found = await find(storage, place.partition, slot.delivery.frontier, keys, budget)
+        if not slot.ended:
+            return {key: count_owned(slot, key, found[key]) for key in keys}
+    cursor = await storage.cursor(place)
+    if cursor is None:  # the group, or its queue, is being deleted
+        return {key: Count(0, False) for key in keys}
+    found = await find(storage, place.partition, cursor.floor, keys, budget)
+    return {key: count_at_rest(cursor, key, found[key]) for key in keys}
+
+
+@dataclass(slots=True)
+class _Looks:
+    """What one answer may still read."""
+
+    heads: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
+    log: Budget = field(default_factory=lambda: Budget(limits.COUNT_BYTES_MAX))
+
+
+class Holding:
+    """See the module."""
+
+    def __init__(self, storage: Storage, groups: Groups, reasons: NackReasons) -> None:
+        self._storage = storage
+        self._reasons = reasons
+        self._groups = groups
+        self._heads = Heads(storage)
+
+    def _slot(self, group: Group, number: int) -> Slot | None:
+        runtime = self._groups.runtimes.get(group.group_id)
+        slot = runtime.slots.get(number) if runtime is not None else None
+        return slot if slot is not None and not slot.ended else None
+
+    # --- Keys that wait ------------------------------------------------------------------------
+
+    async def held(
+        self, queue: Queue, group: Group, limit: int, after: HeldPlace | None
+    ) -> HeldKeys:
+        """Up to `limit` keys of which messages wait, by partition and hash."""
+        begin = after or HeldPlace(-1, -1)
+        shown: list[HeldKey] = []
+        left_out, looks = 0, _Looks()
+        for number in sorted(queue.members):
+            if number < begin.partition:
+                continue
+            low = begin.key if number == begin.partition else -1
+            place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
+            slot, room = self._slot(group, number), limit - len(shown) + 1
+            if slot is not None:
+                keys = await self._owned(slot, place, low, room, looks)
+            else:
+                keys, unknown = await self._at_rest(queue, place, low, room, looks)
+                left_out += unknown
+            heads = await self._heads.read(place.partition, _offsets(keys), looks.heads)
+            nacks = await self._nacks(place, keys)
+            for key in keys:
+                if len(shown) == limit or (shown and key.offset not in (None, *heads)):
+                    last = HeldPlace(shown[-1].partition, int(shown[-1].key_hash, 16))
+                    return HeldKeys(keys=shown, left_out=left_out, next=str(last))
+                if key.offset is not None and key.offset not in heads:  # others had it all
+                    heads |= await self._heads.read(place.partition, [key.offset], Budget(1))
+                facts = heads.get(key.offset) if key.offset is not None else None
+                text = facts.key if facts is not None else None
+                nack = await self._reasons.open(place.partition, nacks.get(key.offset))
+                shown.append(msgspec.structs.replace(key, key=text, nack=nack))
+        return HeldKeys(keys=shown, left_out=left_out)
+
+    async def _nacks(
+        self, place: GroupPartition, keys: Sequence[HeldKey]
+    ) -> dict[int | None, bytes | None]:
+        """By offset, the reasons of what was tried, as they are stored."""
+        if not any(key.attempts for key in keys):
+            return {}
+        cursor = await self._storage.cursor(place)
+        return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
+
+    async def _owned(
+        self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _Looks
+    ) -> list[HeldKey]:
+        """As its owner here knows them, behind `low`."""
+        lines = slot.delivery.waiting.lines.by_key
+        keys = nsmallest(
+            count,
+            (k for k, line in lines.items() if k > low and (line.parked or waiting_in(line))),
+        )
+        sides: dict[int, int] = {}
+        marks: dict[int, Parked] = {}
+        for key in keys:
+            line = lines.get(key)
+            if line is not None and line.aside and not line.waiting:
+                first = await self._storage.read_side(place, key, line.loaded, 1)
+                sides |= {key: first[0]} if first else {}
+        if any(line.parked for key in keys if (line := lines.get(key)) is not None):
+            cursor = await self._storage.cursor(place)
+            marks = {mark.key_hash: mark for mark in cursor.parked} if cursor is not None else {}
+        in_log = await find(
+            self._storage, place.partition, slot.delivery.frontier, {*keys}, looks.log
+        )
+        # From here on nothing is awaited: it is one moment.
+        flights = _in_flight(slot, set(keys))
+        shown: list[HeldKey] = []
+        for key in keys:
+            one = _owned_key(slot, key, sides.get(key), marks.get(key), flights.get(key, []))
+            if one is not None:
+                shown.append(_counted(one, count_owned(slot, key, in_log[key])))
+        return shown
+
+    async def _at_rest(
+        self, queue: Queue, place: GroupPartition, low: int, count: int, looks: _Looks
+    ) -> tuple[list[HeldKey], int]:
+        """As the storage knows them, behind `low`; and how many tried messages are left out,
+        because finding their keys would read too much."""
+        cursor = await self._storage.cursor(place)
+        if cursor is None:
+            return [], 0
+        passed = RangeSet(cursor.passed)
+        tried = [r for r in cursor.retries if r.attempts]
+        in_log = [r for r in tried if r.offset >= cursor.floor and r.offset not in passed]
+        looked = in_log[: limits.KEYS_PER_LOOK_MAX]
+        facts = await self._heads.read(place.partition, [r.offset for r in looked], looks.heads)
+        by_key: dict[int, list[Retry]] = {}
+        for retry in looked:
+            fact = facts.get(retry.offset)
+            if fact is not None:
+                key = key_hash(fact.key, queue.hash_key) if fact.key else loose(retry.offset)
+                by_key.setdefault(key, []).append(retry)
+        lines, marks = dict(cursor.lines), {mark.key_hash: mark for mark in cursor.parked}
+        retries, number = {r.offset: r for r in tried}, place.partition.number
+        found: list[HeldKey] = []
+        keys = nsmallest(count, (key for key in {*by_key, *lines, *marks} if key > low))
+        logged = await find(self._storage, place.partition, cursor.floor, {*keys}, looks.log)
+        for key in keys:
+            aside, own = lines.get(key, 0), by_key.get(key, [])
+            side = await self._storage.read_side(place, key, -1, 1) if aside else ()
+            first = min([*side, *(retry.offset for retry in own)], default=None)
+            head = retries.get(first) if first is not None else None
+            shown = _stored_key(number, key, head, marks.get(key))
+            counted = count_at_rest(cursor, key, logged[key])
+            counted = Count(max(counted.messages, aside + len(own)), counted.is_exact)
+            found.append(_counted(msgspec.structs.replace(shown, offset=first), counted))
+        return found, len(in_log) - len(facts)
+
+    # --- Leases --------------------------------------------------------------------------------
+
+    async def leases(
+        self, queue: Queue, group: Group, limit: int, after: Place | None
+    ) -> LeaseList:
+        """Up to `limit` deliveries in flight, from the place `after` on, by partition and
+        offset."""
+        begin = after or Place(0, 0)
+        shown: list[Lease] = []
+        budget = Budget(limits.LOOK_BYTES_MAX)
+        for number in sorted(queue.members):
+            slot = self._slot(group, number) if number >= begin.partition else None
+            if slot is None:
+                continue
+            low = begin.offset if number == begin.partition else 0
+            found = _leases(slot, low, limit - len(shown) + 1)
+            offsets = [one.offset for one in found]
+            heads = await self._heads.read(slot.partition, offsets, budget)
+            for one in found:
+                if len(shown) == limit or (shown and one.offset not in heads):
+                    return LeaseList(leases=shown, next=str(Place(number, one.offset)))
+                facts = heads.get(one.offset)
+                text = facts.key if facts is not None else None
+                shown.append(msgspec.structs.replace(one, key=text))
+        return LeaseList(leases=shown)
+
+
+def _counted(key: HeldKey, count: Count) -> HeldKey:
+    return msgspec.structs.replace(key, messages=count.messages, is_exact=count.is_exact)
+
+
+def _offsets(keys: Sequence[HeldKey]) -> list[int]:
+    return [key.offset for key in keys if key.offset is not None]
+
+
+def _open(slot: Slot) -> Iterator[tuple[int, Push]]:
+    for push in slot.delivery.leases.pushes.values():
+        for offset in offsets_of(push.open, push.first):
+            yield offset, push
+
+
+def in_flight(slot: Slot) -> dict[int, int]:
+    """Which attempt of each message is in flight, by offset."""
+    return {offset: push.attempt for offset, push in _open(slot)}
+
+
+def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
+    consumer = getattr(slot.owner, "name", "")
+    first = nsmallest(
+        count, ((offset, push.number, push) for offset, push in _open(slot) if offset >= low)
+    )
+    shown = []
+    for offset, _, push in first:
+        one = lease(slot.delivery, push, offset)
+        given, until = wall_unix_ms(one.given_at, one.until)
+        shown.append(
+            Lease(
+                partition=slot.partition.number,
+                offset=offset,
+                epoch=slot.delivery.epoch,
+                push=one.push,
+                consumer=consumer,
+                attempt=one.attempt,
+                given_unix_ms=given,
+                lease_until_unix_ms=until,
+            )
+        )
+    return shown
+
+
+def _in_flight(slot: Slot, keys: set[int]) -> dict[int, list[InFlight]]:
+    """By key: what of these is in flight."""
+    found: dict[int, list[InFlight]] = {}
+    for offset, push in _open(slot) if keys else ():
+        key = push.hashes[offset - push.first] or loose(offset)
+        if key in keys:
+            found.setdefault(key, []).append(lease(slot.delivery, push, offset))
+    return found
+
+
+def _owned_key(
+    slot: Slot, key: int, side_first: int | None, mark: Parked | None, flights: list[InFlight]
+) -> HeldKey | None:
+    """None: nothing of it waits any more."""
+    delivery, now = slot.delivery, asyncio.get_running_loop().time()
+    waits = waits_of(delivery, key, now, int(time.time() * 1000), side_first)
+    if not waits.messages and waits.reason != "parked":
+        return None
+    until = waits.until
+    if waits.behind is not None:
+        until = next((one.until for one in flights if one.offset == waits.behind), None)
+    attempts = delivery.waiting.attempts.get(waits.first, 0) if waits.first is not None else 0
+    return HeldKey(
+        partition=slot.partition.number,
+        key_hash=f"{key:016x}",
+        reason=waits.reason or "ready",
+        messages=waits.messages,
+        attempts=attempts,
+        in_flight=len(flights),
+        offset=waits.first,
+        until_unix_ms=wall_unix_ms(until)[0] if until is not None else None,
+        since_unix_ms=mark.since_unix_ms if mark is not None and waits.reason == "parked" else None,
+        behind_offset=waits.behind,
+    )
+
+
+def _stored_key(number: int, key: int, retry: Retry | None, mark: Parked | None) -> HeldKey:
+    """`retry`: what is noted of its first message."""
+    waits = retry is not None and retry.due_unix_ms > time.time() * 1000 and mark is None
+    return HeldKey(
+        partition=number,
+        key_hash=f"{key:016x}",
+        reason="parked" if mark is not None else "backoff" if waits else "ready",
+        messages=0,
+        attempts=retry.attempts if retry is not None else 0,
+        in_flight=0,
+        until_unix_ms=retry.due_unix_ms if retry is not None and waits else None,
+        since_unix_ms=mark.since_unix_ms if mark is not None else None,
+    )
+
+
+def wall_unix_ms(*moments: float) -> list[int]:
+    """The wall's time at each of these moments of the loop's clock, as far apart as they were."""
+    loop = asyncio.get_running_loop()
+    # Whatever comes between the two readings makes the difference smaller: one of three is whole.
+    ahead_s = max(time.time() - loop.time() for _ in range(3))
+    return [round((at + ahead_s) * 1000) for at in moments]

@@ -1,0 +1,146 @@
+"""HTTP requests, written down: their usage, and the acts that operations are.
+
+`Accounts` is the layer under the problem documents: it counts each request and each refusal for who
+asks and for the queue in the path. `carry_out` runs an operation; one that has an `act` gets its
+line in the audit trail, to which the handler adds by `about` what is worth knowing.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.accounting.audit import NOT_LET_IN, Act, Who, why_of
+from gateway.accounting.books import Books
+from gateway.accounting.usage import Counter
+from gateway.models import WhichKey
+from gateway.rest.broker_api import BrokerPort
+from gateway.rest.operation import ADMISSION, Operation, check_rights, find_names
+from metadata.catalog import NAME, Queue
+from metadata.port import has_queue
+from push.errors import TocsinError
+from push.ring import key_hash
+from runtime.addresses import client_address
+from runtime.problems import refusal
+
+_ACT: Final = "tocsin.act"
+
+
+class Accounts:
+    """ASGI. See the module."""
+
+    def __init__(self, app: ASGIApp, books: Books, broker: BrokerPort) -> None:
+        self._app = app
+        self._books = books
+        self._broker = broker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises what the application raises."""
+        code: str | None = None
+        why: tuple[str | None, str | None] = (None, None)
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            code = _code_of(error)
+            why = why_of(error)
+            raise
+        finally:
+            self._count(scope, code, why)
+
+    def _count(self, scope: Scope, code: str | None, why: tuple[str | None, str | None]) -> None:
+        counter = counter_of(scope, self._books, self._broker)
+        counter.requests += 1
+        if code is not None:
+            counter.refused(code)
+        who = who_asks(scope)
+        if code in NOT_LET_IN and who.principal is None:
+            self._books.audit.not_let_in(who, code, *why)
+        elif who.principal is not None:
+            self._books.audit.access.granted(who)
+
+
+def _code_of(error: Exception) -> str | None:
+    """None: nothing is refused, its client is gone. A function of its own: a local name for what
+    `refusal` returns, which is mostly `error` itself, would keep error, traceback, frames and the
+    body among them alive for each other until the collector comes around (P9)."""
+    refused = refusal(error)
+    return refused.code.name if refused is not None else None
+
+
+def who_asks(scope: Scope) -> Who:
+    """Whoever the access layer has let in, or nobody known."""
+    return Who.of(scope.get(ADMISSION), client_address(scope).text or None)
+
+
+def counter_of(scope: Scope, books: Books, broker: BrokerPort) -> Counter:
+    """Where a request counts: for the queue in its path, if there is one."""
+    principal = who_asks(scope).principal
+    if principal is None:
+        return books.usage.counter(None, None, None)
+    name = scope.get("path_params", {}).get("queue")
+    is_there = name is not None and has_queue(broker.metadata, principal, name)
+    return books.usage.counter(principal.tenant, principal.name, name if is_there else None)
+
+
+async def carry_out(operation: Operation, broker: BrokerPort, request: Request) -> Response:
+    """Judge whether it may be asked for, and run its handler. Where it is an act, its line is
+    written when this returns or raises."""
+    if operation.act is None:
+        check_rights(operation, request)
+        await find_names(operation, broker, request)
+        return await operation.handler(broker, request)
+    books: Books = request.app.books
+    path = request.path_params
+    queue, group = _name_in(path, "queue"), _name_in(path, "group")
+    who = who_asks(request.scope)
+    async with books.audit.act(operation.act, who, queue=queue, group=group) as act:
+        request.scope[_ACT] = act
+        check_rights(operation, request)
+        await find_names(operation, broker, request)
+        return await operation.handler(broker, request)
+
+
+def _name_in(path: dict[str, Any], what: str) -> str | None:
+    """What is no name at all is no business of the trail."""
+    name = path.get(what)
+    return name if isinstance(name, str) and NAME.fullmatch(name) else None
+
+
+def act_of(request: Request) -> Act:
+    """The act that this request is. Only in handlers of operations that have one."""
+    act: Act = request.scope[_ACT]
+    return act
+
+
+def shown_hash(key: str, queue: Queue) -> str:
+    """A key as the trail has it, which may be somebody's name: as parked keys are listed."""
+    return f"{key_hash(key, queue.hash_key):016x}"
+
+
+def shown_keys(which: WhichKey, queue: Queue) -> dict[str, Any]:
+    """Which keys a decision is about, as the trail has them."""
+    if which.key is not None:
+        return {"key_hash": shown_hash(which.key, queue)}
+    return {"all": True} if which.every else {"key_hash": f"{which.key_hash:016x}"}
+
+
+@contextmanager
+def asking(request: Request, named: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, settings are asked for: where that is refused, the trail has what was asked."""
+    try:
+        yield
+    except TocsinError:
+        act_of(request).about(asked=msgspec.to_builtins(dict(named)))
+        raise
+
+
+def changes(before: msgspec.Struct | None, after: msgspec.Struct) -> dict[str, Any]:
+    """The settings that differ, as [before, after]; of what was not there, all that are not left
+    at their default."""
+    was = msgspec.to_builtins(before if before is not None else type(after)())
+    now = msgspec.to_builtins(after)
+    return {name: [was[name], now[name]] for name in now if was[name] != now[name]}

@@ -1,0 +1,255 @@
+"""The HTTP application: operations behind one layer that judges who asks, and problem documents.
+
+From the outside in: CORS (only where origins are allowed), `Problems` (whatever is raised becomes
+a document), `Accounts` (what is asked and refused is counted), `Access` (who asks; headers that
+every answer has), the router. A layer is an ASGI callable without a task or a queue of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+from urllib.parse import unquote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.accounting.books import Books
+from gateway.auth.auth import Auth, several
+from gateway.auth.origins import configured_origin
+from gateway.limits.limiter import Limiter
+from gateway.models import Admission
+from gateway.net.longpoll import Polls
+from gateway.rest import openapi
+from gateway.rest.accounting import Accounts, carry_out
+from gateway.rest.broker_api import BrokerPort
+from gateway.rest.operation import ADMISSION, ALLOWANCE, Operation
+from gateway.rest.routes import access as rest_access
+from gateway.rest.routes import groups as rest_groups
+from gateway.rest.routes import keys as rest_facts
+from gateway.rest.routes import keys as rest_parked
+from gateway.rest.routes import messages as rest_messages
+from gateway.rest.routes import queues as rest_queues
+from gateway.rest.routes import queues as rest_upkeep
+from gateway.rest.routes import sessions as rest_sessions
+from gateway.rest.routes import status as rest_metrics
+from gateway.rest.routes import status as rest_status
+from metadata.catalog import check_name
+from runtime.addresses import client_address, name_of
+from runtime.loop.fairness import Incoming
+from runtime.operation import INCOMING
+from runtime.problems import SECURITY_HEADERS, Problems
+from runtime.tracing import NoTracer, Tracer, answering, trace_of
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *rest_queues.OPERATIONS,
+    *rest_messages.OPERATIONS,
+    *rest_groups.OPERATIONS,
+    *rest_parked.PARKED_OPERATIONS,
+    *rest_facts.OPERATIONS,
+    *rest_upkeep.UPKEEP_OPERATIONS,
+    *rest_sessions.OPERATIONS,
+    *rest_access.OPERATIONS,
+    *rest_metrics.METRICS_OPERATIONS,
+    *rest_status.OPERATIONS,
+)
+NAMED: Final = "/v1/queues/"
+"""Below it, paths have names in them."""
+_ONCE: Final = frozenset({b"host", b"origin", b"authorization", b"cookie"})
+
+
+class Access:
+    """ASGI: who asks, decided once for all operations; public paths are answered to anybody."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        auth: Auth,
+        public: frozenset[str],
+        leaving: Callable[[], bool],
+        wall: Callable[[], float],
+        *,
+        limiter: Limiter,
+        broker: BrokerPort,
+    ) -> None:
+        self._app = app
+        self._broker = broker
+        self._auth = auth
+        self._limiter = limiter
+        self._wall = wall
+        self._public = public
+        self._below = tuple(path.removesuffix("*") for path in public if path.endswith("/*"))
+        self._leaving = leaving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises Refused: unauthorized, origin_refused, invalid_name, rate_limited."""
+        # By scope["path"], which the router goes by too; a URL made with the Host header is the
+        # client's word.
+        if not self._is_public(scope["path"]):
+            admission = scope[ADMISSION] = self.judge(scope)
+            allowance = scope[ALLOWANCE] = self._limiter.allowance(
+                admission.principal, _address(scope),
+                own=admission.limits, credential=admission.credential,
+            )  # fmt: skip
+            allowance.take("requests", now=asyncio.get_running_loop().time())
+            _check_slashes(scope)
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def check_once(scope: Scope) -> None:
+        """A proxy and we might each believe another one of two. Raises Refused: unauthorized,
+        invalid_request."""
+        seen: set[bytes] = set()
+        for name, _ in scope["headers"]:
+            if name in _ONCE:
+                if name in seen:
+                    raise several(name.decode())
+                seen.add(name)
+
+    def judge(self, scope: Scope) -> Admission:
+        """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request, rate_limited."""
+        self.check_once(scope)
+        is_read = scope["method"] in {"GET", "HEAD"}
+        headers, client = Headers(scope=scope), client_address(scope)
+        with self.guessing(scope) if "authorization" in headers else nullcontext():
+            admission = self._auth.admission_of(
+                headers,
+                is_read=is_read,
+                wall=self._wall(),
+                certificate=client.certificate_name,
+                is_tls=client.is_tls,
+            )
+        if admission is None:
+            raise self._auth.nothing_good(headers, client.certificate_name)
+        return admission
+
+    def guessing(self, scope: Scope) -> AbstractContextManager[None]:
+        """As Limiter.guessing. Who brings no credential is told so, and has guessed nothing; a
+        cookie cannot be guessed."""
+        now = asyncio.get_running_loop().time()
+        return self._limiter.guessing(_address(scope), now=now)
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._below)
+
+    def finishing(self, scope: Scope, send: Send) -> Send:
+        """Adds what every answer has, problems included; and to whom it knows, who answers."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if ADMISSION in scope and (gateways := self._broker.gateways):
+                    headers["Tocsin-Gateway"] = self._broker.gateway
+                    headers["Tocsin-Gateways"] = ", ".join(gateways)
+                for name, text in SECURITY_HEADERS:
+                    headers.setdefault(name, text)
+                if self._leaving():  # the next request is for another gateway (P14)
+                    headers["Connection"] = "close"
+            await send(message)
+
+        return sending
+
+
+def _address(scope: Scope) -> str | None:
+    """The name under which what comes from there is counted; None: it is not."""
+    return name_of(client_address(scope).text)
+
+
+def _check_slashes(scope: Scope) -> None:
+    """A slash in a name arrives quoted; the router, which goes by the path unquoted, would take it
+    for the end of the name, and find nothing or something else."""
+    if b"%2f" in scope["raw_path"].lower() and scope["path"].startswith(NAMED):
+        for part in scope["raw_path"].decode("ascii", "replace").split("/"):
+            if "/" in unquote(part):
+                check_name(unquote(part), "a name in the path")
+
+
+class Application:
+    """The ASGI application of a gateway."""
+
+    def __init__(
+        self,
+        broker: BrokerPort,
+        auth: Auth,
+        polls: Polls | None = None,
+        *,
+        origins: Sequence[str] = (),
+        operations: Sequence[Operation] = OPERATIONS,
+        routes: Sequence[BaseRoute] = (),
+        public: Sequence[str] = (),
+        wall: Callable[[], float] = time.time,
+        incoming: Incoming | None = None,
+        books: Books | None = None,
+        limiter: Limiter | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
+        that OpenAPI does not describe (pages), `public` the paths among them that need no
+        credentials, where `/…/*` stands for everything below it. `wall`: unix seconds.
+        `incoming`: what bodies count in; None: their own. `limiter`: how much anybody may; None:
+        as much as they like."""
+        self.polls = polls
+        self.auth = auth
+        self.books = books or Books()
+        self.wall = wall
+        self.tracer = tracer or NoTracer()
+        self._incoming = incoming or Incoming()
+        self.openapi = openapi.encode(operations)
+        self._router = Router(
+            [*_routes(broker, operations), *routes],
+            redirect_slashes=False,  # a redirect would repeat the client's Host header
+        )
+        open_paths = frozenset(o.path for o in operations if o.public) | frozenset(public)
+        self.access = Access(
+            self._router,
+            auth,
+            open_paths,
+            lambda: broker.draining,
+            wall,
+            limiter=limiter or Limiter(),
+            broker=broker,
+        )
+        self._problems: ASGIApp = Problems(Accounts(self.access, self.books, broker))
+        self._outermost: ASGIApp = self._finish
+        if origins:
+            self._outermost = CORSMiddleware(
+                self._finish,
+                allow_origins=list(map(configured_origin, origins)),
+                allow_methods=("GET", "PUT", "PATCH", "POST", "DELETE"),
+                allow_headers=("Authorization", "Content-Type", "traceparent", "tracestate"),
+                expose_headers=("Retry-After", "Tocsin-Gateway", "Tocsin-Gateways"),
+                max_age=600,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers HTTP. WebSockets never come here: the protocol class handles them."""
+        assert scope["type"] == "http", scope["type"]
+        scope[INCOMING] = self._incoming
+        scope["app"] = self  # Starlette's router then raises 404 and 405 instead of answering
+        trace = trace_of(scope["headers"])
+        with answering(trace) if trace is not None else nullcontext():
+            await self._outermost(scope, receive, send)
+
+    async def _finish(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._problems(scope, receive, self.access.finishing(scope, send))
+
+
+def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRoute]:
+    """One route per path, so that a 405 names every method the path has."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return [_route(broker, path, methods) for path, methods in paths.items()]
+
+
+def _route(broker: BrokerPort, path: str, methods: dict[str, Operation]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await carry_out(methods[method], broker, request)
+
+    return Route(path, endpoint, methods=list(methods))

@@ -1,0 +1,164 @@
+"""REST: how a browser gets in. See gateway.auth.browser."""
+
+import asyncio
+import secrets
+from math import inf
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.accounting.audit import Who
+from gateway.auth.browser import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
+from gateway.models import NotLetIn
+from gateway.rest.accounting import who_asks
+from gateway.rest.broker_api import BrokerPort
+from gateway.rest.operation import Answer, Operation, admission, read_body
+from push import limits
+from push.errors import Refused
+from runtime.addresses import client_address
+from runtime.operation import decode, reply
+
+TICKET: Final = "ticket.create"
+"""As the audit trail counts them."""
+
+
+class Ticket(msgspec.Struct):
+    """For one use, until `expires_unix_ms`. Null both: this broker wants no credentials."""
+
+    ticket: str | None
+    expires_unix_ms: int | None
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """What is brought for access, where there is no Authorization header."""
+
+    ticket: str | None = None
+
+
+class Admitted(msgspec.Struct):
+    """Who is here. `expires_unix_ms`: when that ends; null: when it is revoked."""
+
+    principal: str
+    expires_unix_ms: int | None
+
+
+async def create_ticket(broker: BrokerPort, request: Request) -> Response:
+    """A ticket for a browser, to be put into the fragment of a page's address, or into a
+    WebSocket's handshake. It gives what the request's own token gives. Only for who presents that:
+    with the cookie, access would never end."""
+    app = request.app
+    if app.auth.is_open:
+        return reply(Ticket(None, None))
+    if admission(request).is_cookie:
+        raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
+    ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
+    app.auth.tickets.add(ticket, admission(request), now=asyncio.get_running_loop().time())
+    app.books.audit.access.granted(who_asks(request.scope), TICKET)
+    return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
+
+
+async def enter(broker: BrokerPort, request: Request) -> Response:
+    """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
+    admits this browser to what they admit to, for twelve hours at most. A broker that wants no
+    credentials sets none."""
+    app = request.app
+    app.access.check_once(request.scope)
+    wall, is_tls = app.wall(), client_address(request.scope).is_tls
+    with app.access.guessing(request.scope):
+        admitted = app.auth.admit(request.headers, wall=wall, is_tls=is_tls)
+    if app.auth.is_open:
+        return reply(Admitted(admitted.principal.name, None))
+    if admitted is None:
+        body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
+        ticket = decode(body, _ENTRY).ticket
+        if ticket is None:
+            raise NotLetIn("none")
+        now = asyncio.get_running_loop().time()
+        with app.access.guessing(request.scope):
+            admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
+    app.books.audit.access.granted(Who.of(admitted, who_asks(request.scope).address))
+    lasts_s = min(admitted.lasts_s, ACCESS_S)
+    value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)
+    answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))
+    answer.headers["Set-Cookie"] = _cookie(request, value)
+    return answer
+
+
+async def look_at_access(broker: BrokerPort, request: Request) -> Response:
+    """Who I am here, or 401: then a ticket or the token is wanted."""
+    found = request.app.access.judge(request.scope)
+    ends = None
+    if found.lasts_s < inf:
+        ends = round((request.app.wall() + found.lasts_s) * 1000)
+    return reply(Admitted(found.principal.name, ends))
+
+
+async def leave(broker: BrokerPort, request: Request) -> Response:
+    """Sign this browser out: it forgets its cookie. Sessions that are open go on until they are
+    closed."""
+    app = request.app
+    app.access.check_once(request.scope)
+    app.auth.check_origin(request.headers, is_tls=client_address(request.scope).is_tls)
+    answer = Response(status_code=204)
+    if not app.auth.is_open:
+        answer.headers["Set-Cookie"] = _cookie(request, "")
+    return answer
+
+
+def _cookie(request: Request, value: str) -> str:
+    name = request.app.auth.cookies.name
+    return set_cookie(name, value, is_secure=_is_secure(request))
+
+
+def _is_secure(request: Request) -> bool:
+    """Whether the browser has come over TLS: as the connection tells, or its trusted proxy, or the
+    page's origin, which a browser does not invent. Who lies there has a cookie that its own
+    browser does not send."""
+    origin = request.headers.get("origin", "").lower()
+    return client_address(request.scope).is_tls or origin.startswith("https://")
+
+
+_ENTRY: Final = msgspec.json.Decoder(Entry)
+_BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/v1/tickets",
+        "Make a ticket for a browser.",
+        create_ticket,
+        {200: Answer("The ticket.", Ticket)},
+        needs="own",
+        errors=("too_many",),
+    ),
+    Operation(
+        "POST",
+        "/v1/access",
+        "Let this browser in.",
+        enter,
+        {200: Answer("It is in; the cookie is set.", Admitted)},
+        request=Entry,
+        errors=(*_BODY, "unauthorized", "origin_refused"),
+        public=True,
+    ),
+    Operation(
+        "GET",
+        "/v1/access",
+        "Ask who I am.",
+        look_at_access,
+        {200: Answer("In.", Admitted)},
+        errors=("unauthorized", "origin_refused", "invalid_request"),
+        public=True,
+    ),
+    Operation(
+        "DELETE",
+        "/v1/access",
+        "Sign this browser out.",
+        leave,
+        {204: Answer("The cookie is gone.")},
+        errors=("origin_refused", "invalid_request"),
+        public=True,
+    ),
+)

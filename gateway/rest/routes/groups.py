@@ -1,0 +1,515 @@
+"""REST: groups, and consuming from them by pull."""
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.auth.auth import Auth
+from gateway.models import (
+    GroupCounters,
+    GroupPartition,
+    NotLetIn,
+    PulledMessage,
+    PullSettled,
+    SeekTo,
+)
+from gateway.operator.removal import Begin, Removed
+from gateway.rest.accounting import act_of, asking, changes, counter_of, who_asks
+from gateway.rest.broker_api import BrokerPort
+from gateway.rest.operation import (
+    Answer,
+    Operation,
+    admission,
+    find_queue,
+    group_name,
+    principal,
+    read_body,
+    rights,
+)
+from gateway.rest.routes.queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
+from gateway.rest.views import group_view
+from gateway.wire.frames import Number, StartAt
+from metadata.catalog import Group, GroupSettings, GroupStart, Queue
+from metadata.settings import GroupChange, SettingChange, named_in, naming
+from push import limits
+from push.errors import Refused
+from runtime.addresses import taken_of_answer
+from runtime.operation import decode, reply
+
+PULL_MESSAGES_DEFAULT: Final = 10
+
+GroupRequest = msgspec.defstruct(
+    "GroupRequest",
+    [
+        ("start", Literal["earliest", "latest"] | StartAt | None, None),
+        *(
+            (setting.name, setting.type, setting.default)
+            for setting in msgspec.structs.fields(GroupSettings)
+            if setting.name != "start"
+        ),
+    ],
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
+"""GroupSettings, but `start` may also be a time: that is where the group starts, not a setting."""
+
+
+class GroupDescription(msgspec.Struct, kw_only=True):
+    """A group as `GET …/groups/{group}` describes it; more fields may come."""
+
+    name: str
+    group_id: str
+    queue: str
+    created_unix_ms: int
+    settings: GroupSettings
+    lag: int
+    """Messages it has not settled."""
+    consumers: int
+    in_flight: int
+    aside: int
+    """Messages in side lines, in the storage."""
+    keys_parked: int
+    oldest_unix_ms: int | None
+    """When the oldest message was published that it has not settled; null: it has settled all."""
+    counters: GroupCounters
+    partitions: list[GroupPartition]
+    """Each with its owner, and what it waits for."""
+    members: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The consumers here; left out, as `absent` and each partition's `owner` and `member`: the
+    rights of whoever asks do not show them."""
+    absent: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Those that are not here, and whose partitions wait for them."""
+
+
+class CreatedGroup(GroupDescription, kw_only=True):
+    """A group that was asked for. `created` false: it was there, and nothing of it was changed."""
+
+    created: bool
+
+
+class ChangedGroup(GroupDescription, kw_only=True):
+    """A group of which settings were changed: those that have another value now, how many messages
+    the change deletes, and how many it moves to the dead letters."""
+
+    changes: list[SettingChange]
+    deleted: int
+    dead_lettered: int
+
+
+class SoughtGroup(GroupDescription, kw_only=True):
+    """A group that goes on somewhere else, and how many messages nobody needs since."""
+
+    deleted: int
+
+
+class DeletedGroup(msgspec.Struct, frozen=True):
+    """How many messages went with a group: those that it alone had not settled."""
+
+    deleted: int
+
+
+class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Exactly one of: the first message published at or after a time; an offset, the same in
+    every partition."""
+
+    unix_ms: Number | None = None
+    offset: Annotated[int, msgspec.Meta(ge=0, le=limits.OFFSET_MAX)] | None = None
+
+
+class SeekRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the group goes on: its start, its end, or a place."""
+
+    to: Literal["earliest", "latest"] | SeekPlace
+
+
+class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many messages at most, and how long to wait for the first one."""
+
+    messages_max: Annotated[int, msgspec.Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = (
+        PULL_MESSAGES_DEFAULT
+    )
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=limits.PULL_WAIT_S_MAX)] = 0
+
+
+class PullAnswer(msgspec.Struct):
+    """Empty when nothing came in time."""
+
+    messages: list[PulledMessage]
+
+
+ReceiptTexts = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=256)]],
+    msgspec.Meta(min_length=1, max_length=limits.PULL_MESSAGES_MAX),
+]
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts of messages that are done."""
+
+    receipts: ReceiptTexts
+
+
+class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts of messages that come again, after `delay_s` or the group's backoff, or (`reject`)
+    not at all: dead-lettered at once, or their keys parked. `reason` is kept with them."""
+
+    receipts: ReceiptTexts
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
+    reject: bool = False
+
+
+class ExtendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts whose lease shall last `lease_s` from now, or the group's lease."""
+
+    receipts: ReceiptTexts
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=43_200)] | None = None
+
+
+class SettleAnswer(msgspec.Struct, omit_defaults=True):
+    """How many counted, and the receipts whose delivery had ended. `invalid` appears where some,
+    not all, of the receipts were not of this group."""
+
+    settled: int
+    stale: list[str]
+    invalid: list[str] = []
+
+
+_GROUP: Final = msgspec.json.Decoder(
+    naming(
+        "GroupNaming", GroupSettings, "The settings of a group that are named.",
+        types={"start": Literal["earliest", "latest"] | StartAt | None},
+    )
+)  # fmt: skip
+_CHANGE: Final = msgspec.json.Decoder(GroupChange)
+_SEEK: Final = msgspec.json.Decoder(SeekRequest)
+_PULL: Final = msgspec.json.Decoder(PullRequest)
+_ACK: Final = msgspec.json.Decoder(AckRequest)
+_NACK: Final = msgspec.json.Decoder(NackRequest)
+_EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
+
+
+async def put_group(broker: BrokerPort, request: Request) -> Response:
+    """201 where it was made; 200 where it was there, and nothing of it changes: where one of the
+    settings that are named has another value, the answer is `settings_differ`. `start` only matters
+    when it is made. The first group of a queue that keeps its messages for whoever comes first
+    lets those go that it begins behind: `would_delete`, unless `deletes_max` allows as many."""
+    name = group_name(request)
+    named = named_in(decode(await read_body(request), _GROUP))
+    start = named.pop("start", None)
+    at: GroupStart | None = start.unix_ms if isinstance(start, StartAt) else start
+    word: Any = {"start": start} if isinstance(start, str) else {}
+    queue, who = find_queue(broker, request), principal(request)
+    settings = GroupSettings(**named, **word)
+    with asking(request, named):
+        _, created = await broker.put_group(
+            who, queue, name, settings, at,
+            named=frozenset(named), deletes_max=deletes_max(request),
+        )  # fmt: skip
+    changed = changes(None, settings) if created else {}
+    act_of(request).about(created=created, changed=changed)
+    described = await _described(broker, request, queue, name)
+    return reply({**described, "created": created}, 201 if created else 200)
+
+
+async def change_group(broker: BrokerPort, request: Request) -> Response:
+    """Only the settings that are named change; null: the queue's. A change that would delete
+    messages, or move them to the dead letters, is refused with their number (`would_delete`),
+    unless `deletes_max` allows as many."""
+    name = group_name(request)
+    named = named_in(decode(await read_body(request), _CHANGE))
+    queue, who = find_queue(broker, request), principal(request)
+    with asking(request, named):
+        done = await broker.settings.group(
+            who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
+        )
+    described = await _described(broker, request, queue, name)
+    return reply({**described, **changed_fields(request, done)})
+
+
+async def get_group(broker: BrokerPort, request: Request) -> Response:
+    """One group."""
+    name, queue = group_name(request), find_queue(broker, request)
+    return reply(await _described(broker, request, queue, name))
+
+
+async def _described(
+    broker: BrokerPort, request: Request, queue: Queue, name: str
+) -> dict[str, object]:
+    """A group, as far as the rights of the request show it. Raises Refused(group_not_found)."""
+    described = await broker.describe_group(principal(request), queue, name)
+    return group_view(described, rights(request), queue.name)
+
+
+async def delete_group(broker: BrokerPort, request: Request) -> Response:
+    """What other groups or the retention need stays. Messages that it alone had not settled go: it
+    is refused with their number (`would_delete`), unless `deletes_max` allows as many. The last
+    group of a queue without retention leaves everything to whoever comes next."""
+    name, queue = group_name(request), find_queue(broker, request)
+    broker.metadata.find_group(principal(request), queue, name)  # else there is nothing to begin
+    removed = await broker.delete_group(
+        principal(request), queue, name, deletes_max=deletes_max(request), begin=_begin(request)
+    )
+    return reply(DeletedGroup(removed.deleted))
+
+
+async def seek_group(broker: BrokerPort, request: Request) -> Response:
+    """The group as it is afterwards. Deliveries of before no longer count: their acks are stale. A
+    seek past messages that nobody else needs is refused with their number (`would_delete`), unless
+    `deletes_max` allows as many."""
+    name = group_name(request)
+    wanted = decode(await read_body(request), _SEEK)
+    queue, who = find_queue(broker, request), principal(request)
+    to = _seek_to(wanted.to)
+    broker.metadata.find_group(who, queue, name)  # else there is nothing to begin
+    act_of(request).about(to=to)
+    removed = await broker.seek_group(
+        who, queue, name, to, deletes_max=deletes_max(request), begin=_begin(request)
+    )
+    described = await _described(broker, request, queue, name)
+    return reply({**described, "deleted": removed.deleted})
+
+
+def _begin(request: Request) -> Begin:
+    """What has the audit trail say, before it happens, how many messages go."""
+    act = act_of(request)
+
+    async def begin(removed: Removed) -> None:
+        act.about(deleted=removed.deleted)
+        await act.begin()
+
+    return begin
+
+
+def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
+    if not isinstance(to, SeekPlace):
+        return to
+    if (to.unix_ms is None) == (to.offset is None):
+        raise Refused("invalid_request", "to: exactly one of unix_ms and offset - at `$.to`")
+    if to.unix_ms is not None:
+        return ("unix_ms", to.unix_ms)
+    assert to.offset is not None
+    return ("offset", to.offset)
+
+
+async def pull(broker: BrokerPort, request: Request) -> Response:
+    """Messages, as soon as there are some. The first pull of a group makes it (R11)."""
+    name = group_name(request)
+    wanted = decode(await read_body(request), _PULL)
+    queue = find_queue(broker, request)
+    group = await _group_for_pull(broker, request, queue, name)
+    messages = await _pull_while_there(broker, request, queue, group, wanted)
+    answer = reply({"messages": messages})
+    if messages:
+        size = len(answer.body) - len(b'{"messages":[]}') - len(messages) + 1  # without commas
+        counter = counter_of(request.scope, request.app.books, broker)
+        counter.given(len(messages), size)
+        counter.redeliveries += sum(message.attempt > 1 for message in messages)
+        if size >= limits.MARK_BYTES:
+            taken_bytes = partial(taken_of_answer, request.scope)
+            broker.pulls.hand_over(queue, group, messages, size, taken_bytes)
+    return answer
+
+
+async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, name: str) -> Group:
+    who = principal(request)
+    try:
+        return broker.metadata.find_group(who, queue, name)
+    except Refused as error:
+        if error.code.name != "group_not_found":
+            raise
+    group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
+    asks, audit = who_asks(request.scope), request.app.books.audit
+    audit.note("group.create", asks, queue=queue.name, group=name)
+    return group
+
+
+async def _pull_while_there(
+    broker: BrokerPort, request: Request, queue: Queue, group: Group, wanted: PullRequest
+) -> list[PulledMessage]:
+    """Wait for messages only while the client does. What was given to a client that has gone
+    returns to the group at once, not when its lease ends."""
+    admitted = admission(request)
+    wait_s = 0 if broker.draining else min(wanted.wait_s, admitted.lasts_s)
+    pull = broker.pulls.pull(queue, group, wanted.messages_max, wait_s, who=principal(request))
+    pulling = asyncio.ensure_future(pull)
+    leaving = asyncio.ensure_future(_left(request))
+    waiting = _Waiting()
+    auth: Auth = request.app.auth
+    auth.admitted.add(admitted.credential, waiting)
+    if not auth.is_live(admitted.credential):  # it ended while the group was made
+        waiting.revoked()
+    kept = False
+    try:
+        await asyncio.wait((pulling, leaving, waiting.end), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.end.done():
+            raise NotLetIn("revoked", admitted.credential)
+        kept = not leaving.done()
+        return pulling.result() if kept else []
+    finally:  # also when the server, stopping at once, cancels this request
+        auth.admitted.discard(admitted.credential, waiting)
+        leaving.cancel()
+        if not kept:
+            pulling.cancel()
+            await asyncio.wait((pulling,))
+            if not pulling.cancelled() and pulling.exception() is None:
+                broker.pulls.release(queue, group, pulling.result())
+
+
+class _Waiting:
+    """A pull that waits ends with the credential that it came with (P11)."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def revoked(self) -> None:
+        """As Endable.revoked."""
+        if not self.end.done():
+            self.end.set_result(None)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone; the body has been read to its end before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def ack(broker: BrokerPort, request: Request) -> Response:
+    """Answered when it is durable: a confirmed ack (R21)."""
+    wanted = decode(await read_body(request), _ACK)
+    queue, group = _place(broker, request)
+    return await _settle(broker.pulls.ack(queue, group, wanted.receipts))
+
+
+async def nack(broker: BrokerPort, request: Request) -> Response:
+    """Return messages to the group."""
+    wanted = decode(await read_body(request), _NACK)
+    queue, group = _place(broker, request)
+    if wanted.reject and wanted.delay_s is not None:
+        raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+    return await _settle(
+        broker.pulls.nack(
+            queue, group, wanted.receipts, wanted.delay_s,
+            reason=wanted.reason, reject=wanted.reject,
+        )
+    )  # fmt: skip
+
+
+async def extend(broker: BrokerPort, request: Request) -> Response:
+    """Prolong leases."""
+    wanted = decode(await read_body(request), _EXTEND)
+    queue, group = _place(broker, request)
+    return await _settle(broker.pulls.extend(queue, group, wanted.receipts, wanted.lease_s))
+
+
+def _place(broker: BrokerPort, request: Request) -> tuple[Queue, Group]:
+    name, queue = group_name(request), find_queue(broker, request)
+    return queue, broker.metadata.find_group(principal(request), queue, name)
+
+
+async def _settle(acting: Awaitable[PullSettled]) -> Response:
+    """Invalid receipts alone changed nothing and are a problem; beside others that counted, the
+    answer names them."""
+    done = await acting
+    if done.invalid and not done.settled and not done.stale:
+        raise Refused("invalid_receipt")
+    return reply(SettleAnswer(done.settled, done.stale, done.invalid))
+
+
+_GROUP_PATH: Final = "/v1/queues/{queue}/groups/{group}"
+_FIND: Final = ("invalid_name", "queue_not_found")
+_BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
+
+
+def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
+    return Operation(
+        "POST",
+        f"{_GROUP_PATH}/{verb}",
+        summary,
+        handler,
+        {200: Answer("What it did.", SettleAnswer)},
+        needs="consume",
+        request=request,
+        errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt", "overloaded"),
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        "PUT",
+        _GROUP_PATH,
+        "Create a group, if it is not there.",
+        put_group,
+        {
+            200: Answer("It was there, and is as it was.", CreatedGroup),
+            201: Answer("It was created.", CreatedGroup),
+        },
+        needs="manage",
+        request=GroupRequest,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "settings_differ", "would_delete", "limit_reached"),
+        act="group.put",
+    ),
+    Operation(
+        "PATCH",
+        _GROUP_PATH,
+        "Change settings of a group.",
+        change_group,
+        {200: Answer("The group as it is now, and what has changed.", ChangedGroup)},
+        needs="manage",
+        request=GroupChange,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "group_not_found", "would_delete"),
+        act="group.change",
+    ),
+    Operation(
+        "GET",
+        _GROUP_PATH,
+        "Describe a group.",
+        get_group,
+        {200: Answer("The group.", GroupDescription)},
+        needs="consume or manage or observe",
+        errors=(*_FIND, "group_not_found"),
+    ),
+    Operation(
+        "DELETE",
+        _GROUP_PATH,
+        "Delete a group.",
+        delete_group,
+        {200: Answer("It is gone.", DeletedGroup)},
+        needs="manage",
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, "invalid_request", "group_not_found", "would_delete"),
+        act="group.delete",
+    ),
+    Operation(
+        "POST",
+        f"{_GROUP_PATH}/seek",
+        "Send a group to another place.",
+        seek_group,
+        {200: Answer("The group as it is now.", SoughtGroup)},
+        needs="manage",
+        request=SeekRequest,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "group_not_found", "would_delete"),
+        act="group.seek",
+    ),
+    Operation(
+        "POST",
+        f"{_GROUP_PATH}/pull",
+        "Take messages.",
+        pull,
+        {200: Answer("The messages, each with its receipt.", PullAnswer)},
+        needs="consume",
+        request=PullRequest,
+        errors=(*_FIND, *_BODY, "too_many", "limit_reached", "draining"),
+    ),
+    _settling("ack", "Settle messages.", ack, AckRequest),
+    _settling("nack", "Return messages.", nack, NackRequest),
+    _settling("extend", "Prolong leases.", extend, ExtendRequest),
+)

@@ -1,0 +1,194 @@
+"""REST: the facts about single keys: what they wait for, which wait, what is in flight.
+
+REST: the parked keys of a group, and an operator's decisions about them.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.models import (
+    Decided,
+    Explained,
+    HeldKeys,
+    HeldPlace,
+    LeaseList,
+    ParkedKeys,
+    Place,
+    WhichKey,
+)
+from gateway.rest.accounting import act_of, shown_keys
+from gateway.rest.broker_api import BrokerPort
+from gateway.rest.operation import (
+    Answer,
+    Operation,
+    Parameter,
+    find_queue,
+    group_name,
+    limit_parameter,
+    principal,
+    query_limit,
+    read_body,
+)
+from metadata.catalog import Group, Queue, check_name
+from push import limits
+from push.errors import Refused
+from push.places import Verb
+from runtime.operation import decode, reply
+
+LISTED_DEFAULT: Final = 100
+
+
+async def explain_key(broker: BrokerPort, request: Request) -> Response:
+    """Where a key goes, and for each group who has it, what it waits for, and until when. Takes
+    nothing from anybody; a key that never was is told where it would go."""
+    query = request.query_params
+    key, group, after = query.get("key"), query.get("group"), query.get("after", "")
+    if key is None or not 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
+        raise Refused("invalid_request", f"key has 1 to {limits.KEY_BYTES_MAX} bytes")
+    if group is not None:
+        check_name(group, "group")
+    if after:
+        check_name(after, "after")
+    queue = find_queue(broker, request)
+    return reply(await broker.explaining.explain(principal(request), queue, key, group, after))
+
+
+async def list_held(broker: BrokerPort, request: Request) -> Response:
+    """Keys of which messages wait that were come across, and why, by partition and hash."""
+    after = request.query_params.get("after")
+    place = HeldPlace.parse(after) if after is not None else None
+    return reply(await broker.holding.held(*_asked(broker, request), place))
+
+
+async def list_leases(broker: BrokerPort, request: Request) -> Response:
+    """What is in flight here, by partition and offset."""
+    after = request.query_params.get("after")
+    place = Place.parse(after) if after is not None else None
+    return reply(await broker.holding.leases(*_asked(broker, request), place))
+
+
+def _asked(broker: BrokerPort, request: Request) -> tuple[Queue, Group, int]:
+    """The group that a request names, and how many it wants to see."""
+    name = group_name(request)
+    limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
+    queue = find_queue(broker, request)
+    return queue, broker.metadata.find_group(principal(request), queue, name), limit
+
+
+_QUEUE: Final = "/v1/queues/{queue}"
+_GROUP: Final = f"{_QUEUE}/groups/{{group}}"
+_ERRORS: Final = ("invalid_name", "invalid_request", "queue_not_found", "group_not_found")
+_TEXT: Final = {"type": "string"}
+_AFTER: Final = Parameter("after", "Where the answer before said to go on.", _TEXT)
+
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        f"{_QUEUE}/explain",
+        "Explain what a key waits for.",
+        explain_key,
+        {200: Answer("Where it goes, and what it waits for, by group.", Explained)},
+        needs="consume or manage",
+        query=(
+            Parameter("key", f"The key: 1 to {limits.KEY_BYTES_MAX} bytes.", _TEXT),
+            Parameter("group", "Only this group.", _TEXT),
+            _AFTER,
+        ),
+        errors=_ERRORS,
+    ),
+    Operation(
+        "GET",
+        f"{_GROUP}/held",
+        "List keys that wait.",
+        list_held,
+        {200: Answer("The keys, and why they wait.", HeldKeys)},
+        needs="consume or manage",
+        query=(limit_parameter(limits.KEYS_PER_LOOK_MAX), _AFTER),
+        errors=_ERRORS,
+    ),
+    Operation(
+        "GET",
+        f"{_GROUP}/leases",
+        "List what is in flight.",
+        list_leases,
+        {200: Answer("The deliveries, each with its lease.", LeaseList)},
+        needs="consume or manage",
+        query=(limit_parameter(limits.KEYS_PER_LOOK_MAX), _AFTER),
+        errors=_ERRORS,
+    ),
+)
+
+
+KEYS_DEFAULT: Final = 100
+
+
+class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What becomes of parked keys. Exactly one of `key`, `key_hash` (as listed) and `all`."""
+
+    decision: Verb
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)] | None = None
+    key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    all: bool = False
+
+    def which(self) -> WhichKey:
+        """The key that is meant. Raises Refused(invalid_request)."""
+        if (self.key is not None) + (self.key_hash is not None) + self.all != 1:
+            raise Refused("invalid_request", "exactly one of key, key_hash and all")
+        hashed = int(self.key_hash, 16) if self.key_hash is not None else None
+        return WhichKey(key=self.key, key_hash=hashed, every=self.all)
+
+
+DECISION: Final = msgspec.json.Decoder(DecisionRequest)
+
+
+async def list_parked(broker: BrokerPort, request: Request) -> Response:
+    """What is parked, by partition."""
+    name = group_name(request)
+    limit = query_limit(request, limits.PARKED_PER_CALL_MAX, KEYS_DEFAULT)
+    queue = find_queue(broker, request)
+    group = broker.metadata.find_group(principal(request), queue, name)
+    return reply(await broker.parking.parked(queue, group, limit))
+
+
+async def decide_parked(broker: BrokerPort, request: Request) -> Response:
+    """Answered when the decision is durable."""
+    name = group_name(request)
+    wanted = decode(await read_body(request), DECISION)
+    which, queue = wanted.which(), find_queue(broker, request)
+    group = broker.metadata.find_group(principal(request), queue, name)
+    act = act_of(request)
+    act.about(decision=wanted.decision, **shown_keys(which, queue))
+    decided = await broker.parking.decide(queue, group, wanted.decision, which)
+    act.about(keys=len(decided.keys))
+    return reply(decided)
+
+
+_PATH: Final = "/v1/queues/{queue}/groups/{group}/parked"
+_PARKED_ERRORS: Final = ("invalid_name", "queue_not_found", "group_not_found", "invalid_request")
+
+PARKED_OPERATIONS: Final = (
+    Operation(
+        "GET",
+        _PATH,
+        "List parked keys.",
+        list_parked,
+        {200: Answer("The keys, and how many there are.", ParkedKeys)},
+        needs="consume or manage",
+        query=(limit_parameter(limits.PARKED_PER_CALL_MAX),),
+        errors=_PARKED_ERRORS,
+    ),
+    Operation(
+        "POST",
+        _PATH,
+        "Retry, skip or release parked keys.",
+        decide_parked,
+        {200: Answer("It is durable; the keys as they were before.", Decided)},
+        needs="manage",
+        request=DecisionRequest,
+        errors=(*_PARKED_ERRORS, "invalid_json", "request_too_large", "not_parked", "unknown"),
+        act="parked.decide",
+    ),
+)

@@ -1,0 +1,178 @@
+"""REST: publishing."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.deliverylog.spans import origin_of_request
+from gateway.rest.accounting import counter_of
+from gateway.rest.broker_api import Answered, BrokerPort
+from gateway.rest.operation import (
+    Answer,
+    Operation,
+    allowance,
+    principal,
+    queue_name,
+    read_body,
+    rights,
+)
+from gateway.wire.frames import error_fields
+from push import limits
+from push.errors import Refused, TocsinError
+from push.message import Message
+from push.places import Durability
+from runtime.operation import decode, reply
+from runtime.tracing import carried, current
+
+
+class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages for one queue. Each gets its own answer: a batch is not atomic (R5)."""
+
+    messages: Annotated[
+        list[Message], msgspec.Meta(min_length=1, max_length=limits.MESSAGES_PER_PUBLISH_MAX)
+    ]
+
+
+class Failure(msgspec.Struct, omit_defaults=True):
+    """Why one message was not stored, or that its fate is unknown."""
+
+    code: str
+    detail: str
+    retry: bool
+    retry_after_s: float | None = None
+
+
+class PublishResult(msgspec.Struct, omit_defaults=True):
+    """Either `error`, or all others: where the message is stored. A duplicate has the place of
+    the original."""
+
+    id: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    duplicate: bool | None = None
+    error: Failure | None = None
+
+
+class DurabilityMet(msgspec.Struct):
+    """What the results mean: the level that was waited for, and how many copies are fsynced."""
+
+    level: Durability
+    copies: int
+
+
+class PublishAnswer(msgspec.Struct):
+    """One result per message, in order. 200 also where some, or all, were refused: then there is
+    nothing that `durability` could tell of, and it is left out."""
+
+    results: list[PublishResult]
+    durability: DurabilityMet | msgspec.UnsetType = msgspec.UNSET
+
+
+_REQUEST: Final = msgspec.json.Decoder(PublishRequest)
+
+
+async def publish(broker: BrokerPort, request: Request) -> Response:
+    """Answered when the messages are durable. When the client goes away meanwhile they are
+    stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
+    name = queue_name(request)
+    wanted = decode(await read_body(request), _REQUEST)
+    trace = current()
+    if trace is None:
+        return await _published(broker, request, name, wanted.messages)
+    with request.app.tracer.publishing(name, trace) as own:
+        return await _published(broker, request, name, carried(wanted.messages, own))
+
+
+async def _published(
+    broker: BrokerPort, request: Request, name: str, messages: Sequence[Message]
+) -> Response:
+    keys = rights(request).check("publish", name)
+    allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
+    queue = await broker.queue_for_publish(principal(request), name, allowed)
+    loop, charged = asyncio.get_running_loop(), allowance(request)
+    messages, rest = _at_once(messages, charged.at_once(queue, now=loop.time()))
+    try:
+        owed = charged.publish(queue, messages, now=loop.time())
+    except Refused as refused:
+        if not await charged.heard(refused):
+            raise
+        owed = charged.publish(queue, messages, now=loop.time())
+    beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None
+    counter = counter_of(request.scope, request.app.books, broker)
+    future: asyncio.Future[Answered] = loop.create_future()
+
+    def answered(answer: Answered) -> None:
+        owed()
+        answer.counted_in(counter)
+        if not future.done():  # cancelled: nobody waits any more
+            future.set_result(answer)
+
+    who, log = principal(request).name, broker.delivery_log
+    origin = origin_of_request(log, queue, who, messages, current())
+    try:
+        broker.publisher.submit(queue, messages, answered, keys=keys, origin=origin)
+    except BaseException:
+        owed()
+        raise
+    answer = await future
+    met = {"durability": answer.durability} if answer.durability else {}
+    results = _results(answer)
+    if beyond is not None:
+        results += [{"error": error_fields(beyond)}] * len(rest)
+        for _ in rest:
+            counter.refused(beyond.code.name)
+    return reply({"results": results, **met})
+
+
+def _at_once(
+    messages: Sequence[Message], most: int | None
+) -> tuple[Sequence[Message], Sequence[Message]]:
+    """What a rate admits at once of these, and the rest, which is refused in its place (R5)."""
+    most = len(messages) if most is None else most
+    return messages[:most], messages[most:]
+
+
+def _results(answer: Answered) -> list[Mapping[str, object]]:
+    results: list[Mapping[str, object]] = []
+    for index, outcome in enumerate(answer.outcomes):
+        if isinstance(outcome, TocsinError):
+            results.append({"error": error_fields(outcome)})
+        else:
+            partition, offset, *duplicate = outcome
+            results.append(
+                {
+                    "id": answer.ids(index),
+                    "partition": partition,
+                    "offset": offset,
+                    "duplicate": bool(duplicate),
+                }
+            )
+    return results
+
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/v1/queues/{queue}/messages",
+        "Publish messages.",
+        publish,
+        {200: Answer("What became of each message.", PublishAnswer)},
+        needs="publish",
+        request=PublishRequest,
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "queue_not_found",
+            "request_too_large",
+            "limit_reached",
+            "rate_limited",
+            "too_many_in_flight",
+            "draining",
+        ),
+    ),
+)

@@ -1,0 +1,221 @@
+"""Sessions by their id, and those that are between two transports.
+
+A session outlives its socket: who lost it comes back, over either transport, with the session's id
+in `hello`, and finds its subscriptions, its place in its groups and what it holds. Until then a
+`Lingering` stands where the transport was. It takes nothing, and after `linger_s` the session ends.
+
+It may come back to another gateway, or to this one after its restart: there it keeps its name, by
+which its place in its groups waits for it.
+"""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import Final, Protocol
+
+from gateway.accounting.books import Account
+from gateway.models import Admission, SessionDescription, SessionList
+from gateway.session.transport import Outlet
+from gateway.wire.frames import Close
+from metadata.catalog import Principal
+from push import limits
+from runtime.addresses import UNKNOWN
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
+
+
+def fresh_session_id() -> str:
+    """128 random bits: whoever knows it was told."""
+    return secrets.token_urlsafe(16)
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a gateway may have given it."""
+    return _ID.fullmatch(text) is not None
+
+
+class Resumable(Protocol):
+    """A session, as this module sees it."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    def described(self) -> SessionDescription:
+        """For looking at."""
+
+    def closed(self) -> None:
+        """End it."""
+
+    def lost(self) -> None:
+        """Its transport is gone, and nobody said that this is the end."""
+
+    def come_back(
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
+    ) -> None:
+        """Go on over this transport, with the rights that its client has shown now."""
+
+
+class Sessions:
+    """The welcomed sessions of one gateway. `len` counts those without a transport."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[tuple[str, str], Resumable] = {}
+        """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
+        self._lingering: dict[tuple[str, str], Lingering] = {}
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether one more fits; set by the registry, which knows the transports."""
+        self.going_down = False
+        """Nobody waits here any more: who comes back comes to the next gateway."""
+
+    def __len__(self) -> int:
+        return len(self._lingering)
+
+    def add(self, session: Resumable) -> bool:
+        """It is to be welcomed. False: there is no room for it."""
+        if not self.has_room():
+            return False
+        self._by_id[_place(session)] = session
+        return True
+
+    def discard(self, session: Resumable) -> None:
+        """It has ended. Not there: nothing happens."""
+        if self._by_id.get(_place(session)) is session:
+            del self._by_id[_place(session)]
+
+    def is_free(self, session_id: str, principal: Principal) -> bool:
+        """Whether it is an id as a gateway gives them, and no session of the principal's tenant has
+        it, whoever's that is."""
+        return is_session_id(session_id) and (principal.tenant, session_id) not in self._by_id
+
+    def find(self, session_id: str, principal: Principal) -> Resumable | None:
+        """The session of this id, where it belongs to the one who asks (P11)."""
+        session = self._by_id.get((principal.tenant, session_id))
+        return session if session is not None and session.principal == principal else None
+
+    def listed(
+        self, principal: Principal, limit: int, after: str, *, whole_tenant: bool = False
+    ) -> SessionList:
+        """Up to `limit` of this principal's sessions, or of its tenant's, whose id comes behind
+        `after`, by id (P11). Fewer, where they have many subscriptions: those of a page are shown
+        in one go (P9)."""
+        behind = [
+            session_id
+            for (tenant, session_id), session in self._by_id.items()
+            if session_id > after
+            and tenant == principal.tenant
+            and (whole_tenant or session.principal == principal)
+        ]
+        shown: list[SessionDescription] = []
+        room = limits.SUBSCRIPTIONS_PER_PAGE_MAX
+        for session_id in nsmallest(limit, behind):
+            described = self._by_id[principal.tenant, session_id].described()
+            room -= len(described.subscriptions)
+            if shown and room < 0:
+                break
+            shown.append(described)
+        more = len(behind) > len(shown)
+        return SessionList(sessions=shown, next=shown[-1].session if more else None)
+
+    def linger(self, session: Resumable, linger_s: float) -> "Lingering":
+        """Its transport is gone: what stands in for one, for so many seconds."""
+        lingering = Lingering(self, session, linger_s)
+        self._lingering[_place(session)] = lingering
+        return lingering
+
+    def left(self, session: Resumable) -> None:
+        """It lingers no longer."""
+        self._lingering.pop(_place(session), None)
+
+    def end_lingering(self) -> None:
+        """The gateway goes down: who has no transport cannot be told to come back (P14)."""
+        self.going_down = True
+        for lingering in list(self._lingering.values()):
+            lingering.move()
+
+
+def _place(session: Resumable) -> tuple[str, str]:
+    return session.principal.tenant, session.session_id
+
+
+class Lingering:
+    """The Outlet of a session that has no transport."""
+
+    transport: Final = None
+    address: Final = UNKNOWN
+    unsent_bytes: Final = 0
+
+    def __init__(self, sessions: Sessions, session: Resumable, linger_s: float) -> None:
+        self._sessions = sessions
+        self._session = session
+        self.until_unix_ms = int((time.time() + linger_s) * 1000)
+        """When it ends if nobody comes back."""
+        self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
+
+    def end(self) -> None:
+        """Nobody came back."""
+        self._leave()
+        self._session.closed()
+
+    def move(self) -> None:
+        """Nobody can come back here."""
+        self._leave()
+        self._session.lost()
+
+    def _leave(self) -> None:
+        self._timer.cancel()
+        self._sessions.left(self._session)
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """Nobody hears it: what it said, the client finds out when it comes back."""
+
+    def writable(self) -> bool:
+        """Nothing may be pushed."""
+        return False
+
+    def ping(self) -> None:
+        """Nobody is there."""
+
+    def taken_bytes(self) -> int | None:
+        """Nothing is on its way."""
+        return None
+
+    def arrived(self, given_at: float) -> float | None:
+        """Nothing is on its way: leases count from when it was given."""
+        return given_at
+
+    @property
+    def is_in_transit(self) -> bool:
+        """Nothing is on its way."""
+        return False
+
+    def named(self, given_at: float) -> None:
+        """Nothing is on its way."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    def resume_reading(self) -> None:
+        """Nothing is read."""
+
+    def close(self, close: Close) -> None:
+        """The session ends, and nobody hears of it."""
+        self.end()
+
+    def adopt(self, conversation: object) -> None:
+        """No session ever moves here by itself."""
+        raise AssertionError("a session cannot resume without a transport")
+
+    def let_go(self, close: Close) -> None:
+        """The client came back."""
+        self._leave()

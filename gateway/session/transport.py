@@ -1,0 +1,312 @@
+"""What the two sides of a session see of each other, as types.
+
+Outlet         the transport (a WebSocket) as the conversation sees it
+Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
+
+The session as the inside (groups, readers) sees it is Link of gateway.delivery.ports.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway.accounting.usage import Counter
+from gateway.delivery.ports import DeliveryList, Link, StartFrom
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.spans import Origin
+from gateway.models import SubscriptionDescription, Transport
+from gateway.wire.frames import Close, Position
+from metadata.catalog import Group, GroupSettings, Principal, Queue
+from metadata.port import Metadata
+from metadata.rights import ALL_KEYS, Keys
+from push.errors import Refused, TocsinError
+from push.message import Message
+from runtime.addresses import ClientAddress
+from runtime.loop.end_of_turn import Soon
+
+
+class Outlet(Protocol):
+    """A transport, as the conversation sees it."""
+
+    @property
+    def address(self) -> ClientAddress:
+        """Where the client is that it was opened by; UNKNOWN: it only stands in for one."""
+
+    @property
+    def transport(self) -> Transport | None:
+        """Which kind it is; None: it only stands in for one."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What it has for the client and has not handed to the network, or not seen arrive."""
+
+    def send(self, frame: bytes) -> None:
+        """As Link.send."""
+
+    def writable(self) -> bool:
+        """As Link.writable; `Conversation.resume` says when it has become True again."""
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+
+    def taken_bytes(self) -> int | None:
+        """How much the client's side has taken so far, while something is on its way to it; None:
+        nothing is, or nobody can know."""
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+
+    def pause_reading(self) -> None:
+        """Deliver nothing more that the client sends, until resume_reading."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
+    def close(self, close: Close) -> None:
+        """Send what is queued, then close. `Conversation.closed` is called before it returns."""
+
+    def adopt(self, conversation: Any) -> None:
+        """From now on this is the transport of another conversation, whose client came back."""
+
+    def let_go(self, close: Close) -> None:
+        """Close; the conversation lives on over another transport and is told nothing more."""
+
+
+class Settled(Protocol):
+    """What an ack, nack or extend did."""
+
+    @property
+    def settled(self) -> int: ...
+
+    @property
+    def stale(self) -> DeliveryList: ...
+
+    @property
+    def not_delivered(self) -> DeliveryList: ...
+
+    @property
+    def durable(self) -> bool:
+        """False: whether what settled is durable will never be known here."""
+
+
+class Consumer(Protocol):
+    """A session's place in a group."""
+
+    @property
+    def given_total(self) -> int:
+        """Messages that were pushed to it so far."""
+
+    async def join(self) -> None:
+        """Take its place. Raises TocsinError: it has none, perhaps as it has left meanwhile."""
+
+    def grant(self, granted_total: int) -> None: ...
+
+    def ack(
+        self,
+        deliveries: DeliveryList,
+        started: DeliveryList,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> Settled:
+        """`confirmed` is called once what settled is durable, perhaps before this returns."""
+
+    def nack(
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
+        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:  # fmt: skip
+        """`confirmed` as in `ack`: count, delay and reason are durable then."""
+
+    def extend(
+        self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
+    ) -> Settled: ...
+
+    def pump(self) -> None: ...
+
+    def suspend(self) -> None:
+        """The session's transport is gone: give nothing until `hold`."""
+
+    def await_held(self) -> None:
+        """The client is there again, and has a while from now to say what it holds."""
+
+    def hold(
+        self, received: int, deliveries: DeliveryList
+    ) -> DeliveryList | Awaitable[DeliveryList]:
+        """The client came back with these, of `received` messages in all, and goes on. Returns
+        which of them are not its own any more: at once, or where some are of an epoch before,
+        when it is known."""
+
+    def unsettled(self) -> int:
+        """Deliveries that were given and have neither been settled nor returned."""
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """For looking at."""
+
+    def end(self, why: Refused) -> None:
+        """It is nobody's any more: its client hears why, what is unsettled returns."""
+
+    def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
+        """`moves`: this gateway goes down, and its client goes on at the next one. `done` is called
+        once, when all that was settled or returned of its deliveries is durable, or is known to be
+        somebody else's by then."""
+
+
+class Reader(Protocol):
+    """A subscription without a group."""
+
+    @property
+    def verdicts(self) -> Sequence[Mapping[str, object]]: ...
+
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total."""
+
+    def grant(self, granted_total: int) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """For looking at."""
+
+    def end(self, why: Refused) -> None:
+        """It reads no more, and its client hears why."""
+
+    def close(self) -> None: ...
+
+
+class Answer(Protocol):
+    """What became of a publish."""
+
+    @property
+    def outcomes(self) -> Sequence[tuple[int, int] | tuple[int, int, bool] | TocsinError]:
+        """(partition, offset), with True behind where it had been stored before, or the error; in
+        message order (R5)."""
+
+    @property
+    def id_prefix(self) -> str:
+        """A message without an id of its own is named by this, its partition, "-", its offset."""
+
+    @property
+    def durability(self) -> Mapping[str, object]: ...
+
+    def counted_in(self, counter: Counter) -> None:
+        """Add what was stored, and what was refused, to a counter."""
+
+
+class Publisher(Protocol):
+    """Takes messages."""
+
+    @property
+    def has_company(self) -> bool:
+        """Whether several queues publish, as far as the last second tells."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether queues flood and have others beside them, as far as the last second tells."""
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether a commit of what was published is under way."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it is crowded, and of those that flood more waits than the next commits take, or
+        nothing of it begins now."""
+
+    def hurry(self) -> None:
+        """Something was read: where it is crowded, what was published goes to the storage now, and
+        not when the others have been heard."""
+
+    def submit(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answer], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
+        keys: Keys = ALL_KEYS,
+        origin: Origin | None = None,
+    ) -> None:
+        """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
+        that the right is on; any other message is answered `forbidden`. `origin`: what the delivery
+        log is told of it."""
+
+
+class Groups(Protocol):
+    """The groups' consumers."""
+
+    def consumer(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
+    ) -> Consumer:
+        """One that is to join. `held`: it is given nothing before `hold`. Raises Refused."""
+
+
+class Readers(Protocol):
+    """The readers."""
+
+    async def open(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        *,
+        keys: list[str] | None,
+        start: StartFrom | None,
+        position: Position | None,
+        credit: int,
+    ) -> Reader: ...
+
+
+class Broker(Protocol):
+    """The inside. What it refuses it raises as push.errors.TocsinError."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def delivery_log(self) -> DeliveryLog: ...
+
+    @property
+    def soon(self) -> Soon: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def readers(self) -> Readers: ...
+
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
+        """Finds it, or creates it where the broker may and one of the messages can be stored; where
+        none can, a queue that is nowhere: published to it, each gets its error (P12). Else
+        Refused(queue_not_found)."""
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: StartFrom | None,
+        *,
+        deletes_max: int | None = None,
+    ) -> tuple[Group, bool]:
+        """Create it (True), or find it as it is (False). Raises Refused(would_delete): see
+        gateway.rest.broker_api."""

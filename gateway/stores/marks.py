@@ -1,0 +1,219 @@
+"""A mark: a small file in the data folder, in which a gateway remembers what it has seen of
+something that is kept elsewhere (R30).
+
+It is written down now and then while it changes. Who loses it, or never had it, believes what that
+says of itself: gateways come and go, and one that was there before tells when something is wrong.
+
+What a gateway remembers of the store, outside of it (R30): its incarnation, and how many touches
+every copy had once. A store with another one, or with fewer, was exchanged or rolled back.
+
+See `gateway.stores.marks`.
+
+What a gateway remembers of the catalog behind a metadata service, outside of it (R30, P13): its
+incarnation, and how far it had come. Another one, or one that has gone back, is refused at the
+start, never adopted: its queues are not those whose messages are in the storage.
+
+See `gateway.stores.marks`. While a gateway runs it knows better, by the stamps of single
+changes (`metadata.service.client`).
+
+Which storage belongs to the catalog: the catalog remembers its incarnation.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from metadata.backend import Place
+from metadata.port import STORAGE_INCARNATION, Metadata
+from push.errors import Refused
+from push.storage_port import Storage
+
+WRITTEN_EVERY_S: Final = 5.0
+"""What is rolled back by less than this while this gateway is down is not recognised."""
+MarkT = TypeVar("MarkT")
+
+
+def read_file(path: Path, form: type[MarkT], what_it_is: str) -> MarkT | None:
+    """None: there is none. Raises Refused(storage_unavailable): it cannot be read; `what_it_is`
+    says what to do."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        detail = f"{path} cannot be read ({error}): {what_it_is}"
+        raise Refused("storage_unavailable", detail) from None
+
+
+def write_file(path: Path, mark: object) -> None:
+    """Durable when this returns, whole or not at all. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(msgspec.json.encode(mark))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class FileKeeper(Generic[MarkT]):
+    """Writes down what `found` says, where that has changed: every WRITTEN_EVERY_S from `start` on,
+    and at the end."""
+
+    def __init__(self, path: Path, found: Callable[[], MarkT], log: logging.Logger) -> None:
+        self._path = path
+        self._found = found
+        self._log = log
+        self._written: MarkT | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises OSError: the data folder does not take it."""
+        await asyncio.to_thread(self._write)
+        self._task = asyncio.get_running_loop().create_task(self._keep(), name=self._path.name)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(WRITTEN_EVERY_S)
+            try:
+                await asyncio.to_thread(self._write)
+            except OSError as error:  # the older one is as true, and says less
+                self._log.warning("%s cannot be written: %s", self._path, error)
+
+    def _write(self) -> None:
+        mark = self._found()
+        if mark != self._written:
+            write_file(self._path, mark)
+            self._written = mark
+
+    async def close(self) -> None:
+        """Written once more. Not started, or closed before: nothing happens."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        with suppress(OSError):
+            await asyncio.to_thread(self._write)
+
+
+FILE: Final = "store.mark"
+_WHAT: Final = (
+    "it says which store belongs to this gateway; remove it when you know that the store is the "
+    "right one"
+)
+_LOG: Final = logging.getLogger("tocsin.storage")
+
+
+class ClusterMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one storage cluster; `touches` by the key of each shard."""
+
+    incarnation: str
+    touches: dict[str, int] = {}
+
+
+class Mark(ClusterMark, frozen=True, kw_only=True):
+    """Of the first one, and of the others by their names."""
+
+    others: dict[str, ClusterMark] = {}
+
+
+def read_mark(data_dir: Path) -> Mark | None:
+    """None: this gateway was never at a store. Raises Refused(storage_unavailable): it cannot be
+    read, with what to do."""
+    return read_file(data_dir / FILE, Mark, _WHAT)
+
+
+class MarkKeeper:
+    """Keeps the mark while touches grow, from `start` on."""
+
+    def __init__(
+        self, data_dir: Path, incarnation: str, touches: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._incarnation = incarnation
+        self._touches = touches
+        self._others: dict[str, Callable[[], ClusterMark]] = {}
+        self._file = FileKeeper(data_dir / FILE, self._found, _LOG)
+
+    def add(self, cluster: str, mark: Callable[[], ClusterMark]) -> None:
+        """Of one more storage cluster, in place of what was said of it before."""
+        self._others[cluster] = mark
+
+    async def start(self) -> None:
+        """As FileKeeper.start."""
+        await self._file.start()
+
+    async def close(self) -> None:
+        """As FileKeeper.close."""
+        await self._file.close()
+
+    def _found(self) -> Mark:
+        return Mark(
+            incarnation=self._incarnation,
+            touches=dict(self._touches()),
+            others={name: other() for name, other in list(self._others.items())},
+        )
+
+
+CATALOG_MARK_FILE: Final = "catalog.mark"
+_WHAT_CATALOG: Final = (
+    "it says which catalog belongs to this gateway; remove it when you know that the metadata "
+    "service has the right one"
+)
+_CATALOG_LOG: Final = logging.getLogger("tocsin.metadata")
+
+
+def check_mark(data_dir: Path, place: Place) -> None:
+    """That this is the catalog that was here, or there was none. Raises Refused
+    (storage_unavailable), with what to do."""
+    path = data_dir / CATALOG_MARK_FILE
+    before = read_file(path, Place, _WHAT_CATALOG)
+    if before is None:
+        return
+    if before.incarnation != place.incarnation:
+        what = f"the incarnation {place.incarnation}, and {path} knows {before.incarnation}"
+    elif before.version > place.version:
+        what = f"version {place.version} and {path} knows {before.version}: it was rolled back"
+    else:
+        return
+    raise Refused(
+        "storage_unavailable",
+        f"the catalog of the metadata service is of {what}; start the service over the right "
+        f"database, or remove {path} to begin with this one",
+    )
+
+
+def catalog_keeper(data_dir: Path, place: Callable[[], Place]) -> FileKeeper[Place]:
+    """Keeps how far the catalog has come, from its `start` on."""
+    return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
+
+
+async def recognise(storage: Storage, metadata: Metadata) -> None:
+    """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
+    partition anew, below every cursor and position. The first one is remembered.
+
+    Raises:
+        Refused: storage_unavailable: it is not the one of this catalog (P13).
+    """
+    incarnation = await storage.incarnation()
+    known = metadata.mark(STORAGE_INCARNATION)
+    if known is None:
+        await metadata.set_mark(STORAGE_INCARNATION, incarnation)
+    elif known != incarnation:
+        raise Refused(
+            "storage_unavailable",
+            f"the storage is of incarnation {incarnation}, the catalog knows {known}: one of "
+            "the two was emptied or exchanged; put back the one that belongs to the "
+            "other, or move both away to begin anew",
+        )

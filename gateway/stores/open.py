@@ -1,0 +1,282 @@
+"""What a broker keeps its messages and its catalog in, opened as the settings say.
+
+sqlite:     both in files of the data folder, for this gateway alone
+redis…://   both in one store, which any number of gateways share; the data folder has what is
+            this gateway's own: its mark of the store, its audit trail, its usage files
+
+The metadata of a gateway whose storage others share: its rows are in the storage itself, or
+behind the nodes of the metadata service, as the settings say.
+
+The storage, of which whatever only looks is answered within READ_DEADLINE_S, or refused: what
+one stalled read would hold up for ever, an owner's lines or an operator's question, asks again.
+
+What changes something passes through. Publishing has its own deadline (gateway.publish.commits). A
+cursor write has none, and must not: whether it came about would be unknown, and with it whether
+messages that are given at most once may be pushed (R23), and who waits for a confirmed ack would be
+told nothing either (R29). It is kept until it is answered; meanwhile deliveries go on under the
+epoch there is. The tail's reads of the log have a deadline of their own, and keep their place.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final, cast
+
+from gateway.config import Config
+from gateway.encryption.keyring import Keyring
+from gateway.models import ClusterDescription
+from gateway.settings import SQLITE
+from gateway.stores.backup import MANIFEST_FILE, Backups
+from gateway.stores.clusters import (
+    Described,
+    Others,
+    check,
+    examine_all,
+    explained,
+    is_told,
+    open_shard,
+    place_on,
+    places_of,
+    touches_of,
+)
+from gateway.stores.marks import ClusterMark, MarkKeeper, catalog_keeper, check_mark, read_mark
+from metadata.catalog import Principal
+from metadata.catalog_service import InProcessMetadata
+from metadata.data_keys import DataKeys
+from metadata.redis.database import RedisDatabase, Shard
+from metadata.row_store import RowStore
+from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
+from metadata.service.http import HttpAsker
+from metadata.service.messages import BODY_BYTES_MAX
+from metadata.sqlite.catalog import FILE as CATALOG_FILE
+from metadata.sqlite.catalog import ThreadedStore
+from push import limits
+from push.errors import Refused
+from push.rates.shared import Pool
+from push.storage_port import PLAIN, Looking, Storage
+from storage.redis import target as redis_target
+from storage.redis.store import RedisPool
+from storage.redis.target import Target
+from storage.sharded import PlacedStorage
+from storage.sqlite.open import FILE as STORE_FILE
+from storage.sqlite.open import lock_store
+from storage.sqlite.store import SqliteStorage
+
+_CHANCE: Final = Random()
+
+
+async def open_metadata(
+    config: Config, shard: Shard, opened: AsyncExitStack, on_fatal: Callable[[str], None]
+) -> InProcessMetadata:
+    """`shard`: of the storage; `opened` closes it. Who is there is said to the storage in any case:
+    it is what fences owners, and a metadata service that is away must not make gateways look gone.
+
+    Raises:
+        Refused: nobody answers, or it is not the catalog that was here before; a file of the
+            settings cannot be read.
+        Unknown: too few copies answer in time.
+        OSError: the data folder fails.
+    """
+    database = RedisDatabase(shard)
+    if not config.metadata_urls:
+        metadata = InProcessMetadata(*await RowStore.open(database, on_fatal=on_fatal))
+        opened.push_async_callback(metadata.close)
+        return metadata
+    remote = RemoteDatabase(
+        asking_nodes(config, config.metadata_urls), beats=database.memberships()
+    )
+    try:
+        store, contents = await RowStore.open(remote, on_fatal=on_fatal)
+        await asyncio.to_thread(check_mark, config.data_dir, store.place)
+    except BaseException:
+        await remote.close()
+        raise
+    metadata = InProcessMetadata(store, contents)
+    opened.push_async_callback(metadata.close)
+    keeper = catalog_keeper(config.data_dir, lambda: store.place)
+    await keeper.start()
+    opened.push_async_callback(keeper.close)
+    return metadata
+
+
+def asking_nodes(config: Config, urls: tuple[str, ...]) -> AskingNodes:
+    """Nodes of the metadata service at these addresses, as the settings say. Raises Refused."""
+    context = None
+    if config.metadata_ca_file is not None:
+        try:
+            context = ssl.create_default_context(cafile=config.metadata_ca_file)
+        except OSError as error:
+            raise Refused(
+                "storage_unavailable",
+                f"TOCSIN_METADATA_CA_FILE is {config.metadata_ca_file}, which cannot be used: "
+                f"{error}",
+            ) from None
+    asker = HttpAsker(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
+    return AskingNodes(asker, NodeChoice(urls, _CHANCE.random))
+
+
+OnFatal = Callable[[str], None]
+LOCK: Final = "gateway"
+"""A data folder is one gateway's: `gateway.lock` in it says whose."""
+
+
+@dataclass(slots=True)
+class Stores:
+    """What was opened. `keyring` None: nothing is sealed; `backups` None: what is kept is not in
+    files of this machine."""
+
+    metadata: InProcessMetadata
+    storage: Storage
+    keyring: Keyring | None
+    backups: Backups | None
+    rest: AsyncExitStack
+    """What is closed after both."""
+    pool: Pool | None = None
+    """Where rates are shared with other gateways. None: there are none."""
+    may_be_away: bool = False
+    """Part of the storage: nobody's start waits for it."""
+    clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
+    """Describes the storage clusters. None: there are none."""
+
+
+async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
+    """Both, for `config.storage`.
+
+    Raises:
+        TocsinError: one of them cannot be opened; the text says what to do.
+        OSError: the data folder fails.
+    """
+    await asyncio.to_thread(config.data_dir.mkdir, 0o700, parents=True, exist_ok=True)
+    if config.storage == SQLITE:
+        return await _open_embedded(config, on_fatal)
+    return await _open_shared(config, redis_target.parse_all(config.storage), on_fatal)
+
+
+async def open_keyring(config: Config, data_keys: DataKeys) -> Keyring | None:
+    """The keys that the settings name. None, raises: as Keyring.open."""
+    return await Keyring.open(config.master_key_settings, data_keys, seals=config.encryption)
+
+
+# --- In files --------------------------------------------------------------------------------
+
+
+async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
+    data_dir = config.data_dir
+    store = data_dir / STORE_FILE
+    _check_folder(data_dir, store)
+    metadata = InProcessMetadata(
+        *await ThreadedStore.open(data_dir / CATALOG_FILE, on_fatal=on_fatal)
+    )
+    keyring = None
+    try:
+        keyring = await open_keyring(config, metadata.data_keys)
+        storage = await SqliteStorage.open(
+            store,
+            free_bytes_reserve=config.free_bytes_reserve,
+            on_fatal=on_fatal,
+            sealer=keyring.sealer if keyring is not None else PLAIN,
+        )
+    except BaseException:
+        if keyring is not None:
+            await keyring.close()
+        await metadata.close()
+        raise
+    return Stores(metadata, storage, keyring, Backups(metadata, storage), AsyncExitStack())
+
+
+def _check_folder(data_dir: Path, store: Path) -> None:
+    if (data_dir / MANIFEST_FILE).exists():  # R30: of what follows it knows nothing
+        raise Refused(
+            "storage_unavailable",
+            f"{data_dir} is a backup: `tocsin admin restore {data_dir} --data-dir …` makes a "
+            "data folder of it",
+        )
+    if store.exists() and not (data_dir / CATALOG_FILE).exists():
+        raise Refused(
+            "storage_unavailable",
+            f"{data_dir} has a {STORE_FILE} without its {CATALOG_FILE}: put that back, or move "
+            "the store away to begin anew",
+        )
+
+
+# --- On Redis or Valkey ----------------------------------------------------------------------
+
+
+async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFatal) -> Stores:
+    data_dir, home = config.data_dir, targets[0]
+    if (data_dir / STORE_FILE).exists():
+        raise Refused(
+            "storage_unavailable",
+            f"{data_dir} has a {STORE_FILE}, and messages are to be kept in {home.shown}: they "
+            "are not moved there by themselves; name another data folder (TOCSIN_DATA_DIR)",
+        )
+    async with AsyncExitStack() as opened:
+        lock = await asyncio.to_thread(lock_store, data_dir / LOCK)
+        opened.callback(os.close, lock)
+        found = await examine_all(home)
+        check(found, home)
+        mark = await asyncio.to_thread(read_mark, data_dir)
+        known = mark or ClusterMark(incarnation=found[0].incarnation or "")
+        with explained([doubt for one in found for doubt in one.doubts]):
+            shard = await open_shard(home, known, on_fatal)
+            opened.push_async_callback(shard.close)
+            keeper = MarkKeeper(data_dir, known.incarnation, lambda: touches_of(shard))
+            metadata = await open_metadata(config, shard, opened, on_fatal)
+            others = Others(targets[1:], mark, metadata, keeper)
+            for other in others.shards.values():
+                opened.push_async_callback(other.close)
+            await keeper.start()
+            opened.push_async_callback(keeper.close)
+            keyring = await open_keyring(config, metadata.data_keys)
+            if keyring is not None:
+                opened.push_async_callback(keyring.close)
+            sealer = keyring.sealer if keyring is not None else PLAIN
+            places = places_of((home.cluster, shard), others, metadata, known.incarnation, sealer)
+            storage = PlacedStorage(places)
+            await others.wait()
+            may_be_away = not is_told(metadata, places.names) or len(targets) > 1
+            shards = {home.cluster: shard, **others.shards}
+            place_on(targets, metadata, shards)
+            for one in shards.values():
+                await one.heard()
+            return Stores(
+                metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard),
+                may_be_away,
+                Described(targets, metadata, shards, has_catalog=not config.metadata_urls),
+            )  # fmt: skip
+
+
+READS: Final = frozenset(
+    {"read", "read_each", "read_side", "offset_at"}
+    | {name for name in vars(Looking) if not name.startswith("_")}
+)
+"""Calls that change nothing."""
+
+
+def guarded(storage: Storage) -> Storage:
+    """The same one, see the module."""
+    return cast(Storage, _Guarded(storage))
+
+
+class _Guarded:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._storage, name)
+        return partial(_within, call) if name in READS else call
+
+
+async def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Raises Refused: storage_unavailable: it did not answer, and was given up."""
+    try:
+        async with asyncio.timeout(limits.READ_DEADLINE_S):
+            return await call(*args, **kwargs)
+    except TimeoutError:
+        raise Refused("storage_unavailable", "the storage does not answer a read", 1.0) from None

@@ -1,0 +1,592 @@
+"""The metadata in this process: the catalog in memory, each change durable in its store first.
+
+A shell: what is looked up comes from `CatalogIndex`, what changes goes through a `Store`, one
+change after another. A change that has begun is finished even when its caller is cancelled, so
+that memory and store never part. Where other gateways change the same store, their changes come
+into the memory as news; a change that was decided without knowing them is decided again.
+
+The catalog in memory: every look-up is a dictionary's, however many queues there are.
+
+Changes of a catalog: one after another, each to its end, each on what the store holds then.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from metadata import row_store as graves
+from metadata.backend import Contents, News, Stale, Store
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    GroupStart,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+    check_circle,
+    check_group_settings,
+    check_name,
+    check_settings,
+)
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
+from metadata.port import QueueListener
+from metadata.settings import (
+    Named,
+    change_group_settings,
+    change_queue_settings,
+    differences,
+    settings_differ,
+)
+from metadata.token_store import TokenBook
+from push.errors import Refused
+from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
+from push.ring import HASH_KEY_BYTES
+
+
+class CatalogIndex:
+    """Queues by tenant and name and by id, groups by queue and name and by id."""
+
+    def __init__(self, queues: Iterable[Queue] = (), groups: Iterable[Group] = ()) -> None:
+        self._by_id: dict[str, Queue] = {}
+        self._tenants: dict[str, dict[str, Queue]] = {}
+        self._groups: dict[str, dict[str, Group]] = {}
+        self._group_by_id: dict[str, Group] = {}
+        for queue in queues:
+            self.put_queue(queue)
+        for group in groups:
+            self.put_group(group)
+
+    def __len__(self) -> int:
+        """Number of queues, of all tenants."""
+        return len(self._by_id)
+
+    def queue(self, queue_id: str) -> Queue | None:
+        """By id."""
+        return self._by_id.get(queue_id)
+
+    def find_queue(self, tenant: str, name: str) -> Queue | None:
+        """By name, which means something within a tenant only."""
+        return self._tenants.get(tenant, {}).get(name)
+
+    def queues(self, tenant: str) -> list[Queue]:
+        """A tenant's, by name."""
+        return [queue for _, queue in sorted(self._tenants.get(tenant, {}).items())]
+
+    def all_queues(self) -> list[Queue]:
+        """Of all tenants, in no order."""
+        return list(self._by_id.values())
+
+    def group(self, group_id: str) -> Group | None:
+        """By id."""
+        return self._group_by_id.get(group_id)
+
+    def find_group(self, queue_id: str, name: str) -> Group | None:
+        """By name."""
+        return self._groups.get(queue_id, {}).get(name)
+
+    def groups(self, queue_id: str) -> list[Group]:
+        """A queue's, by name."""
+        return [group for _, group in sorted(self._groups.get(queue_id, {}).items())]
+
+    def put_queue(self, queue: Queue) -> None:
+        """Add it, or put it in place of what has its id."""
+        self._by_id[queue.queue_id] = queue
+        self._tenants.setdefault(queue.tenant, {})[queue.name] = queue
+
+    def put_group(self, group: Group) -> None:
+        """Add it, or put it in place of what has its id."""
+        self._group_by_id[group.group_id] = group
+        self._groups.setdefault(group.queue_id, {})[group.name] = group
+
+    def remove_queue(self, queue: Queue) -> list[Group]:
+        """Take it out with its groups, which are returned."""
+        groups = self.groups(queue.queue_id)
+        for group in groups:
+            self.remove_group(group)
+        del self._by_id[queue.queue_id]
+        tenant = self._tenants[queue.tenant]
+        del tenant[queue.name]
+        if not tenant:
+            del self._tenants[queue.tenant]
+        return groups
+
+    def remove_group(self, group: Group) -> None:
+        """Take it out."""
+        del self._group_by_id[group.group_id]
+        groups = self._groups[group.queue_id]
+        del groups[group.name]
+        if not groups:
+            del self._groups[group.queue_id]
+
+
+STALE_MAX: Final = 100
+"""So often a change is decided again before it is refused."""
+ResultT = TypeVar("ResultT")
+ParamsT = ParamSpec("ParamsT")
+
+
+class OneAtATime:
+    """Runs them; `learn` is told what others have changed meanwhile."""
+
+    def __init__(self, store: Store, learn: Callable[[News], None]) -> None:
+        self._store = store
+        self._learn = learn
+        self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self.is_closed = False
+
+    async def __call__(
+        self,
+        change: Callable[ParamsT, Coroutine[Any, Any, ResultT]],
+        *args: ParamsT.args,
+        **kwargs: ParamsT.kwargs,
+    ) -> ResultT:
+        """Run one change after the others, to its end, also when its caller is cancelled. Raises
+        what it raises; Refused(storage_unavailable): it is closed, or others change the catalog
+        all the time."""
+        if self.is_closed:
+            raise Refused("storage_unavailable", "the catalog is closed")
+
+        async def in_turn() -> ResultT:
+            async with self._lock:
+                for _ in range(STALE_MAX):
+                    # Also what changes nothing is decided by how it is, not by how it was here.
+                    news = await self._store.news()
+                    if news is not None:
+                        self._learn(news)
+                    with suppress(Stale):
+                        return await change(*args, **kwargs)
+            raise Refused("storage_unavailable", "others change the catalog all the time")
+
+        task = asyncio.create_task(in_turn())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def catch_up(self) -> None:
+        """What others had changed before this was called has been learned. Nobody else changes it:
+        at once. Raises Refused: as a change; nobody answers."""
+        if self._store.is_shared:
+            await self(_no_change)
+
+    async def close(self) -> None:
+        """Begin no more; those that have begun are finished when this returns."""
+        self.is_closed = True
+        if self._changes:
+            await asyncio.wait(self._changes)
+
+
+async def _no_change() -> None:
+    """Before what is run is run, the news are read: that is all."""
+
+
+_LOG: Final = logging.getLogger("metadata.inprocess")
+Placing = Callable[[str, QueueSettings], tuple[str, ...]]
+"""`Queue.clusters` of a queue with this id and these settings. Raises Refused."""
+
+
+class InProcessMetadata:
+    """`metadata.port.Metadata` over a store and what is in it; over one SQLite file: `open`."""
+
+    def __init__(self, store: Store, contents: Contents) -> None:
+        self._store = store
+        self._index = CatalogIndex(contents.queues, contents.groups)
+        self._dropped, self._marks = contents.dropped, contents.marks
+        self._alone = OneAtATime(store, self._learn)
+        self._memberships = store.memberships(self._alone)
+        self.is_shared, self.said = store.is_shared, self._memberships.said
+        self.catch_up = self._alone.catch_up
+        """See Metadata."""
+        self.data_keys = DataKeys(
+            contents.data_keys,
+            lambda rows, still: self._alone(self._put_data_keys, rows, still),
+            self.catch_up if store.is_shared else None,
+        )
+        self.placing: Placing = lambda _queue_id, _settings: ()
+        """Where the partitions of a new queue are placed, by its id and settings."""
+        self._listeners: list[QueueListener] = []
+        self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
+        store.follow(self.catch_up, self.tokens.doubt)
+
+    # --- Looking up, from memory -----------------------------------------------------------------
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata."""
+        queue = self._index.find_queue(principal.tenant, name)
+        if queue is None:
+            raise Refused("queue_not_found", f"no queue {name!r}")
+        return queue
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata."""
+        group = self._index.find_group(queue.queue_id, name)
+        if group is None or queue.tenant != principal.tenant:
+            raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
+        return group
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        """See Metadata."""
+        return self._index.queue(queue_id)
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        """See Metadata."""
+        return self._index.queues(principal.tenant)
+
+    def list_all_queues(self) -> list[Queue]:
+        """See Metadata."""
+        return self._index.all_queues()
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        """See Metadata."""
+        return self._index.groups(queue.queue_id) if queue.tenant == principal.tenant else []
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """See Metadata."""
+        return list(self._dropped)
+
+    def secret(self, name: str) -> bytes:
+        """See Metadata. Derived from the one secret that was made with the catalog."""
+        return blake2b(name.encode(), digest_size=32, key=self._store.root_secret).digest()
+
+    def mark(self, name: str) -> str | None:
+        """See Metadata."""
+        return self._marks.get(name)
+
+    # --- Changing --------------------------------------------------------------------------------
+
+    async def put_queue(
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Queue, bool]:
+        """See Metadata."""
+        check_name(name, "queue")
+        return await self._alone(self._put_queue, principal, name, settings, named)
+
+    async def _put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings, named: frozenset[str]
+    ) -> tuple[Queue, bool]:
+        old = self._index.find_queue(principal.tenant, name)
+        if old is not None and not differences(old.settings, settings, named):
+            return old, False
+        check_settings(name, settings)
+        if old is not None:
+            raise settings_differ(f"the queue {name!r}", old.settings, settings, named)
+        if len(self._index) >= QUEUES_MAX:
+            raise Refused("limit_reached", f"at most {QUEUES_MAX} queues")
+        queue_id = await self._store.fresh_id()
+        queue = Queue(
+            queue_id=queue_id,
+            name=name,
+            tenant=principal.tenant,
+            holder=principal.name,
+            created_unix_ms=_unix_ms(),
+            settings=settings,
+            ring_epoch=1,
+            members=tuple(range(settings.partitions)),
+            hash_key=secrets.token_bytes(HASH_KEY_BYTES),
+            clusters=self.placing(queue_id, settings),
+        )
+        check_circle(queue, partial(self._index.find_queue, principal.tenant))
+        await self._store.create([queue])
+        self._index.put_queue(queue)
+        self._tell(queue, None, deleted=False)
+        return queue, True
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        """See Metadata."""
+        return await self._alone(self._change_queue, principal, name, named, was)
+
+    async def _change_queue(
+        self, principal: Principal, name: str, named: Named, was: Queue | None
+    ) -> tuple[QueueSettings, Queue] | None:
+        old = self.find_queue(principal, name)
+        if was is not None and (old.queue_id, old.settings) != (was.queue_id, was.settings):
+            return None
+        settings = change_queue_settings(name, old.settings, named)
+        if settings == old.settings:
+            return settings, old
+        queue = msgspec.structs.replace(old, settings=settings)
+        if settings.dead_letter_queue != old.settings.dead_letter_queue:
+            check_circle(queue, partial(self._index.find_queue, principal.tenant))
+        await self._store.change(queue)
+        self._index.put_queue(queue)
+        self._tell(queue, None, deleted=False)
+        return old.settings, queue
+
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Metadata."""
+        return await self._alone(self._pause_queue, principal, name, paused)
+
+    async def _pause_queue(self, principal: Principal, name: str, paused: bool) -> Queue:
+        queue = self.find_queue(principal, name)
+        if queue.paused != paused:
+            queue = msgspec.structs.replace(queue, paused=paused)
+            await self._store.change(queue)
+            self._index.put_queue(queue)
+            self._tell(queue, None, deleted=False)
+        return queue
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata."""
+        return await self._alone(self._delete_queue, principal, name)
+
+    async def _delete_queue(self, principal: Principal, name: str) -> Queue:
+        queue = self.find_queue(principal, name)
+        await self._set_mark(graves.MARK, graves.dug(self.mark(graves.MARK), queue, _unix_ms()))
+        await self._store.drop_queue(queue.queue_id)
+        self._take_out(queue)
+        return queue
+
+    def _take_out(self, queue: Queue) -> None:
+        groups = self._index.remove_queue(queue)
+        self._dropped = [one for one in self._dropped if one[0] != queue.queue_id]
+        self._dropped.append((queue.queue_id, None))
+        for group in groups:
+            self._memberships.dropped(group.group_id)
+            self._tell(queue, group, deleted=True)
+        self._tell(queue, None, deleted=True)
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Group, bool]:
+        """See Metadata."""
+        check_name(name, "group")
+        return await self._alone(
+            self._put_group, principal, queue, name, settings, start, named=named
+        )
+
+    async def _put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+        *,
+        named: frozenset[str],
+    ) -> tuple[Group, bool]:
+        current = self._current(principal, queue)
+        old = self._index.find_group(queue.queue_id, name)
+        if old is not None and not differences(old.settings, settings, named, current.settings):
+            return old, False
+        check_group_settings(settings)
+        if old is not None:
+            what = f"the group {name!r} of the queue {current.name!r}"
+            raise settings_differ(what, old.settings, settings, named, current.settings)
+        if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
+            raise Refused("limit_reached", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
+        group = Group(
+            group_id=await self._store.fresh_id(),
+            name=name,
+            queue_id=queue.queue_id,
+            created_unix_ms=_unix_ms(),
+            settings=settings,
+            start=None if start == settings.start else start,
+        )
+        await self._store.create([group])
+        self._index.put_group(group)
+        self._tell(current, group, deleted=False)
+        return group, True
+
+    def _current(self, principal: Principal, queue: Queue) -> Queue:
+        """The queue as it is now. Raises Refused(queue_not_found)."""
+        current = self._index.queue(queue.queue_id)
+        if current is None or current.tenant != principal.tenant:
+            raise Refused("queue_not_found", f"no queue {queue.name!r}")
+        return current
+
+    async def change_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:
+        """See Metadata."""
+        return await self._alone(self._change_group, principal, queue, name, named, was)
+
+    async def _change_group(
+        self, principal: Principal, queue: Queue, name: str, named: Named, was: Group | None
+    ) -> tuple[GroupSettings, Group] | None:
+        current = self._current(principal, queue)
+        old = self.find_group(principal, current, name)
+        if was is not None and (old.group_id, old.settings) != (was.group_id, was.settings):
+            return None
+        settings = change_group_settings(old.settings, named)
+        if settings == old.settings:
+            return settings, old
+        group = msgspec.structs.replace(old, settings=settings)
+        await self._store.change(group)
+        self._index.put_group(group)
+        self._tell(current, group, deleted=False)
+        return old.settings, group
+
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
+        """See Metadata."""
+        return await self._alone(self._delete_group, principal, queue, name, row)
+
+    async def _delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None
+    ) -> Group:
+        group = self.find_group(principal, queue, name)
+        if row is not None and row.group_id != group.group_id:
+            raise Refused("group_not_found", f"the group {name!r} was made anew")
+        await self._store.drop_group(group.group_id, row.generation if row is not None else None)
+        self._take_group_out(self._index.queue(queue.queue_id) or queue, group)
+        return group
+
+    def _take_group_out(self, queue: Queue, group: Group) -> None:
+        self._index.remove_group(group)
+        self._dropped.append((group.queue_id, group.group_id))
+        self._memberships.dropped(group.group_id)
+        self._tell(queue, group, deleted=True)
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """See Metadata."""
+        await self._alone(self._forget, queue_id, group_id)
+
+    async def _forget(self, queue_id: str, group_id: str | None) -> None:
+        if (queue_id, group_id) in self._dropped:
+            await self._store.forget(group_id or queue_id)
+            self._dropped.remove((queue_id, group_id))
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Metadata."""
+        await self._alone(self._set_mark, name, value)
+
+    async def _set_mark(self, name: str, value: str) -> None:
+        await self._store.set_mark(name, value)
+        self._marks[name] = value
+
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
+        if not still(known := self.data_keys.all()):
+            raise Outdated(known)
+        await self._store.put_data_keys(rows)
+
+    async def copy_to(self, path: Path) -> None:
+        """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
+        folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
+        await self._alone(self._store.copy_to, path)
+
+    # --- Membership (R14) ------------------------------------------------------------------------
+
+    async def membership(self, group_id: str) -> Membership:
+        """See Metadata."""
+        self._check_group(group_id)
+        return await self._memberships.get(group_id)
+
+    async def glance(self, group_id: str) -> Membership:
+        """See Metadata."""
+        self._check_group(group_id)
+        return await self._memberships.glance(group_id)
+
+    def _check_group(self, group_id: str) -> None:
+        if self._index.group(group_id) is None:
+            raise Refused("group_not_found", f"no group of the id {group_id!r}")
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """See Metadata."""
+        if new.generation <= expected_generation:
+            raise Refused(
+                "invalid_request",
+                f"generation {new.generation} does not follow {expected_generation}",
+            )
+        self._check_group(new.group_id)
+        return await self._memberships.change(new, expected_generation=expected_generation)
+
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        """See Metadata."""
+        return await self._memberships.beat(gateway, number, forget, says)
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See Metadata."""
+        self._memberships.on_changed(listener)
+
+    # --- What others change ----------------------------------------------------------------------
+
+    def _learn(self, news: News) -> None:
+        """As if it was done here: listeners hear of it, of what went before what came."""
+        for queue in filter(None, map(self._index.queue, news.queues_gone)):
+            self._take_out(queue)
+        for group in filter(None, map(self._index.group, news.groups_gone)):
+            owner = self._index.queue(group.queue_id)
+            if owner is not None:
+                self._take_group_out(owner, group)
+        rows = news.contents
+        for queue in rows.queues:
+            if queue != self._index.queue(queue.queue_id):
+                self._index.put_queue(queue)
+                self._tell(queue, None, deleted=False)
+        for group in rows.groups:
+            owner = self._index.queue(group.queue_id)
+            if owner is not None and group != self._index.group(group.group_id):
+                self._index.put_group(group)
+                self._tell(owner, group, deleted=False)
+        there = set(self._dropped) | set(rows.dropped)
+        self._dropped = [one for one in there if (one[1] or one[0]) not in news.forgotten]
+        self._marks |= rows.marks
+        self.data_keys.learn(rows.data_keys)
+        self.tokens.learn(rows.tokens, news.tokens_gone)
+
+    # --- The rest --------------------------------------------------------------------------------
+
+    def on_queue_changed(self, listener: QueueListener) -> None:
+        """See Metadata. What a listener raises is logged: the change stands."""
+        self._listeners.append(listener)
+
+    @property
+    def age_s(self) -> float:
+        """See Metadata."""
+        return self._store.age_s
+
+    async def state(self) -> tuple[bool, str]:
+        """See Metadata."""
+        if self._alone.is_closed:
+            return False, "the catalog is closed"
+        return self._store.broken is None, self._store.broken or ""
+
+    async def close(self) -> None:
+        """See Metadata. Changes that have begun are finished; a second call does nothing."""
+        if self._alone.is_closed:
+            return
+        await self._alone.close()
+        await self._store.close()
+
+    def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        for listener in self._listeners:
+            try:
+                listener(queue, group, deleted=deleted)
+            except Exception:
+                _LOG.exception("a listener failed on a change of queue %r", queue.name)
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,345 @@
+"""The groups' rows where several gateways share a catalog: one compare-and-set each (R14), apart
+from the catalog's own changes. They outlive every gateway.
+
+Reading the catalog on Redis: all of it at the start, what has changed afterwards.
+
+What is read here may be on fewer copies than it must be, and then go again with its server: so
+nothing is believed before a write behind it has been counted on all copies (`catalog_confirm`).
+
+The catalog's rows in Redis or Valkey, where several gateways share them.
+
+Each change is one atomic compare-and-set on the version of the whole catalog, on every copy that
+could be elected when it returns (the level `all`). Changes are rare; what changes often, the
+members of groups, has rows of its own (`metadata.redis.database`). Who changes something
+says so on a channel, which may lose it: so all ask every `poll_s`, too.
+
+Where the catalog's rows stand in Redis.
+
+All keys have one hash tag, so that one function changes them together:
+
+    {tocsin}:catalog       hash: incarnation, version, stamp of the last change, secret, touches
+    {tocsin}:changes       stream: which rows each of the last changes has written
+    {tocsin}:queues …      a hash for each kind of row: id → value
+
+What the catalog on Redis asks of its connections: as `storage.redis.port.Shard`, said
+here too because storage and metadata do not know each other.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from metadata.backend import (
+    CHANGES_KEPT,
+    NO_ROW,
+    NOWHERE,
+    Lost,
+    MembershipRows,
+    Place,
+    Raw,
+    Reading,
+    RowHeld,
+    Write,
+    other_generation,
+)
+from metadata.catalog import Membership
+from metadata.row_store import FOLLOWED, KINDS, Damaged, pack, pack_struct, read_struct
+from push.errors import Refused, Unknown
+from push.places import Durability
+
+TAG: Final = "{tocsin}"
+STATE: Final = f"{TAG}:catalog"
+CHANGES: Final = f"{TAG}:changes"
+CHANGED: Final = f"{TAG}:changed"
+"""The channel that says the version after each change."""
+MEMBERS_CHANGED: Final = f"{TAG}:members-changed"
+"""The channel that says group id and generation after each change of a membership."""
+BEATS: Final = f"{TAG}:beats"
+"""The hash of gateways' heartbeats."""
+SAID: Final = f"{TAG}:said"
+"""The hash of what gateways say of themselves with them."""
+NODE_BEATS: Final = f"{TAG}:node-beats"
+"""Of the metadata service's nodes: the same as BEATS."""
+NODES_SAID: Final = f"{TAG}:nodes-said"
+"""The same as SAID: nothing, their names say all."""
+KEYS: Final = (STATE, CHANGES, *(f"{TAG}:{kind}" for kind in KINDS))
+"""What the functions of the catalog are given as keys, in their order."""
+NUMBERS: Final = {kind: KEYS.index(f"{TAG}:{kind}") + 1 for kind in KINDS}
+"""Kind → number of its hash among the keys, from 1 as Lua counts."""
+_KIND_OF: Final = {number: kind for kind, number in NUMBERS.items()}
+
+
+def key_of(kind: str) -> str:
+    """The hash that holds rows of this kind."""
+    return f"{TAG}:{kind}"
+
+
+def raw_rows(answer: Iterable[Any]) -> Raw:
+    """The rows in an answer of catalog_since."""
+    raw: Raw = {kind: {} for kind in KINDS}
+    for number, row_id, value in answer:
+        raw[_KIND_OF[int(number)]][row_id.decode()] = value or None
+    return raw
+
+
+Arg = str | bytes | int
+"""An argument of a function."""
+
+
+class Shard(Protocol):
+    """One primary with its replicas. Text in answers is `bytes`."""
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        """One function that writes; its answer once as many copies have it as the level asks for.
+        Raises Unknown: it may have happened; Refused: it did not."""
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """One function that only reads, perhaps from a primary of before. Raises Refused."""
+
+    def on_message(self, channel_prefix: str, heard: Callable[[bytes, bytes], None]) -> None:
+        """Have `heard` called on the event loop with (channel, message); some may be lost."""
+
+
+_LOG: Final = logging.getLogger("metadata.redis_memberships")
+_KIND: Final = "memberships"
+_KEYS: Final = (key_of(_KIND), key_of("groups"), STATE)
+
+
+class RedisMemberships:
+    """`metadata.backend.MembershipRows` on a shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def get(self, group_id: str) -> Membership:
+        """See MembershipRows; on all copies that could be elected. Nobody has changed it yet:
+        generation 0. A damaged one is without members, and the next change mends it. Raises
+        Unknown: too few copies have it."""
+        return await self._read(group_id, "all")
+
+    async def glance(self, group_id: str) -> Membership:
+        """See MembershipRows. Of the level `local`: what was confirmed is on every copy that could
+        be elected, whichever one this is."""
+        return await self._read(group_id, "local")
+
+    async def _read(self, group_id: str, level: Durability) -> Membership:
+        value = await self._shard.act("catalog_member", _KEYS, [group_id], level=level)
+        row = Membership(group_id=group_id, generation=0, members=(), assignment={})
+        if value is None:
+            return row
+        generation, _, content = bytes(value).partition(b" ")
+        try:
+            return read_struct(_KIND, f"{group_id}:{generation.decode()}", content, Membership)
+        except (Damaged, UnicodeDecodeError) as error:
+            if not generation.isdigit():
+                raise Refused(
+                    "storage_unavailable", f"the members of {group_id}: {error}"
+                ) from None
+            _LOG.error("the members of group %s are forgotten: %s", group_id, error)
+            return msgspec.structs.replace(row, generation=int(generation))
+
+    async def change(self, new: Membership, *, expected_generation: int) -> bool:
+        """See MembershipRows. Raises Unknown: it may have happened; Refused(group_not_found)."""
+        value = pack_struct(_KIND, f"{new.group_id}:{new.generation}", new)
+        args: list[Arg] = [
+            new.group_id,
+            expected_generation,
+            new.generation,
+            value,
+            MEMBERS_CHANGED,
+        ]
+        answer = await self._shard.act("catalog_membership", _KEYS, args, level="all")
+        if answer == -1:
+            raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
+        return bool(answer == 1)
+
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
+        and a dead replica must not make gateways look gone."""
+        return await beat(self._shard, (BEATS, SAID), gateway, number, forget, says=says)
+
+    async def said(self) -> dict[str, str]:
+        """See MembershipRows."""
+        flat = await self._shard.look("catalog_said", [BEATS, SAID], [])
+        return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+    def on_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See MembershipRows."""
+
+        def heard(_channel: bytes, message: bytes) -> None:
+            group_id, _, generation = message.decode().partition(" ")
+            listener(group_id, int(generation))
+
+        self._shard.on_message(MEMBERS_CHANGED, heard)
+
+    def dropped(self, group_id: str) -> None:
+        """See MembershipRows: it went with the group."""
+
+
+async def beat(
+    shard: Shard,
+    keys: tuple[str, str],
+    name: str,
+    number: int,
+    forget: Mapping[str, int],
+    *,
+    says: str = "",
+) -> dict[str, int]:
+    """Say in these hashes (of numbers, and of what is said with them) that somebody is there, and
+    hear all numbers. Raises Refused, Unknown."""
+    args: list[Arg] = [name, number, says]
+    for other, stands_at in forget.items():
+        args += [other, stands_at]
+    flat = await shard.act("catalog_beat", keys, args, level="local")
+    return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+
+PAGE_ROWS: Final = 1000
+READ_AGAIN_MAX: Final = 10
+"""So often all rows are read anew because more changed meanwhile than the stream keeps."""
+
+
+async def read_since(shard: Shard, seen: Place) -> Reading | None:
+    """What has changed since; on all copies that could be elected. None: nothing has.
+
+    Raises:
+        Lost: what was seen is no longer part of the catalog, or there is none.
+        Refused: storage_unavailable: nobody answers, or too few copies have it; ask again.
+    """
+    raw: Raw = {}
+    is_all = False
+    at = seen
+    for _ in range(READ_AGAIN_MAX):
+        answer = await shard.look("catalog_since", KEYS, [at.version, at.stamp])
+        kind = bytes(answer[4])
+        if answer[0] is None or kind == b"other" or _is_other(seen, answer[0]):
+            await _check_lost(shard, seen, is_empty=answer[0] is None)
+            raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
+        at = Place(answer[0].decode(), int(answer[1]), answer[2].decode())
+        secret = bytes(answer[3])
+        if kind == b"all":
+            raw, is_all = await _all_rows(shard), True
+            continue  # with what has changed meanwhile
+        if kind == b"same" and at == seen:
+            return None
+        for name, rows in raw_rows(answer[5]).items():
+            raw.setdefault(name, {}).update(rows)
+        if await _confirm(shard, at) != 1:
+            raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
+        return Reading(at, raw, is_all, secret)
+    raise Refused("storage_unavailable", "the catalog changes faster than it can be read")
+
+
+def _is_other(seen: Place, incarnation: bytes) -> bool:
+    return seen != NOWHERE and seen.incarnation != incarnation.decode()
+
+
+async def _confirm(shard: Shard, place: Place) -> int:
+    args: list[Arg] = [place.incarnation, place.version, place.stamp]
+    try:
+        return int(await shard.act("catalog_confirm", KEYS, args, level="all"))
+    except Unknown as error:  # about a touch: nothing is changed by it
+        raise Refused("storage_unavailable", error.detail) from error
+
+
+async def _check_lost(shard: Shard, seen: Place, *, is_empty: bool) -> None:
+    """A look may have asked a primary of before; an act of level `all` cannot."""
+    if seen == NOWHERE:
+        if is_empty:
+            raise Lost("there is no catalog; `{tocsin}:catalog` has no incarnation")
+    elif await _confirm(shard, seen) == 0:
+        raise Lost(
+            f"it is not the catalog that was followed here, or an older copy of it: version "
+            f"{seen.version} of the incarnation {seen.incarnation} is not part of it (any more)"
+        )
+
+
+async def _all_rows(shard: Shard) -> Raw:
+    raw: Raw = {}
+    for kind in FOLLOWED:
+        rows: dict[str, bytes | None] = {}
+        cursor: str | bytes = "0"
+        while True:
+            answer = await shard.look("catalog_rows", [key_of(kind)], [cursor, PAGE_ROWS])
+            cursor, flat = bytes(answer[0]), answer[1]
+            rows.update((flat[i].decode(), flat[i + 1]) for i in range(0, len(flat), 2))
+            if cursor == b"0":
+                break
+        raw[kind] = rows
+    return raw
+
+
+class RedisDatabase:
+    """`metadata.backend.Database` on a shard."""
+
+    poll_s = 0.5
+    """See Database. A change is known everywhere within a second, also when its notice was lost."""
+
+    known_at = float("-inf")
+    """See Database: a message may be lost."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def on_changed(self, heard: Callable[[int], None]) -> None:
+        """See Database."""
+
+        def message(_channel: bytes, said: bytes) -> None:
+            heard(int(said) if said.isdigit() else 0)
+
+        self._shard.on_message(CHANGED, message)
+
+    async def read(self, seen: Place) -> Reading | None:
+        """See Database."""
+        return await read_since(self._shard, seen)
+
+    async def change(
+        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+    ) -> bool:
+        """See Database."""
+        args: list[Arg] = [
+            seen.incarnation, seen.version, seen.stamp, stamp, CHANGES_KEPT, CHANGED,
+            NUMBERS["memberships"], *row,
+        ]  # fmt: skip
+        for kind, row_id, value in writes:
+            args += [NUMBERS[kind], row_id, value]
+        answer = await self._shard.act("catalog_change", KEYS, args, level="all")
+        if answer == -1:
+            raise other_generation(row[0])
+        return bool(answer == 1)
+
+    async def is_taken(self, any_id: str) -> bool:
+        """See Database."""
+        return await self._shard.look("catalog_row", [key_of("ids")], [any_id]) is not None
+
+    def memberships(self) -> MembershipRows:
+        """See Database."""
+        return RedisMemberships(self._shard)
+
+    async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+        """See NodeDatabase. Of the level `local`, as the beats of gateways."""
+        return await beat(self._shard, (NODE_BEATS, NODES_SAID), name, number, forget)
+
+    async def copy_to(self, path: Path) -> None:
+        """See Database. Raises Refused(storage_unavailable) always: servers copy what they hold."""
+        raise Refused(
+            "storage_unavailable", "this catalog is on Redis: copy the files of its servers"
+        )
+
+    async def close(self) -> None:
+        """See Database. The shard stays open."""
+
+
+async def found_catalog(shard: Shard) -> None:
+    """Make an empty catalog where there is none; else nothing happens. Raises Refused, Unknown."""
+    secret = pack("catalog", "secret", secrets.token_bytes(32))
+    args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]
+    await shard.act("catalog_found", KEYS, args, level="all")

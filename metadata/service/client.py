@@ -1,0 +1,535 @@
+"""The metadata service as a gateway sees it: a database behind nodes that come and go.
+
+reading    from whichever node answers; what was seen names its place, so that a node which knows
+           less than another one did finds that out before it answers
+all        shard by shard, from its holders where there are some; then what has changed since the
+           oldest of them was read
+changing   a change that may have reached the node that failed is asked of another one: that it was
+           made already is told by its stamp
+watching   a request that a node answers as soon as there is something to read, again and again
+lost       what was seen is in no catalog that a node knows: believed when all say so who answer,
+           twice; one that says so alone has a wrong database
+
+Asking the metadata service for something that any of its nodes can answer: one after another,
+until one does.
+
+Which node of the metadata service is asked first, and which not for a while.
+
+sticky     the one that answered last is asked again; gateways begin at different ones
+away       who did not answer is asked later, for longer each time, never all at one moment
+all away   the one whose time is over soonest is asked: so one request finds out, not a hundred
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from metadata.backend import (
+    NO_ROW,
+    Lost,
+    MembershipRows,
+    Place,
+    Raw,
+    Reading,
+    RowHeld,
+    Write,
+    other_generation,
+)
+from metadata.catalog import Membership
+from metadata.service.http import Asker, NoAnswer, NotSent
+from metadata.service.messages import (
+    BeatRequest,
+    Changed,
+    ChangeRequest,
+    MembershipRequest,
+    NodeInfo,
+    ReadAnswer,
+    ReadRequest,
+    ShardAnswer,
+    Taken,
+    WatchAnswer,
+)
+from metadata.service.ring import SHARDS, holders
+from push.errors import CODES, Refused, TocsinError, Unknown
+
+AWAY_S: Final = 0.25
+"""After the first failure; doubles up to AWAY_S_MAX, each with up to as much again by chance."""
+AWAY_S_MAX: Final = 2.0
+_DOUBLINGS_MAX: Final = 8
+"""[The only node is away for half an hour: 2 ** 1024 is no float, and the gateway follows its
+catalog no more.]"""
+TRIES_MIN: Final = 3
+"""So often something is asked before it is given up: one address may be a balancer's."""
+
+
+class NodeChoice:
+    """See the module. `configured`: the URLs that the operator gave; `chance`: numbers in [0, 1).
+    Times are seconds of one clock."""
+
+    def __init__(self, configured: Sequence[str], chance: Callable[[], float]) -> None:
+        self._configured = tuple(dict.fromkeys(configured))
+        self._chance = chance
+        self._first = int(chance() * len(self._configured)) % len(self._configured)
+        self._nodes: tuple[NodeInfo, ...] = ()
+        self._away: dict[str, tuple[int, float]] = {}
+        """Url → how often it failed in a row, until when it is not asked."""
+
+    @property
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """What nodes have told of each other."""
+        return self._nodes
+
+    def learn(self, nodes: Sequence[NodeInfo]) -> None:
+        """A node tells who is there."""
+        self._nodes = tuple(nodes)
+        known = {*self._configured, *(one.url for one in nodes)}
+        self._away = {url: away for url, away in self._away.items() if url in known}
+
+    def failed(self, url: str, *, now: float) -> None:
+        """It did not answer, or cannot."""
+        count = self._away.get(url, (0, 0.0))[0] + 1
+        away_s = min(AWAY_S_MAX, AWAY_S * 2 ** min(count - 1, _DOUBLINGS_MAX))
+        self._away[url] = (count, now + away_s * (1 + self._chance()))
+        if url in self._configured and self._configured[self._first] == url:
+            self._first = (self._first + 1) % len(self._configured)
+
+    def answered(self, url: str) -> None:
+        """It is well."""
+        self._away.pop(url, None)
+
+    def to_ask(self, *, now: float) -> list[str]:
+        """Who is to be asked for what any node can answer, one after another. Never empty."""
+        turned = self._configured[self._first :] + self._configured[: self._first]
+        learned = [one.url for one in self._nodes if one.layout != "whole"]
+        return self._present([*turned, *learned], now)
+
+    def to_ask_for(self, shard: int, *, now: float) -> list[str]:
+        """The same for the rows of a shard: its holders, where those are to be found by the ring.
+        A load balancer in front of nodes that have everything is asked as ever."""
+        ring = [one.url for one in self._nodes if one.layout == "ring"]
+        others = [one.url for one in self._nodes if one.layout == "forward"]
+        found = holders(shard, [*ring, *others]) if ring else ()
+        return self._present([*found, *self.to_ask(now=now)], now)
+
+    def _present(self, urls: Sequence[str], now: float) -> list[str]:
+        everybody = list(dict.fromkeys(urls))
+        there = [url for url in everybody if self._away.get(url, (0, now))[1] <= now]
+        found = there or [min(everybody, key=lambda url: self._away[url][1])]
+        return (found * TRIES_MIN)[: max(TRIES_MIN, len(found))]
+
+
+LOOK_TRY_S: Final = 0.5
+"""A node that has not answered a look by then is taken for frozen, and another one asked."""
+NEWS_TRY_S: Final = 1.0
+"""The same of what the node asks its database for: what has changed, the members of a group."""
+CHANGE_TRY_S: Final = 2.0
+"""The same of a change, which waits for every copy of the database."""
+READ_TRY_S: Final = 3.0
+"""The same of many rows."""
+_LOG: Final = logging.getLogger("tocsin.metadata")
+_OWN: Final = frozenset({"storage_unavailable", "metadata_unavailable", "draining", "unknown",
+                         "internal", "not_found", "unauthorized", "method_not_allowed",
+                         "overloaded"})  # fmt: skip
+"""Codes that say something of the node that was asked, and nothing of what was asked."""
+_UNSURE: Final = frozenset({"unknown", "internal"})
+"""Of these, those with which something may have been changed."""
+FormT = TypeVar("FormT")
+
+
+class _Problem(msgspec.Struct):
+    """What counts of a problem document."""
+
+    code: str = "internal"
+    detail: str = ""
+
+
+class Nobody(Refused):
+    """No node could say. `is_sent`: one of them may have got the request."""
+
+    def __init__(self, detail: str, *, is_sent: bool) -> None:
+        super().__init__("metadata_unavailable", detail, 1.0)
+        self.is_sent = is_sent
+
+
+class AskingNodes:
+    """See the module."""
+
+    def __init__(self, asker: Asker, choice: NodeChoice) -> None:
+        self.choice = choice
+        """Whom to ask first."""
+        self._asker = asker
+        self._is_well = True
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        body: object,
+        form: type[FormT],
+        *,
+        try_s: float = LOOK_TRY_S,
+        urls: Callable[[], list[str]] | None = None,
+    ) -> FormT:
+        """The first answer of a node. `urls`: whom to ask instead of all.
+
+        Raises:
+            Nobody: none could answer.
+            TocsinError: what a node has refused, for what it was asked.
+        """
+        now = asyncio.get_running_loop().time()
+        reasons: list[str] = []
+        is_sent = False
+        for url in (urls or (lambda: self.choice.to_ask(now=now)))():
+            try:
+                answer = await self.ask_one(url, method, target, body, form, try_s=try_s)
+            except Nobody as error:
+                reasons.append(error.detail)
+                is_sent = is_sent or error.is_sent
+                continue
+            self._told(is_well=True)
+            return answer
+        why = "; ".join(dict.fromkeys(reasons))
+        self._told(is_well=False, why=why)
+        raise Nobody(f"no node of the metadata service answers: {why}", is_sent=is_sent)
+
+    async def ask_one(
+        self, url: str, method: str, target: str, body: object, form: type[FormT], *, try_s: float
+    ) -> FormT:
+        """The same of one node, whose going is noted. Raises Nobody, TocsinError."""
+        loop = asyncio.get_running_loop()
+        sent = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = await self._asker.ask(url, method, target, sent, timeout_s=try_s)
+        except (NotSent, NoAnswer) as error:
+            self.choice.failed(url, now=loop.time())
+            raise Nobody(str(error), is_sent=isinstance(error, NoAnswer)) from None
+        try:
+            if answer.status == 200:
+                self.choice.answered(url)
+                return msgspec.json.decode(answer.body, type=form)
+            problem = msgspec.json.decode(answer.body, type=_Problem)
+        except msgspec.DecodeError as error:
+            self.choice.failed(url, now=loop.time())
+            raise Nobody(f"{url} answers {answer.status}: {error}", is_sent=True) from None
+        if problem.code in _OWN or problem.code not in CODES:
+            if problem.code != "not_found":
+                self.choice.failed(url, now=loop.time())
+            raise Nobody(f"{url}: {problem.detail}", is_sent=problem.code in _UNSURE)
+        self.choice.answered(url)
+        raise _error(problem)
+
+    def _told(self, *, is_well: bool, why: str = "") -> None:
+        if is_well != self._is_well:
+            self._is_well = is_well
+            if is_well:
+                _LOG.info("the metadata service answers again")
+            else:
+                _LOG.warning("the metadata service does not answer, what is known goes on: %s", why)
+
+    async def close(self) -> None:
+        """Connections are closed."""
+        await self._asker.close()
+
+
+def _error(problem: _Problem) -> TocsinError:
+    return Refused(problem.code, problem.detail)
+
+
+def unknown(error: Nobody) -> TocsinError:
+    """What becomes of a change that nobody has answered."""
+    if not error.is_sent:
+        return error
+    return Unknown(f"whether it was changed is not known: {error.detail}")
+
+
+WATCH_S: Final = 0.5
+"""So long a node waits for something to tell: one that is frozen is noticed within a second."""
+SHARDS_AT_ONCE: Final = 4
+READ_AGAIN_MAX: Final = 5
+LOST_AGAIN_S: Final = 1.0
+"""Between the two times that all nodes must say that what was seen is lost."""
+BETWEEN_S: Final = 0.1
+"""Between two watches at least, where what was told is not read yet, or was no news."""
+TOLD_MAX: Final = 10_000
+"""Groups of which it is remembered what was told."""
+
+
+class RemoteDatabase:
+    """`metadata.backend.Database` over nodes. `beats`: where gateways say that they are there,
+    when that is not to be the service."""
+
+    poll_s = 5.0
+    """See Database: `watch` tells."""
+
+    def __init__(self, nodes: AskingNodes, *, beats: MembershipRows | None = None) -> None:
+        self._nodes = nodes
+        self._members = _Memberships(nodes, beats)
+        self._version = 0
+        """What was read, or changed here."""
+        self._heard: Callable[[int], None] = lambda version: None
+        self._watching: asyncio.Task[None] | None = None
+        self.known_at = float("-inf")
+        """See Database."""
+
+    def on_changed(self, heard: Callable[[int], None]) -> None:
+        """See Database."""
+        self._heard = heard
+        if self._watching is None:
+            loop = asyncio.get_running_loop()
+            self._watching = loop.create_task(self._watch(), name="metadata watch")
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        cursor = ""
+        while True:
+            asked_at = loop.time()
+            query = urlencode({"version": self._version, "cursor": cursor, "wait_s": WATCH_S})
+            try:
+                answer = await self._nodes.ask(
+                    "GET", f"/v1/watch?{query}", None, WatchAnswer, try_s=WATCH_S + LOOK_TRY_S
+                )
+            except TocsinError:
+                await asyncio.sleep(max(BETWEEN_S, asked_at + WATCH_S / 2 - loop.time()))
+                continue
+            except Exception:
+                _LOG.exception("watching the metadata service failed: unexpected")
+                await asyncio.sleep(WATCH_S)
+                continue
+            if answer.version <= self._version:
+                self.known_at = asked_at
+            cursor = answer.cursor
+            self._nodes.choice.learn(answer.nodes)
+            is_news = [self._members.tell(*one) for one in answer.members]
+            if answer.version > self._version:
+                self._heard(answer.version)
+                await asyncio.sleep(BETWEEN_S)  # it is read meanwhile
+            elif not any(is_news) and loop.time() - asked_at < BETWEEN_S:
+                await asyncio.sleep(BETWEEN_S)  # whatever a node thinks that is new
+
+    # --- Reading ---------------------------------------------------------------------------------
+
+    async def read(self, seen: Place) -> Reading | None:
+        """See Database."""
+        try:
+            reading = await self._read(seen)
+        except Refused as error:
+            if error.code.name != "position_unknown":
+                raise
+            reading = await self._doubt(seen, error)
+        self._version = (reading.place if reading is not None else seen).version
+        return reading
+
+    async def _read(self, seen: Place) -> Reading | None:
+        answer = await self._ask_read(seen)
+        if answer.kind == "same":
+            return None
+        if answer.kind == "rows":
+            return Reading(answer.place, answer.rows, False, answer.secret)
+        return await self._read_all()
+
+    async def _ask_read(self, seen: Place, urls: list[str] | None = None) -> ReadAnswer:
+        return await self._nodes.ask(
+            "POST", "/v1/read", ReadRequest(seen), ReadAnswer, try_s=NEWS_TRY_S,
+            urls=None if urls is None else lambda: urls,
+        )  # fmt: skip
+
+    async def _doubt(self, seen: Place, error: Refused) -> Reading | None:
+        """One node says that what was seen is lost. Raises Lost: all do."""
+        for is_again in (False, True):
+            if is_again:
+                await asyncio.sleep(LOST_AGAIN_S)
+            liars: list[str] = []
+            for url in self._nodes.choice.to_ask(now=float("inf")):
+                try:
+                    answer = await self._ask_read(seen, [url])
+                except Refused as other:
+                    if other.code.name == "position_unknown":
+                        liars.append(url)
+                    continue
+                for liar in liars:
+                    self._nodes.choice.failed(liar, now=asyncio.get_running_loop().time())
+                _LOG.error("a node of the metadata service has another catalog: %s", error.detail)
+                if answer.kind == "same":
+                    return None
+                if answer.kind == "rows":
+                    return Reading(answer.place, answer.rows, False, answer.secret)
+            if not liars:
+                raise Refused("storage_unavailable", error.detail, 1.0)
+        raise Lost(error.detail)
+
+    async def _read_all(self) -> Reading:
+        """Every shard, and what has changed since the first of them was read."""
+        for _ in range(READ_AGAIN_MAX):
+            places = asyncio.Semaphore(SHARDS_AT_ONCE)
+            shards = await asyncio.gather(
+                *(self._shard(number, places) for number in range(SHARDS))
+            )
+            if len({one.place.incarnation for one in shards}) != 1:
+                raise Refused("storage_unavailable", "nodes of the service have several catalogs")
+            oldest = min((one.place for one in shards), key=lambda place: place.version)
+            raw: Raw = {}
+            for one in shards:
+                for kind, rows in one.rows.items():
+                    raw.setdefault(kind, {}).update(rows)
+            answer = await self._ask_read(oldest)
+            if answer.kind == "same":
+                return Reading(oldest, raw, True, shards[0].secret)
+            if answer.kind == "rows":
+                for kind, changed in answer.rows.items():
+                    raw[kind] = raw.get(kind, {}) | changed
+                return Reading(answer.place, raw, True, answer.secret)
+        raise Refused("storage_unavailable", "the catalog changes faster than it can be read", 1.0)
+
+    async def _shard(self, number: int, places: asyncio.Semaphore) -> ShardAnswer:
+        loop, choice = asyncio.get_running_loop(), self._nodes.choice
+        target = f"/v1/shards/{number}"
+        async with places:
+            try:
+                return await self._nodes.ask(
+                    "GET", target, None, ShardAnswer, try_s=READ_TRY_S,
+                    urls=lambda: choice.to_ask_for(number, now=loop.time()),
+                )  # fmt: skip
+            except Nobody:  # its holders have gone, or are others by now
+                return await self._nodes.ask(
+                    "GET", f"{target}?how=through", None, ShardAnswer, try_s=2 * READ_TRY_S
+                )
+
+    # --- Changing --------------------------------------------------------------------------------
+
+    async def change(
+        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+    ) -> bool:
+        """See Database."""
+        request = ChangeRequest(seen, stamp, tuple(writes), row)
+        is_sent = False
+        for url in self._nodes.choice.to_ask(now=asyncio.get_running_loop().time()):
+            try:
+                answer = await self._nodes.ask_one(
+                    url, "POST", "/v1/change", request, Changed, try_s=CHANGE_TRY_S
+                )
+            except Nobody as error:
+                is_sent, last = is_sent or error.is_sent, error
+                continue
+            if answer.fenced:  # the catalog is as it was seen: who was asked before did not either
+                raise other_generation(row[0])
+            is_changed = answer.changed
+            if not is_changed and is_sent:
+                is_changed = await self._is_made(Place(seen.incarnation, seen.version + 1, stamp))
+            if is_changed:
+                self._version = max(self._version, seen.version + 1)
+            return is_changed
+        raise unknown(Nobody(last.detail, is_sent=is_sent))
+
+    async def _is_made(self, place: Place) -> bool:
+        """Whether a change was made that may have been asked twice. Raises Unknown: nobody can
+        tell, or so many have been made since that nobody knows any more."""
+        try:
+            answer = await self._ask_read(place)
+        except Nobody as error:
+            raise unknown(Nobody(error.detail, is_sent=True)) from None
+        except Refused as error:
+            if error.code.name == "position_unknown":
+                return False
+            raise
+        if answer.kind == "all":
+            raise unknown(Nobody("too much was changed since", is_sent=True))
+        return True
+
+    async def is_taken(self, any_id: str) -> bool:
+        """See Database."""
+        return (await self._nodes.ask("GET", f"/v1/ids/{any_id}", None, Taken)).taken
+
+    def memberships(self) -> MembershipRows:
+        """See Database."""
+        return self._members
+
+    async def copy_to(self, path: Path) -> None:
+        """See Database. Raises Refused(storage_unavailable) always."""
+        raise Refused(
+            "storage_unavailable", "this catalog is the metadata service's: copy its database"
+        )
+
+    async def close(self) -> None:
+        """See Database."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        await self._nodes.close()
+
+
+class _Memberships:
+    """`metadata.backend.MembershipRows` over nodes."""
+
+    def __init__(self, nodes: AskingNodes, beats: MembershipRows | None) -> None:
+        self._nodes = nodes
+        self._beats = beats
+        self._listeners: list[Callable[[str, int], None]] = []
+        self._told: dict[str, int] = {}
+        """Group → the last generation that was told."""
+
+    async def get(self, group_id: str) -> Membership:
+        """See MembershipRows."""
+        return await self._nodes.ask(
+            "GET", f"/v1/memberships/{group_id}", None, Membership, try_s=NEWS_TRY_S
+        )
+
+    async def glance(self, group_id: str) -> Membership:
+        """See MembershipRows."""
+        return await self._nodes.ask("GET", f"/v1/memberships/{group_id}/glance", None, Membership)
+
+    async def change(self, new: Membership, *, expected_generation: int) -> bool:
+        """See MembershipRows. Raises Unknown: it may have happened."""
+        request = MembershipRequest(new, expected_generation)
+        is_sent = False
+        for url in self._nodes.choice.to_ask(now=asyncio.get_running_loop().time()):
+            try:
+                answer = await self._nodes.ask_one(
+                    url, "POST", "/v1/memberships", request, Changed, try_s=CHANGE_TRY_S
+                )
+            except Nobody as error:
+                is_sent, last = is_sent or error.is_sent, error
+                continue
+            if answer.changed or not is_sent:
+                return answer.changed
+            return await self.get(new.group_id) == new  # the first one may have changed it
+        raise unknown(Nobody(last.detail, is_sent=is_sent))
+
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        """See MembershipRows."""
+        if self._beats is not None:
+            return await self._beats.beat(gateway, number, forget, says)
+        request = BeatRequest(gateway, number, dict(forget), says)
+        return await self._nodes.ask("POST", "/v1/beats", request, dict[str, int])
+
+    async def said(self) -> dict[str, str]:
+        """See MembershipRows."""
+        if self._beats is not None:
+            return await self._beats.said()
+        return await self._nodes.ask("GET", "/v1/beats", None, dict[str, str])
+
+    def on_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See MembershipRows."""
+        self._listeners.append(listener)
+
+    def tell(self, group_id: str, generation: int) -> bool:
+        """A row was changed. False: another node has told it already."""
+        if generation <= self._told.get(group_id, 0):
+            return False
+        while len(self._told) >= TOLD_MAX:
+            del self._told[next(iter(self._told))]
+        self._told[group_id] = generation
+        for listener in self._listeners:
+            listener(group_id, generation)
+        return True
+
+    def dropped(self, group_id: str) -> None:
+        """See MembershipRows: it went with the group."""

@@ -1,0 +1,132 @@
+"""What a node of the metadata service has of the catalog in memory. Pure.
+
+    rows     of the shards that it holds, as they are at `place`
+    steps    what the last readings of the database brought, of all shards: so any node can tell
+             whoever follows the catalog what has changed, whatever it holds itself
+
+Values stay the bytes that they are in the database: nobody here looks into them.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from metadata.backend import CHANGES_KEPT, Place, Raw, Reading
+from metadata.row_store import FOLLOWED
+from metadata.service.ring import shard_of
+
+Rows = dict[str, dict[str, bytes]]
+"""Kind → id → value."""
+
+
+class NotInMemory(Exception):
+    """What was asked for must be asked of the database, or of another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    before: Place
+    after: Place
+    raw: Raw
+
+
+class ShardCopy:
+    """See the module. Begins with a reading of everything."""
+
+    def __init__(self, reading: Reading, shards: Collection[int]) -> None:
+        self.place = reading.place
+        """What is here is as it was then."""
+        self.secret = reading.secret
+        self._steps: deque[_Step] = deque()
+        self._rows: dict[int, Rows] = {}
+        self._take(reading.raw, shards)
+
+    @property
+    def shards(self) -> frozenset[int]:
+        """Those that are held."""
+        return frozenset(self._rows)
+
+    def learn(self, reading: Reading) -> None:
+        """What the database has told that has changed since `place`; or everything."""
+        self.secret = reading.secret
+        if reading.is_all:
+            self._steps.clear()
+            shards = self.shards
+            self._rows = {}
+            self._take(reading.raw, shards)
+        else:
+            raw = {kind: rows for kind, rows in reading.raw.items() if kind in FOLLOWED and rows}
+            self._steps.append(_Step(self.place, reading.place, raw))
+            self._apply(raw, self._rows)
+        self.place = reading.place
+        while self._steps and self._steps[0].before.version < self.place.version - CHANGES_KEPT:
+            self._steps.popleft()
+
+    def hold(self, shards: Collection[int], reading: Reading) -> bool:
+        """Hold these from now on, too; `reading` is of everything, not long ago. False: it was too
+        long ago, or what is here is older: nothing happens."""
+        if reading.place.version > self.place.version:
+            return False
+        if reading.place != self.place and all(
+            step.before != reading.place for step in self._steps
+        ):
+            return False
+        gained = {shard for shard in shards if shard not in self._rows}
+        self._take(reading.raw, gained)
+        rows = {shard: self._rows[shard] for shard in gained}
+        for step in self._steps:
+            if step.after.version > reading.place.version:
+                self._apply(step.raw, rows)
+        return True
+
+    def let_go(self, shards: Collection[int]) -> None:
+        """Hold these no more."""
+        for shard in shards:
+            self._rows.pop(shard, None)
+
+    def shard(self, number: int) -> Rows:
+        """The rows of a shard at `place`. Raises NotInMemory."""
+        rows = self._rows.get(number)
+        if rows is None:
+            raise NotInMemory
+        return rows
+
+    def since(self, seen: Place) -> Reading | None:
+        """What has changed since. None: nothing has. Raises NotInMemory: it is not known here
+        whether that was ever part of this catalog, or it was too long ago."""
+        if seen == self.place:
+            return None
+        raw: Raw = {}
+        for step in reversed(self._steps):
+            for kind, rows in step.raw.items():
+                raw[kind] = rows | raw.get(kind, {})
+            if step.before == seen:
+                return Reading(self.place, raw, False, self.secret)
+        raise NotInMemory
+
+    def _take(self, raw: Raw, shards: Collection[int]) -> None:
+        for shard in shards:
+            self._rows[shard] = {}
+        self._apply(raw, {shard: self._rows[shard] for shard in shards})
+
+    @staticmethod
+    def _apply(raw: Raw, into: dict[int, Rows]) -> None:
+        for kind, rows in raw.items():
+            for row_id, value in rows.items():
+                there = into.get(shard_of(kind, row_id))
+                if there is None:
+                    continue
+                if value is None:
+                    there.get(kind, {}).pop(row_id, None)
+                else:
+                    there.setdefault(kind, {})[row_id] = value
+
+
+def rows_of(raw: Raw, shard: int) -> Rows:
+    """Of everything, what belongs to a shard."""
+    found: Rows = {}
+    for kind, rows in raw.items():
+        for row_id, value in rows.items():
+            if value is not None and shard_of(kind, row_id) == shard:
+                found.setdefault(kind, {})[row_id] = value
+    return found

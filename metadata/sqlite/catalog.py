@@ -1,0 +1,438 @@
+"""The catalog of one gateway: a file of tables, as `metadata.sqlite.file` says.
+
+The catalog's file behind the interface of all stores: each act in the one thread of the file.
+
+The rows of API tokens in the catalog's file (tokens.sql).
+"""
+
+import asyncio
+import logging
+import secrets
+import sqlite3
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, ParamSpec, TypeGuard, TypeVar
+
+import msgspec
+
+from metadata.backend import Alone, Contents, MembershipRows, News
+from metadata.catalog import Group, Membership, Queue
+from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
+from metadata.memberships import KeptMemberships
+from metadata.rights import RightsError
+from metadata.row_store import columns_of, random_id
+from metadata.sqlite.file import HeldFile, unusable
+from metadata.tokens import TokenRecord, rights_of
+from push.errors import Unknown
+
+Run = Callable[..., sqlite3.Cursor]
+Columns = tuple[object, object, object]
+"""token_id, value, checksum."""
+_TOKENS_LOG: Final = logging.getLogger("metadata.token_rows")
+
+
+def put_token(run: Run, record: TokenRecord) -> None:
+    """Write it, in place of the one of its id."""
+    value = msgspec.json.encode(record)
+    row = (record.token_id, value, zlib.crc32(value))
+    run("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)", row)
+
+
+def drop_token(run: Run, token_id: str) -> None:
+    """Take it out."""
+    run("DELETE FROM tokens WHERE token_id = ?", (token_id,))
+
+
+def read_token(columns: Columns) -> TokenRecord | None:
+    """The record of a row; None: it is damaged."""
+    token_id, value, checksum = columns
+    if not isinstance(value, bytes) or zlib.crc32(value) != checksum:
+        return None
+    try:
+        record = msgspec.json.decode(value, type=TokenRecord)
+        rights_of(record.rights)
+    except (msgspec.DecodeError, RightsError):
+        return None
+    return record if record.token_id == token_id else None
+
+
+def sound_tokens(path: Path, rows: Iterable[Columns]) -> list[TokenRecord]:
+    """All but the damaged ones, which admit nobody: they are said."""
+    found = [(row, read_token(row)) for row in rows]
+    damaged = [row[0] for row, record in found if record is None]
+    if damaged:
+        _TOKENS_LOG.error("%s: damaged tokens, which admit nobody: %s", path, damaged)
+    return [record for _, record in found if record is not None]
+
+
+FILE: Final = "catalog.sqlite"
+"""Its name in the data folder."""
+APPLICATION_ID: Final = 0x54435331
+MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql", "tokens.sql")
+_MARK: Final = "mark:"
+_ENCODE: Final = msgspec.json.Encoder().encode
+RowT = TypeVar("RowT", Queue, Group)
+
+
+class CatalogStore(HeldFile):
+    """`boot` is higher at each opening; `root_secret` (32 bytes) was made with the file."""
+
+    application_id = APPLICATION_ID
+    scripts = MIGRATIONS
+    whose = "Tocsin"
+
+    def __init__(self, path: Path, *, draw_id: Callable[[], str] = random_id) -> None:
+        """As HeldFile. `draw_id`: makes ids of queues and groups, which may be taken."""
+        self._draw_id = draw_id
+        super().__init__(path)
+
+    def _opened(self) -> None:
+        self.boot, self.root_secret = self._start()
+
+    def _start(self) -> tuple[int, bytes]:
+        with self._transaction():
+            boot = int(self._fact("boot") or b"0") + 1
+            root_secret = self._fact("root_secret") or secrets.token_bytes(32)
+            self._set_fact("boot", str(boot).encode())
+            self._set_fact("root_secret", root_secret)
+        return boot, root_secret
+
+    def load(self) -> Contents:
+        """Everything, each row checked (R30).
+
+        Raises:
+            Refused: storage_unavailable: a row is damaged. A queue that were left out would be made
+                anew under its name, and its messages orphaned.
+        """
+        run = self._connection.execute
+        try:
+            queues = run("SELECT queue_id, tenant, name, value, checksum FROM queues").fetchall()
+            groups = run("SELECT group_id, queue_id, name, value, checksum FROM groups").fetchall()
+            dropped = run("SELECT queue_id, id FROM ids WHERE state = 1 ORDER BY id").fetchall()
+            marks = run("SELECT name FROM facts WHERE name GLOB 'mark:*'").fetchall()
+            values = {name: self._fact(name) or b"" for (name,) in marks}
+            rows = run("SELECT group_id, value, checksum FROM memberships").fetchall()
+            tokens = run("SELECT token_id, value, checksum FROM tokens").fetchall()
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from None
+        return Contents(
+            [self._checked(Queue, row) for row in queues],
+            [self._checked(Group, row) for row in groups],
+            [(queue_id, None if queue_id == any_id else any_id) for queue_id, any_id in dropped],
+            {name.removeprefix(_MARK): value.decode() for name, value in values.items()},
+            # A damaged one is left out: nobody is waited for, and nothing is lost.
+            [row for row in map(read_membership, rows) if row is not None],
+            self._load_data_keys(),
+            sound_tokens(self.path, tokens),
+        )
+
+    def _load_data_keys(self) -> list[DataKey]:
+        """All of them, whole: of a damaged one the other copy is taken."""
+        try:
+            rows, damaged, lost = read_rows(self._connection.execute)
+        except sqlite3.Error as error:
+            raise unusable(self.path, str(error)) from None
+        if lost:
+            raise unusable(self.path, f"its rows of {lost} data keys are damaged, restore a copy")
+        if damaged:
+            with self._transaction() as run:
+                mend_rows(run, rows)
+        return rows
+
+    def put_data_keys(self, rows: Sequence[DataKey]) -> None:
+        """Add these data keys, each in place of the one of its id; all or none."""
+        with self._transaction() as run:
+            put_rows(run, rows)
+        with suppress(sqlite3.OperationalError):  # it is durable; the WAL goes another time
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _checked(self, kind: type[RowT], columns: tuple[str, str, str, object, object]) -> RowT:
+        any_id, scope, name, value, checksum = columns
+        what = f"its row of the {kind.__name__.lower()} {name!r} ({any_id})"
+        if not is_intact(value, checksum):
+            raise unusable(self.path, f"{what} is damaged, restore a copy")
+        try:
+            row = msgspec.json.decode(value, type=kind)
+        except msgspec.DecodeError as error:
+            raise unusable(self.path, f"{what} cannot be read: {error}") from None
+        if columns_of(row) != (any_id, scope, name):
+            raise unusable(self.path, f"{what} is damaged, restore a copy")
+        return row
+
+    def fresh_id(self) -> str:
+        """An id that no queue or group has or ever had (R1)."""
+        with self._transaction() as run:
+            while True:
+                drawn = self._draw_id()
+                if run("SELECT 1 FROM ids WHERE id = ?", (drawn,)).fetchone() is None:
+                    return drawn
+
+    def create(self, rows: Sequence[Queue | Group]) -> None:
+        """Add queues and groups with fresh ids, all or none; a group behind its queue."""
+        with self._transaction() as run:
+            for row in rows:
+                any_id, scope, name = columns_of(row)
+                value = _ENCODE(row)
+                run("INSERT INTO ids (id, queue_id) VALUES (?, ?)", (any_id, row.queue_id))
+                table = "queues" if isinstance(row, Queue) else "groups"
+                run(
+                    f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)",
+                    (any_id, scope, name, value, zlib.crc32(value)),
+                )
+
+    def change(self, row: Queue | Group) -> None:
+        """Replace the value of a queue or group that is there."""
+        value = _ENCODE(row)
+        table, column = ("queues", "queue_id") if isinstance(row, Queue) else ("groups", "group_id")
+        with self._transaction() as run:
+            run(
+                f"UPDATE {table} SET value = ?, checksum = ? WHERE {column} = ?",
+                (value, zlib.crc32(value), columns_of(row)[0]),
+            )
+
+    def drop_queue(self, queue_id: str) -> None:
+        """Take a queue and its groups out; the queue's id is to be forgotten later, the groups'
+        with it."""
+        with self._transaction() as run:
+            run("UPDATE ids SET state = 2 WHERE queue_id = ?", (queue_id,))
+            run("UPDATE ids SET state = 1 WHERE id = ?", (queue_id,))
+            run("DELETE FROM groups WHERE queue_id = ?", (queue_id,))
+            run("DELETE FROM queues WHERE queue_id = ?", (queue_id,))
+
+    def drop_group(self, group_id: str) -> None:
+        """Take a group out; its id is to be forgotten later."""
+        with self._transaction() as run:
+            run("UPDATE ids SET state = 1 WHERE id = ?", (group_id,))
+            run("DELETE FROM groups WHERE group_id = ?", (group_id,))
+
+    def forget(self, any_id: str) -> None:
+        """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""
+        with self._transaction() as run:
+            run("UPDATE ids SET state = 2 WHERE id = ? AND state = 1", (any_id,))
+
+    def put_memberships(self, rows: Sequence[Membership]) -> None:
+        """Keep the row of each group of which somebody lingers, in place of its last one; of one
+        of which nobody does, keep none. A group that is gone: nothing happens."""
+        with self._transaction() as run:
+            for row in rows:
+                run("DELETE FROM memberships WHERE group_id = ?", (row.group_id,))
+                value = _ENCODE(row)
+                if row.lingers:
+                    run(
+                        "INSERT INTO memberships SELECT group_id, ?, ? FROM groups "
+                        "WHERE group_id = ?",
+                        (value, zlib.crc32(value), row.group_id),
+                    )
+
+    def forget_memberships(self) -> None:
+        """Nobody is waited for."""
+        with self._transaction() as run:
+            run("DELETE FROM memberships")
+
+    def put_token(self, record: TokenRecord) -> None:
+        """Keep it, in place of the one of its id."""
+        with self._transaction() as run:
+            put_token(run, record)
+
+    def drop_token(self, token_id: str) -> None:
+        """Take it out."""
+        with self._transaction() as run:
+            drop_token(run, token_id)
+
+    def set_mark(self, name: str, value: str) -> None:
+        """Remember a mark, in place of the last one of this name."""
+        with self._transaction():
+            self._set_fact(_MARK + name, value.encode())
+
+    def drop_again(self, ids: Sequence[str]) -> None:
+        """Of these queues and groups, those that were forgotten are to be forgotten once more:
+        the storage has them."""
+        with self._transaction() as run:
+            for any_id in ids:
+                run("UPDATE ids SET state = 1 WHERE id = ? AND state = 2", (any_id,))
+
+    def _fact(self, name: str) -> bytes | None:
+        row = self._connection.execute(
+            "SELECT value, checksum FROM facts WHERE name = ?", (name,)
+        ).fetchone()
+        if row is not None and not is_intact(row[0], row[1]):
+            raise unusable(self.path, f"its row of the fact {name!r} is damaged, restore a copy")
+        return None if row is None else bytes(row[0])
+
+    def _set_fact(self, name: str, value: bytes) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, zlib.crc32(value))
+        )
+
+
+def read_membership(columns: tuple[object, object, object]) -> Membership | None:
+    """The row of (group_id, value, checksum); None: it is damaged."""
+    group_id, value, checksum = columns
+    if not is_intact(value, checksum):
+        return None
+    try:
+        row = msgspec.json.decode(value, type=Membership)
+    except msgspec.DecodeError:
+        return None
+    return row if row.group_id == group_id else None
+
+
+def is_intact(value: object, checksum: object) -> TypeGuard[bytes]:
+    """SQLite's columns hold any type, and so may damaged ones."""
+    return isinstance(value, bytes) and zlib.crc32(value) == checksum
+
+
+_LOG: Final = logging.getLogger("metadata.inprocess")
+ResultT = TypeVar("ResultT")
+ParamsT = ParamSpec("ParamsT")
+
+
+class ThreadedStore:
+    """`metadata.backend.Store` over one SQLite file, which nobody else changes; made by `open`."""
+
+    is_shared = False
+    """See Store."""
+
+    def __init__(
+        self,
+        file: CatalogStore,
+        contents: Contents,
+        thread: ThreadPoolExecutor,
+        on_fatal: Callable[[str], None] | None,
+    ) -> None:
+        self.file = file
+        """What the thread works on."""
+        self._before: list[Membership] = contents.memberships
+        self._rows: KeptMemberships | None = None
+        self._thread = thread
+        self._on_fatal = on_fatal
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
+    ) -> "tuple[ThreadedStore, Contents]":
+        """Open the file, or make it, and hold it alone until `close`; what is in it.
+
+        `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
+        is unknown: the process must end and start again from the file (R31). Until it does, every
+        change is refused and what is looked up is what was known to be durable.
+
+        Raises:
+            Refused: storage_unavailable, with a sentence for the operator: in use by another
+                process, of a newer version, damaged, not readable or writable.
+        """
+
+        def start() -> tuple[CatalogStore, Contents]:
+            file = CatalogStore(path)
+            try:
+                return file, file.load()
+            except BaseException:
+                file.close()
+                raise
+
+        thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
+        try:
+            file, contents = await asyncio.get_running_loop().run_in_executor(thread, start)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(file, contents, thread, on_fatal), contents
+
+    @property
+    def root_secret(self) -> bytes:
+        """See Store."""
+        return self.file.root_secret
+
+    @property
+    def broken(self) -> str | None:
+        """See Store."""
+        return self.file.broken
+
+    @property
+    def age_s(self) -> float:
+        """See Store."""
+        return 0.0
+
+    def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
+        """See Store: nobody else changes it."""
+
+    async def news(self) -> News | None:
+        """See Store: there are none."""
+        return None
+
+    def memberships(self, alone: Alone) -> MembershipRows:
+        """See Store."""
+        self._rows = KeptMemberships(self.file.boot, self._before, self._put_memberships, alone)
+        return self._rows
+
+    async def _put_memberships(self, rows: list[Membership]) -> None:
+        await self._run(self.file.put_memberships, rows)
+
+    async def fresh_id(self) -> str:
+        """See Store."""
+        return await self._run(self.file.fresh_id)
+
+    async def create(self, rows: Sequence[Queue | Group]) -> None:
+        """See Store."""
+        await self._run(self.file.create, rows)
+
+    async def change(self, row: Queue | Group) -> None:
+        """See Store."""
+        await self._run(self.file.change, row)
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """See Store."""
+        await self._run(self.file.drop_queue, queue_id)
+
+    async def drop_group(self, group_id: str, generation: int | None) -> None:
+        """See Store."""
+        if generation is None or self._rows is None:
+            await self._run(self.file.drop_group, group_id)
+        else:
+            drop = partial(self._run, self.file.drop_group, group_id)
+            await self._rows.end(group_id, generation, drop)
+
+    async def forget(self, any_id: str) -> None:
+        """See Store."""
+        await self._run(self.file.forget, any_id)
+
+    async def put_token(self, record: TokenRecord) -> None:
+        """See Store."""
+        await self._run(self.file.put_token, record)
+
+    async def drop_token(self, token_id: str) -> None:
+        """See Store."""
+        await self._run(self.file.drop_token, token_id)
+
+    async def put_data_keys(self, rows: Sequence[DataKey]) -> None:
+        """See Store."""
+        await self._run(self.file.put_data_keys, rows)
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Store."""
+        await self._run(self.file.set_mark, name, value)
+
+    async def copy_to(self, path: Path) -> None:
+        """See CatalogStore."""
+        await self._run(self.file.copy_to, path)
+
+    async def close(self) -> None:
+        """See Store."""
+        await self._run(self.file.close)
+        self._thread.shutdown()
+
+    async def _run(
+        self, act: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
+    ) -> ResultT:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, lambda: act(*args, **kwargs))
+        except Unknown as error:
+            _LOG.critical("%s", error.detail)
+            if self._on_fatal is not None:
+                self._on_fatal(error.detail)
+            raise

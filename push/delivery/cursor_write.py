@@ -1,0 +1,221 @@
+"""What a delivery still has to make durable, and what is on its way there.
+
+At most one write is under way. Everything in it is absolute, so that it can be sent again whole
+when its outcome is not known (R29).
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+from push import limits
+from push.dead import DeadRanges
+from push.places import GroupPartition, Parked
+from push.ranges import Range, coalesce
+from push.storage_port import CursorWrite, Dead, Retry, Side
+
+SETTLED_LOOSE_MAX: Final = 4096
+"""Ranges that are kept as they come; with twice as many as were left the last time, those that
+touch are joined."""
+
+
+def with_reason(retry: Retry, before: Retry | None) -> Retry:
+    """What is to be remembered now: it keeps the reason of before where it says none."""
+    if before is None or retry.nack is not None or before.nack is None:
+        return retry
+    return replace(retry, nack=before.nack)
+
+
+class PendingWrite:
+    """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
+
+    __slots__ = (
+        "_aside", "_coalesce_at", "_dead", "_ended", "_epoch", "_parked", "_place", "_record",
+        "_retries", "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count",
+        "ending",
+    )  # fmt: skip
+
+    def __init__(
+        self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
+    ) -> None:
+        """`starving`: keys that wait for what is to be set aside of them."""
+        self._place = place
+        self._epoch = epoch
+        self._token = token
+        self._settled: list[Range] = []
+        self._coalesce_at = SETTLED_LOOSE_MAX
+        self._ended: list[Range] = []
+        self._dead: list[Dead] = []
+        self._retries: dict[int, Retry] = {}
+        self._record: dict[int, int] = {}
+        self._aside: dict[int, list[int]] = {}
+        self._parked: dict[int, str] = {}
+        self._unparked: dict[int, None] = {}
+        self._taken: tuple[CursorWrite, dict[int, int]] | None = None
+        self.aside_count = 0
+        """Offsets that are to be set aside and are not yet."""
+        self._starving = starving
+        self.ending = False
+        """The epoch ends: whatever is written then, the next owner need not find out again."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether `take` would have something, once nothing is under way."""
+        changed = (
+            self._settled or self._retries or self._parked or self._unparked or self._dead
+            or self._ended
+        )  # fmt: skip
+        return bool(changed) or self.aside_due
+
+    @property
+    def aside_due(self) -> bool:
+        """Whether what is to be set aside goes with the next write. A stuck key's messages come
+        one by one, each to another page of the storage: it waits until many go together, or
+        somebody needs it. Until then they are holes in the cursor (P8)."""
+        if not self._aside:
+            return False
+        if self._starving or self._parked or self.ending:
+            return True
+        return self.aside_count >= (limits.ASIDE_UNWRITTEN_MAX // 2 or 1)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a write was taken and is not known to be durable yet."""
+        return self._taken is not None
+
+    @property
+    def recording_count(self) -> int:
+        """Redeliveries that wait for their attempt to be recorded."""
+        return len(self._record) + (len(self._taken[1]) if self._taken else 0)
+
+    def settle(self, first: int, last: int) -> None:
+        """first..last are settled."""
+        self.settle_all([(first, last)])
+
+    def settle_all(self, ranges: list[Range]) -> None:
+        """All of these are settled."""
+        self._settled += ranges
+        if len(self._settled) > self._coalesce_at:
+            self._settled = coalesce(self._settled)
+            self._coalesce_at = max(SETTLED_LOOSE_MAX, 2 * len(self._settled))
+
+    def end(self, offset: int) -> None:
+        """The offset, which was given out, is settled, and by no ack."""
+        self.settle(offset, offset)
+        self.will_end(offset)
+
+    def will_end(self, offset: int) -> None:
+        """The offset, which was given out, will be settled, and by no ack: it is dead."""
+        self._ended.append((offset, offset))
+
+    def die(self, first: int, last: int, reason: str) -> None:
+        """first..last go to the dead letters, as soon as that is durable."""
+        self._dead.append(Dead(first, last, reason))
+
+    def going_to_die(self) -> Iterator[Dead]:
+        """What goes to the dead letters and is not known to be written."""
+        under_way = self._taken[0].dead if self._taken else ()
+        return chain(under_way, self._dead)
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether something that is to go to the dead letters waits to be written."""
+        return bool(self._dead)
+
+    def note(self, retry: Retry) -> None:
+        """Remember attempts and backoff; nobody waits for it."""
+        self._retries[retry.offset] = with_reason(retry, self._retries.get(retry.offset))
+
+    def record(self, retry: Retry, key: int) -> None:
+        """Remember attempts before a redelivery of the key's message goes out (R16)."""
+        self.note(retry)
+        self._record[retry.offset] = key
+
+    def cancel(self, offset: int) -> None:
+        """Nobody waits any more for its attempt to be recorded: it does not go out."""
+        self._record.pop(offset, None)
+        if self._taken is not None:
+            self._taken[1].pop(offset, None)
+
+    def set_aside(self, key: int, offset: int) -> None:
+        """The offset goes to the key's side line."""
+        self._aside.setdefault(key, []).append(offset)
+        self.aside_count += 1
+
+    @property
+    def sides_under_way(self) -> tuple[Side, ...]:
+        """What the write that was taken sets aside."""
+        return self._taken[0].aside if self._taken else ()
+
+    def going_aside(self) -> Iterator[int]:
+        """The offsets that go to side lines and are not known to stand there, in any order."""
+        under_way = (side.offsets for side in self.sides_under_way)
+        return chain.from_iterable(chain(under_way, self._aside.values()))
+
+    def first_aside(self, key: int) -> int | None:
+        """The lowest offset that goes to the key's side line and is not known to stand there."""
+        under_way = [s.offsets[0] for s in self.sides_under_way if s.key_hash == key]
+        return min([*under_way, *self._aside.get(key, ())], default=None)
+
+    def park(self, key: int, reason: str) -> None:
+        """The key is parked."""
+        self._unparked.pop(key, None)
+        self._parked[key] = reason
+
+    def unpark(self, key: int) -> None:
+        """The key is not parked any more."""
+        self._parked.pop(key, None)
+        self._unparked[key] = None
+
+    def take(self, wall_unix_ms: int) -> CursorWrite | None:
+        """Everything so far as one write; None: nothing, or one is under way."""
+        if self._taken is not None or not self.dirty:
+            return None
+        aside = {}
+        if self.aside_due:
+            aside, self._aside = self._aside, {}
+        write = CursorWrite(
+            self._place, self._epoch, self._token,
+            settled=tuple(coalesce(self._settled)),
+            retries=tuple(self._retries.values()),
+            aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
+            parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
+            unparked=tuple(self._unparked),
+            ended=tuple(coalesce(self._ended)),
+            dead=tuple(DeadRanges(self._dead)),
+        )  # fmt: skip
+        self._taken = (write, self._record)
+        self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
+        self._ended, self._dead = [], []
+        self._retries, self._record = {}, {}
+        self._parked, self._unparked = {}, {}
+        return write
+
+    def confirm(self) -> tuple[CursorWrite, dict[int, int], dict[int, int]]:
+        """It is durable. Returns it, offset → key of what may be given now, in order, and the count
+        set aside by key."""
+        assert self._taken is not None
+        write, record = self._taken
+        self._taken = None
+        aside = {side.key_hash: len(side.offsets) for side in write.aside}
+        self.aside_count -= sum(aside.values())
+        return write, record, aside
+
+    def restore(self) -> None:
+        """It is not durable: everything goes with the next write, older facts first."""
+        if self._taken is None:
+            return
+        write, record = self._taken
+        self._taken = None
+        self._settled = [*write.settled, *self._settled]
+        self._ended = [*write.ended, *self._ended]
+        self._dead = [*write.dead, *self._dead]
+        older = {retry.offset: retry for retry in write.retries}
+        newer = {o: with_reason(retry, older.get(o)) for o, retry in self._retries.items()}
+        self._retries = {**older, **newer}
+        self._record = {**record, **self._record}
+        for side in write.aside:
+            self._aside[side.key_hash] = [*side.offsets, *self._aside.get(side.key_hash, [])]
+        self._parked = {**{mark.key_hash: mark.reason for mark in write.parked}, **self._parked}
+        self._unparked = {**dict.fromkeys(write.unparked), **self._unparked}

@@ -1,0 +1,659 @@
+"""HTTP/1.1 with deadlines and bounds: uvicorn's protocol, hardened.
+
+uvicorn has no deadline for a request's header or body, and with httptools no bound on a header: a
+client that sends one byte a minute holds a socket for ever, one that sends a header without end
+holds memory without end (P9). Here a request's header must arrive within `header_timeout_s` of
+the connection or of the request's first byte and within `header_bytes_max`; its body within
+`body_timeout_s` of the header, or longer by what has come of it at the slowest rate
+(runtime.loop.fairness). Idle keep-alive connections stay with uvicorn's own timeout.
+
+What is refused ends the connection, but not before its turn: the requests in front of it are
+answered first, then comes the problem document, then the end (P12).
+
+An offer of another protocol (`Upgrade`) that is not a handshake of our WebSocket is ignored: the
+request is answered as any other, its body belongs to it, and bytes behind it are parsed only when
+it has been answered, because a client may send bytes of the other protocol at once (RFC 9110,
+section 7.8). `CONNECT` ends the connection, because what follows it never is HTTP.
+
+Where a request's body ends: by its Content-Length, or by its chunks.
+
+The parser of `runtime.http1` does this for ordinary requests. Behind the header of a request that
+offers another protocol (`Upgrade`) it stops, because what follows may be that protocol. When the
+offer is ignored, the body is cut out of the connection here, to the byte (RFC 9110, section 7.8).
+The reading is strict: lines end in CRLF, and whatever a proxy might read in another way is refused.
+
+When the socket of an HTTP connection is read: uvicorn's flow control, with one more reason to
+wait.
+"""
+
+import asyncio
+import enum
+import logging
+import re
+from collections.abc import Iterable
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, NoReturn, cast
+
+import httptools
+import msgspec
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from push import limits
+from push.errors import Refused, TocsinError
+from runtime import problems
+from runtime.addresses import CLIENT, NO_PROXIES, TRANSPORT, UNKNOWN, Addresses, peer_of
+from runtime.loop.fairness import LARGE_READ_BYTES, Intake, Progress, Turns
+
+CHUNK_LINE_BYTES_MAX: Final = 1024
+"""A chunk's size and its extensions, which nobody reads here."""
+TRAILER_BYTES_MAX: Final = 8192
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00\r\n]*)?")
+_TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00\r\n]*")
+
+Headers = Iterable[tuple[bytes, bytes]]
+"""Lower-case names and values."""
+
+
+def check_coding(headers: Headers, http_version: str) -> None:
+    """Refuse a transfer coding other than `chunked`. Content in `gzip, chunked` would otherwise be
+    taken for what it is only the compressed form of.
+
+    Raises:
+        Refused: unsupported_encoding; invalid_request for HTTP/1.0, where the end of such a body
+            is not certain (RFC 9112, section 6.1).
+    """
+    values = [value for name, value in headers if name == b"transfer-encoding"]
+    if not values:
+        return
+    if http_version != "1.1":
+        raise Refused("invalid_request", f"HTTP/{http_version} has no Transfer-Encoding")
+    codings = b",".join(values).lower()
+    if codings.strip(b" \t") != b"chunked":
+        shown = codings.decode("ascii", "replace")[:100]
+        raise Refused(
+            "unsupported_encoding",
+            f"Transfer-Encoding: {shown} is not read here; send Content-Length, or chunked alone",
+        )
+
+
+class BodyFraming:
+    """The body of one request, whose header is whole and has been checked."""
+
+    def __init__(self, headers: Headers) -> None:
+        fields = dict(headers)
+        self._is_chunked = b"transfer-encoding" in fields
+        self._left = 0 if self._is_chunked else int(fields.get(b"content-length") or 0)
+        """Bytes of the body, or of the chunk that is being read, that have not come yet."""
+        self._line = b""
+        """The beginning of a line whose end has not come yet."""
+        self._trailer_bytes = 0
+        self._expects = self._chunk_line if self._is_chunked else None
+        """Reads the next line; None: no line follows."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The body has ended; what follows is another request."""
+        return not self._left and self._expects is None
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Split what has come into a part of the body and what stands behind the body.
+
+        Raises:
+            Refused: invalid_request: these are no chunks. Nothing that follows can be told apart.
+        """
+        if not self._is_chunked:
+            part, rest = data[: self._left], data[self._left :]
+            self._left -= len(part)
+            return part, rest
+        parts: list[bytes] = []
+        at = 0
+        while at < len(data) and not self.is_complete:
+            if self._left:
+                part = data[at : at + self._left]
+                parts.append(part)
+                self._left -= len(part)
+                at += len(part)
+            else:
+                at = self._take_line(data, at)
+        return b"".join(parts), data[at:]
+
+    def _take_line(self, data: bytes, at: int) -> int:
+        """Read a line, or the part of it that is there; return where the next one begins."""
+        end = data.find(b"\n", at)
+        piece = data[at:] if end < 0 else data[at : end + 1]
+        self._line += piece
+        if len(self._line) > CHUNK_LINE_BYTES_MAX:
+            raise _no_chunks("a line of it is too long")
+        if end >= 0:
+            line, self._line = self._line, b""
+            if not line.endswith(b"\r\n"):
+                raise _no_chunks("a line of it does not end in CRLF")
+            assert self._expects is not None
+            self._expects(line[:-2])
+        return at + len(piece)
+
+    def _chunk_line(self, line: bytes) -> None:
+        match = _CHUNK_LINE.fullmatch(line)
+        if match is None:
+            raise _no_chunks("a chunk's size is no number")
+        self._left = int(match[1], 16)
+        self._expects = self._chunk_end if self._left else self._trailer
+
+    def _chunk_end(self, line: bytes) -> None:
+        if line:
+            raise _no_chunks("a chunk is longer than it says")
+        self._expects = self._chunk_line
+
+    def _trailer(self, line: bytes) -> None:
+        self._trailer_bytes += len(line)
+        if not line:
+            self._expects = None
+        elif self._trailer_bytes > TRAILER_BYTES_MAX or _TRAILER_LINE.fullmatch(line) is None:
+            raise _no_chunks("what stands behind it are no trailers")
+
+
+def _no_chunks(why: str) -> Refused:
+    return Refused("invalid_request", f"the chunked body cannot be read: {why}")
+
+
+class Flow(FlowControl):
+    """When a socket is read: when the application wants more of a body, and it is its turn."""
+
+    def __init__(self, transport: asyncio.Transport, intake: Intake) -> None:
+        super().__init__(transport)
+        self._intake = intake
+        self.is_resting = False
+        self._is_over = False
+
+    def rest(self) -> None:
+        """Until it is its turn. Again: nothing happens."""
+        if not self.is_resting:
+            self.is_resting = True
+            if not self.read_paused:
+                self._transport.pause_reading()
+            self._intake.rest(self._read_on)
+
+    def hand_over(self) -> None:
+        """Somebody else says from now on when the socket is read."""
+        self._is_over = True
+        if self.is_resting or self.read_paused:
+            self._transport.resume_reading()
+
+    def _read_on(self) -> None:
+        self.is_resting = False
+        if not self._is_over and not self.read_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        """As uvicorn's."""
+        if not self.read_paused:
+            self.read_paused = True
+            if not self.is_resting:
+                self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """As uvicorn's."""
+        if self.read_paused:
+            self.read_paused = False
+            if not self.is_resting:
+                self._transport.resume_reading()
+
+
+logger = logging.getLogger("tocsin.http")
+
+WEBSOCKET_PATH: Final = "/v1/ws"
+PART_BYTES_MIN = 4096
+"""So much of a body is handed on before all of it is here. Less of each is counted nowhere."""
+_PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
+
+
+class _Phase(enum.Enum):
+    HEADER = enum.auto()
+    BODY = enum.auto()
+    BETWEEN = enum.auto()
+    REFUSED = enum.auto()  # nothing more is parsed; requests from before are still being answered
+    OVER = enum.auto()  # everything is written; the client has yet to close
+
+
+class _Stop(Exception):
+    """Raised inside a parser callback: stops the parser, and what `_refusal` says is answered."""
+
+
+class Http11Protocol(HttpToolsProtocol):
+    """For `uvicorn.Config(http=…)`."""
+
+    header_timeout_s = limits.REQUEST_HEADER_TIMEOUT_S
+    header_bytes_max = limits.REQUEST_HEADER_BYTES_MAX
+    body_timeout_s = limits.REQUEST_BODY_TIMEOUT_S
+    pipelined_max = 64
+    """Requests waiting behind one that is being answered: each is an object many times its size on
+    the wire, and one read holds thousands."""
+    addresses = NO_PROXIES
+    intake: Intake | None = None
+    turns: Turns | None = None
+    """Shared with others, where they are set."""
+    linger_s = limits.CLOSE_TIMEOUT_S
+    """From our last words to the end of the socket, whatever the client does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = _Phase.HEADER
+        self._timer: asyncio.TimerHandle | None = None
+        self._progress = Progress(self.body_timeout_s, now=0.0)
+        """Of the body that is arriving."""
+        self._header_bytes = 0
+        """Of the parsed part of this header."""
+        self._unparsed_bytes = 0
+        """Received while this header was incomplete: one endless line never gets parsed."""
+        self._has_begun = False
+        self._refusal: Refused | None = None
+        self._incoming: RequestResponseCycle | None = None
+        """The request whose body is arriving."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the one that was parsed last."""
+        self._last_words = b""
+        """While refused: what is owed behind the answers to the requests before."""
+        self._intake = self.intake or Intake()
+        self._turns = self.turns or Turns()
+        self._early: bytes | None = None
+        """What came behind a handshake that waits for its turn."""
+        self._is_handshake = False
+        """The request that is being parsed asks for a WebSocket."""
+        self._is_ignored = False
+        """It offers another protocol, which is ignored."""
+        self._body: BodyFraming | None = None
+        """The body of a request whose offer of another protocol is ignored, until it is whole."""
+        self._behind: bytes | None = None
+        """The bytes behind such a request, until it has been answered; None: there is none."""
+        self._peer = UNKNOWN
+        self._may_enter = True
+        self._is_proxied = False
+        """The other end is a proxy that says who is behind it, request by request."""
+
+    # --- The transport --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As asyncio.Protocol."""
+        super().connection_made(transport)
+        self.flow: Flow = Flow(transport, self._intake)
+        self._peer = peer_of(transport.get_extra_info)
+        self._is_proxied = self.addresses.trusts(self._peer)
+        self._may_enter = self.addresses.may_enter(self._peer)
+        self._enter(_Phase.HEADER, self.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As asyncio.Protocol."""
+        self._disarm()
+        # uvicorn tells the request that was parsed last; the one that runs would go on writing.
+        self._disconnect(self._running)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio.Protocol."""
+        self._receive(data)
+        self._intake.heard()
+
+    def _receive(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data  # of TLS, where what is read is more than is asked for
+            return
+        if self._is_over():
+            self._have_read(data)  # refused already; what still arrives is not parsed
+            return
+        if not self._may_enter:
+            self._refuse(Refused("forbidden", _PLAIN))
+            return
+        scope, had_begun = self.scope, self._has_begun
+        self._parse(data)
+        if self.parser is None:
+            return
+        self._have_read(data)
+        if self._is_over():
+            return
+        if self._phase is _Phase.BETWEEN and self._is_idle():
+            # Bytes that begin no request, line ends for example, have ended the idle timeout.
+            self._enter(_Phase.HEADER, self.header_timeout_s)
+        elif self._phase is _Phase.HEADER and had_begun and scope is self.scope:
+            # All of it belongs to one header. (A read in which a request begins may hold the end
+            # of another one, so it is not counted: the next one is.)
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self.header_bytes_max:
+                self._refuse(self._header_too_large())
+
+    def _have_read(self, data: bytes) -> None:
+        """Who is in the middle of much lets others be read."""
+        if len(data) >= LARGE_READ_BYTES and self._phase is not _Phase.BETWEEN:
+            self.flow.rest()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse as uvicorn's data_received, which drops what comes right behind an Upgrade header:
+        the first frames of a WebSocket, or the body where we do not upgrade."""
+        self._unset_keepalive_if_required()
+        while data and not self._is_over():
+            if self._body is not None:
+                data = self._take_body(self._body, data)
+                continue
+            if self._behind is not None:
+                if not self._is_idle():
+                    self._behind += data
+                    self.flow.pause_reading()
+                    return
+                self._behind = None
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self._refuse(self._refusal or Refused("invalid_request", "this is no HTTP request"))
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if self._is_handshake:
+                    self._upgrade(data)
+                    return
+
+    def _take_body(self, framing: BodyFraming, data: bytes) -> bytes:
+        """Take the body of a request whose offer is ignored; return what stands behind it."""
+        try:
+            part, rest = framing.take(data)
+        except Refused as error:
+            self._refuse(error)
+            return b""
+        if part:
+            self.on_body(part)
+        if framing.is_complete:
+            self._body = None
+            self.on_message_complete()
+        return rest
+
+    def _upgrade(self, early: bytes) -> None:
+        if not self._is_idle():
+            detail = "a WebSocket handshake waits for the answers to the requests before it"
+            self._refuse(Refused("invalid_request", detail))
+            return
+        self._early = early
+        if not self._turns.take(self._hand_over):
+            self.flow.pause_reading()
+
+    def _hand_over(self) -> None:
+        if self._early is None or self.transport.is_closing():
+            return
+        early, self._early = self._early, None
+        self.handle_websocket_upgrade()
+        if early:
+            cast(asyncio.Protocol, self.transport.get_protocol()).data_received(early)
+
+    def handle_websocket_upgrade(self) -> None:
+        """The socket goes to the WebSocket protocol."""
+        self._disarm()
+        self.flow.hand_over()
+        super().handle_websocket_upgrade()
+        # The parser and this object refer to each other: without this each WebSocket would keep
+        # its handshake in memory until the garbage collector's oldest generation comes around.
+        self.parser = None  # type: ignore[assignment]
+
+    def shutdown(self) -> None:
+        """As uvicorn's protocols."""
+        if self._phase is _Phase.OVER:
+            self.transport.close()
+        elif self._phase is not _Phase.REFUSED:  # that one ends behind its last answer anyway
+            self._disarm()
+            super().shutdown()
+
+    # --- The answers ----------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        self._turns.take(partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """It is its turn. Also of one whose client is gone by now: the application is told."""
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """A request has been answered: the next one's turn, or the refusal's."""
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if was_last and self._phase is _Phase.REFUSED:
+            self._finish()
+        elif self._behind is not None and self._is_idle():
+            behind, self._behind = self._behind, None
+            if behind:
+                self.data_received(behind)
+
+    # --- The parser -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        if len(self.pipeline) >= self.pipelined_max:
+            self._stop(Refused("too_many", f"at most {self.pipelined_max} pipelined requests"))
+        super().on_message_begin()
+        self._has_begun = True
+        self._header_bytes = self._unparsed_bytes = 0
+        if self._phase is not _Phase.HEADER:
+            self._enter(_Phase.HEADER, self.header_timeout_s)
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._count(len(name) + len(value) + 4)  # ": " and the line's end
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The header is whole."""
+        self._has_begun = False
+        self._judge_header()
+        self._progress = Progress(self.body_timeout_s, now=self.loop.time())
+        self._enter(_Phase.BODY, self.body_timeout_s)
+        parsed_before = self.cycle
+        here = self._peer
+        if self._is_proxied:
+            here = self.addresses.behind(here, self.headers)
+        self.scope[CLIENT] = here  # type: ignore[typeddict-unknown-key]
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
+            self._incoming = self.cycle
+
+    def _judge_header(self) -> None:
+        """Decide what stands behind the header: a body, frames of a WebSocket, or nothing that we
+        read."""
+        version = self.parser.get_http_version()
+        if self.parser.get_method() == b"CONNECT":
+            self._stop(Refused("method_not_allowed", "this is a broker, and no proxy"))
+        try:
+            check_coding(self.headers, version)
+        except Refused as error:
+            self._stop(error)
+        is_offer = self.parser.should_upgrade()
+        framing = BodyFraming(self.headers) if is_offer else None
+        is_empty = framing is None or framing.is_complete
+        self._is_handshake = is_offer and is_empty and self._asks_for_websocket()
+        self._is_ignored = is_offer and not self._is_handshake
+        self._body = None if is_empty else framing
+
+    def _asks_for_websocket(self) -> bool:
+        """Whether a request without a body is a handshake of RFC 6455. Of one with a key at a
+        wrong path the handshake's answer says which path is right."""
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
+            return False
+        offers = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        is_there = self.url.partition(b"?")[0] == WEBSOCKET_PATH.encode()
+        has_key = any(name == b"sec-websocket-key" for name, _ in self.headers)
+        return offers == [b"websocket"] and (is_there or has_key) and self._should_upgrade_to_ws()
+
+    def _should_upgrade(self) -> bool:
+        """Tell uvicorn whether this request goes to the WebSocket protocol."""
+        return self._is_handshake
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body. As uvicorn's, but who reads it is woken when it is worth it, or
+        whole: a thousand clients that send a byte at a time would be a thousand tasks each time."""
+        cycle = self.cycle
+        if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
+            return
+        self._progress.moved(len(body), now=self.loop.time())
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        if len(cycle.body) >= PART_BYTES_MIN:
+            cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        """The body is whole, or there is none."""
+        if self._body is not None:
+            return  # the parser skips the body of a request with an offer: see _take_body
+        self._disarm()
+        self._incoming = None
+        self._phase = _Phase.BETWEEN
+        super().on_message_complete()
+        if self._is_ignored:
+            self._behind = b""
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self.header_bytes_max:
+            self._stop(self._header_too_large())
+
+    def _stop(self, refusal: Refused) -> NoReturn:
+        self._refusal = refusal
+        raise _Stop
+
+    def _header_too_large(self) -> Refused:
+        return Refused(
+            "header_too_large", f"a request header has at most {self.header_bytes_max} bytes"
+        )
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    # --- Time -----------------------------------------------------------------------------------
+
+    def _enter(self, phase: _Phase, timeout_s: float) -> None:
+        self._disarm()
+        self._phase = phase
+        self._timer = self.loop.call_later(timeout_s, self._expire, timeout_s)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self, timeout_s: float) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused or self.flow.is_resting:
+            # We do not read at the moment: the client is not the one who is late.
+            self._progress.excuse(now=self.loop.time())
+            self._enter(self._phase, timeout_s)
+        elif self._phase is _Phase.BODY and (left_s := self._body_left_s()) > 0:
+            self._enter(self._phase, left_s)
+        elif self._phase is _Phase.HEADER and not self._has_begun:
+            self.transport.close()  # a connection made in advance and never used: no answer owed
+        else:
+            self._turns.take(partial(self._too_late, self._phase))
+
+    def _body_left_s(self) -> float:
+        return self._progress.ends_at - self.loop.time()
+
+    def _too_late(self, phase: _Phase) -> None:
+        if self._phase is not phase or self._timer is not None or self.transport.is_closing():
+            return  # it was just in time
+        if phase is _Phase.HEADER:
+            why = f"the header was not complete within {self.header_timeout_s:g} s"
+        elif (left_s := self._body_left_s()) > 0:
+            self._enter(phase, left_s)
+            return
+        else:
+            why = (
+                f"the body was not complete within {self.body_timeout_s:g} s, and did not go on "
+                f"at {limits.SLOWEST_BYTES_PER_S} bytes a second"
+            )
+        self._refuse(Refused("request_timeout", why))
+
+    # --- The end --------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        phase = self._phase
+        return phase is _Phase.REFUSED or phase is _Phase.OVER or self.transport.is_closing()
+
+    def _refuse(self, error: TocsinError) -> None:
+        """Answer in its turn, if the answer cannot be taken for another request's, and close."""
+        self._disarm()
+        self._phase = _Phase.REFUSED
+        self._last_words = raw_problem(error)
+        logger.info("a connection is refused: %s", error)
+        broken, self._incoming = self._incoming, None
+        if broken is None:
+            is_idle = self._is_idle()
+        elif broken is self._running:
+            is_idle = True
+            if broken.response_started:
+                self._last_words = b""
+            self._disconnect(broken)
+        else:  # it waits behind another one, and is never begun
+            is_idle = False
+            self.pipeline.popleft()
+        if is_idle:
+            self._finish()
+
+    @staticmethod
+    def _disconnect(cycle: RequestResponseCycle | None) -> None:
+        """Its application is told at its next read, and what it still writes goes nowhere."""
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _finish(self) -> None:
+        self._unset_keepalive_if_required()
+        self._phase = _Phase.OVER
+        self.transport.write(self._last_words)
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing a socket with unread input resets it, and the reset overtakes the answers. So only
+        # our half is closed, and the client's end of its half closes the rest (eof_received).
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(self.linger_s, self.transport.abort)
+
+
+def http_class(
+    addresses: Addresses, intake: Intake | None = None, turns: Turns | None = None
+) -> type[Http11Protocol]:
+    """The class for `uvicorn.Config(http=…)` that goes by these addresses, and shares this intake
+    and these turns with others."""
+
+    class BoundHttp11Protocol(Http11Protocol):
+        pass
+
+    BoundHttp11Protocol.addresses = addresses
+    BoundHttp11Protocol.intake = intake or Intake()
+    BoundHttp11Protocol.turns = turns or Turns()
+    return BoundHttp11Protocol
+
+
+def raw_problem(error: TocsinError, *headers: str, status: int | None = None) -> bytes:
+    """A whole HTTP/1.1 response with the problem document of an error, for who never reaches the
+    application; `status`: another one than the error's. The connection closes behind it."""
+    body = msgspec.json.encode(problems.document(error))
+    status = status or error.code.http_status
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"content-type: {problems.MEDIA_TYPE}",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *(f"{name.lower()}: {text}" for name, text in problems.SECURITY_HEADERS),
+        *problems.retry_after(error),
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,221 @@
+"""A manager's duty in one storage cluster: who of its servers could be elected.
+
+Looks at all of them, has `services.manager.rules.election` decide, does what that says, and tells
+what it saw.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+import msgspec
+
+from push.errors import TocsinError
+from push.replicas import Act, View
+from services.manager.leader import Leader
+from services.manager.rules.cluster_election import ClusterElectable
+from services.manager.rules.election import AWAY_S, Electable, ShardRule
+from services.manager.rules.leader import Patience
+from storage.redis.connection import Many
+from storage.redis.ops.cluster import ClusterCopying, ClusterObserver
+from storage.redis.ops.failover import Copying
+from storage.redis.ops.observe import Observer, Outdone, Watched
+
+LOOK_S: Final = 1.0
+"""From one look to the next, while all is well."""
+SOON_S: Final = 0.1
+"""And behind an act: the next step waits only for what it has done."""
+WAITING_S: Final = 0.3
+"""And while publishing waits for somebody who is being taken out."""
+_LOG: Final = logging.getLogger("tocsin.manager")
+
+
+class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A server, for people. `state`: in one word; `since_s`: how long it has said nothing to the
+    primary; `behind_bytes`: what of the stream of writes it has not confirmed."""
+
+    address: str
+    state: str
+    user: str = ""
+    since_s: float = 0.0
+    behind_bytes: int = 0
+    why: str = ""
+
+
+class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leading manager says of a cluster."""
+
+    name: str
+    store: str
+    """Its URL, without a password."""
+    seen_unix_s: float
+    manager: str
+    term: int
+    primary: str
+    replicas: int
+    """How many could be elected, as the shard says."""
+    out: list[str]
+    """Those that are not counted."""
+    servers: list[ServerTold]
+    sentinels: dict[str, str]
+    """Each, and whom it names or why it does not answer."""
+    says: list[str]
+    """What the manager does, and what is wrong."""
+
+
+class ClusterKeeper:
+    """See the module. One for each cluster; `step` while this manager leads, one at a time.
+    `away_s`: after which a replica is taken out."""
+
+    def __init__(self, name: str, store: str, watched: Watched, *, away_s: float = AWAY_S) -> None:
+        self.name = name
+        self._away_s = away_s
+        self._store = store
+        self._many = Many(watched.reach)
+        self._observer: Observer | ClusterObserver
+        self._copying: Copying | ClusterCopying
+        self._new: type[ShardRule]
+        if watched.in_cluster:
+            self._observer = ClusterObserver(watched, self._many)
+            self._copying = ClusterCopying(watched, self._many)
+            self._new = ClusterElectable
+        else:
+            self._observer = Observer(watched, self._many)
+            self._copying = Copying(watched, self._many)
+            self._new = Electable
+        self._rule: ShardRule = self._new(away_s=away_s)
+        self._term = 0
+        self._patience = Patience()
+        self._said: list[str] = []
+        self.told: ClusterTold | None = None
+        """Of the last step; None: there was none."""
+
+    async def step(self, leader: Leader) -> float:
+        """Look, and do what is to be done now; in how many seconds the next one is due."""
+        try:
+            view = await self._observer.look(leader.name, leader.term)
+            if leader.term != self._term:
+                silent_s = await self._silent_s(leader, view.primary)
+                self._term = leader.term
+                self._rule = self._new(away_s=self._away_s, silent_s=silent_s)
+                self._patience.begin()
+            now = asyncio.get_running_loop().time()
+            acts = self._rule.saw(view, now=now)
+            self._log()
+            done = await self._do(acts, leader)
+        except Outdone as outdone:
+            leader.outdone(outdone.term)
+            return LOOK_S
+        self.told = self._tell(view, leader)
+        if self._patience.is_over(is_held_up=not acts and is_held_up(view, self._rule), now=now):
+            leader.give_way()
+        if done:
+            return SOON_S
+        if self._rule.leaving():
+            return WAITING_S
+        return min(LOOK_S, max(SOON_S, self._rule.absences.due_s()))
+
+    async def _silent_s(self, leader: Leader, primary: str) -> dict[str, float]:
+        """For how long replicas of this primary had said nothing when the leader before this one
+        looked, and has been gone itself since: a replica that goes just before it is not waited for
+        twice. (One that is there is seen to be.)"""
+        try:
+            text = await leader.told(self.name)
+            told = msgspec.json.decode(text, type=ClusterTold) if text else None
+        except (TocsinError, msgspec.DecodeError):
+            return {}
+        if told is None or told.primary != primary:
+            return {}
+        return {one.address: one.since_s + leader.stood_still_s for one in told.servers}
+
+    async def _do(self, acts: list[Act], leader: Leader) -> bool:
+        """Whether anything was done."""
+        done = False
+        for act in acts:
+            if not leader.leads or leader.term != self._term:
+                return False
+            try:
+                if await self._copying.do(act, leader.name, self._term):
+                    self._rule.did(act)
+                    done = True
+            except TocsinError as error:  # it is tried again with the next look
+                self._rule.says.append(error.detail)
+                _LOG.warning("%s: %s", self.name, error.detail)
+        return done
+
+    def _log(self) -> None:
+        """What is new of what there is to say."""
+        said = self._rule.says
+        for line in said:
+            if line not in self._said:
+                _LOG.warning("%s: %s", self.name, line)
+        if self._said and not said:
+            _LOG.info("%s: all that is counted is there", self.name)
+        self._said = list(said)
+
+    def _tell(self, view: View, leader: Leader) -> ClusterTold:
+        named = {place: f"names {one.primary}" for place, one in view.sentinels.items()}
+        silent = {
+            place: f"does not answer: {view.silent[place]}"
+            for place in view.guards if place in view.silent
+        }  # fmt: skip
+        return ClusterTold(
+            name=self.name,
+            store=self._store,
+            seen_unix_s=round(time.time(), 3),
+            manager=leader.name,
+            term=self._term,
+            primary=view.primary,
+            replicas=view.replicas,
+            out=sorted(view.out),
+            servers=servers_told(view, self._rule),
+            sentinels=named | silent,
+            says=list(self._rule.says),
+        )
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._many.close()
+
+
+def is_held_up(view: View, rule: ShardRule) -> bool:
+    """Whether somebody is to be taken out while others do not answer this manager: publishing waits
+    for that, and another manager may reach them."""
+    leaving = rule.leaving()
+    return bool(leaving) and bool(set(view.silent) - leaving)
+
+
+def servers_told(view: View, rule: ShardRule) -> list[ServerTold]:
+    """Each server that is known, the primary first."""
+    primary = view.servers.get(view.primary)
+    followers = {one.place: one for one in primary.followers} if primary is not None else {}
+    known = {*view.servers, *view.users, *view.out, *followers, view.primary} - {""}
+    found = []
+    for place in sorted(known, key=lambda one: (one != view.primary, one)):
+        server, follower = view.servers.get(place), followers.get(place)
+        behind = 0
+        if place == view.primary:
+            state = "primary" if server is not None else "away"
+        elif place in view.out:
+            state = "out" if server is None else "returning"
+            if server is not None and primary is not None:
+                behind = max(0, primary.offset - server.offset)
+        elif follower is None:
+            state = "away"
+        elif not follower.is_online:
+            state = "syncing"
+        else:
+            state = "in sync" if server is None or server.is_electable else "joining"
+            behind = max(0, primary.offset - follower.offset) if primary is not None else 0
+        found.append(
+            ServerTold(
+                address=place,
+                state=state,
+                user=view.users.get(place, ""),
+                since_s=round(rule.absences.silent_s(place), 1),
+                behind_bytes=behind,
+                why=view.silent.get(place, ""),
+            )
+        )
+    return found

@@ -1,0 +1,343 @@
+"""What a manager does about storage clusters from outside: it looks at each, keeps what it finds in
+the catalog, where new queues are placed by it, frees what deleted queues held and nobody has freed,
+and says when clusters are too few or too many.
+
+Every duty can be done twice, or by two managers at once, without harm: facts are what was found,
+and who leads puts right what one that led before has written late; dropping what is dropped changes
+nothing, and a wish is numbered in the catalog before it is told.
+
+A manager's duty about where partitions are: `services.manager.placement`, over the catalog and
+all storage clusters, which it opens when it leads for the first time. One that is away is no reason
+not to; without the first one, which has the catalog, there is nothing to do.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.stores.clusters import INCARNATION_OF, Others, examine_all, open_shard, places_of
+from gateway.stores.marks import ClusterMark
+from metadata import placement as clusters
+from metadata import placement as scaling
+from metadata.backend import Contents
+from metadata.catalog import Queue
+from metadata.catalog_service import InProcessMetadata
+from metadata.placement import Clusters, Look, Scaling, Wish
+from metadata.port import STORAGE_INCARNATION
+from metadata.redis.database import RedisDatabase, Shard
+from metadata.row_store import RowStore
+from metadata.service.client import AskingNodes, RemoteDatabase
+from push.errors import Refused, TocsinError
+from runtime.webhook import HOOK_S, HookFailed, ScaleHook
+from services.manager.leader import Leader
+from storage.redis.ops.observe import use_of
+from storage.redis.target import Target
+from storage.sharded import PlacedStorage
+
+STEP_S: Final = 2.0
+"""Between two steps."""
+LEFT_S: Final = 30.0
+"""What was deleted is freed by who deleted it; so long a manager waits for that."""
+HOOK_AGAIN_S: Final = 60.0
+"""Before a hook that has not heard is told again."""
+_LOG: Final = logging.getLogger("tocsin.manager")
+
+
+class Catalog(Protocol):
+    """What of `metadata.port.Metadata` is needed."""
+
+    def mark(self, name: str) -> str | None:
+        """See Metadata."""
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Metadata."""
+
+    def list_all_queues(self) -> list[Queue]:
+        """See Metadata."""
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """See Metadata."""
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """See Metadata."""
+
+
+class Dropping(Protocol):
+    """What of `push.storage_port.Storage` is needed."""
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """As Storage.drop_queue."""
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """As Storage.drop_group."""
+
+
+class OutCluster:
+    """See the module. `look` asks all clusters, the first of which has the catalog; `leads`:
+    whether this manager may act, now; `hook`: None: nobody is told."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        storage: Dropping,
+        look: Callable[[], Awaitable[Sequence[Look]]],
+        *,
+        leads: Callable[[], bool],
+        hook: ScaleHook | None = None,
+        hot_share: float = clusters.HOT_SHARE,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalog = catalog
+        self._storage = storage
+        self._look = look
+        self._leads = leads
+        self._hook = hook
+        self._hot_share = hot_share
+        self._wall = wall
+        self._clusters: Clusters | None = None
+        """None: it has not led since another one may have."""
+        self._scaling = Scaling()
+        self._left: dict[tuple[str, str | None], float] = {}
+        """What is deleted and not freed → since when it is seen so."""
+        self._telling: asyncio.Task[None] | None = None
+        self._tell_at = float("-inf")
+
+    async def step(self, *, now: float) -> None:
+        """One round, while this manager leads; `now` in seconds of the loop's clock. Raises
+        TocsinError behind it: a part of it failed, and is tried with the next one."""
+        if not self._leads():
+            self.begin_anew()
+            return
+        looks = await self._look()
+        await _all_of([
+            lambda: self._facts(looks, now),
+            lambda: self._wishes(looks[0].name, now),
+            lambda: self._free(now),
+        ])  # fmt: skip
+
+    def begin_anew(self) -> None:
+        """Another manager may have led meanwhile: what is known is what the catalog says."""
+        self._clusters = None
+        self._left.clear()
+
+    async def stop(self) -> None:
+        """End; a hook that is being told is killed, and told again by who leads next."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait([self._telling])
+
+    # --- What is found -------------------------------------------------------------------------
+
+    async def _facts(self, looks: Sequence[Look], now: float) -> None:
+        if self._clusters is None:
+            marks = [self._catalog.mark(clusters.MARK + look.name) for look in looks]
+            known = [facts for facts in map(clusters.read_facts, marks) if facts is not None]
+            self._clusters = Clusters(known, hot_share=self._hot_share)
+            self._scaling = Scaling(scaling.read_wish(self._catalog.mark(scaling.SCALING_MARK)))
+            self._tell_at = now + HOOK_S  # who led before may be telling it still
+        found = self._clusters.looked(looks, now=now, wall_unix_ms=int(self._wall() * 1000))
+        found += [
+            one
+            for one in self._clusters.facts
+            if one not in found and self._is_another_in_the_catalog(one)
+        ]
+        for facts in found:
+            if not self._leads():
+                return
+            before = clusters.read_facts(self._catalog.mark(clusters.MARK + facts.name))
+            await self._catalog.set_mark(clusters.MARK + facts.name, clusters.encoded(facts))
+            self._clusters.told(facts, now=now)
+            if before is None or before.state != facts.state:
+                level = logging.INFO if facts.state == "well" else logging.WARNING
+                _LOG.log(
+                    level, "the storage cluster %s is %s now: %d of %d bytes are taken%s",
+                    facts.name, facts.state, facts.used_bytes, facts.bound_bytes,
+                    f"; {facts.why}" if facts.why else "",
+                )  # fmt: skip
+
+    def _is_another_in_the_catalog(self, one: clusters.ClusterFacts) -> bool:
+        """A manager that led before may have written what it had found, late."""
+        held = clusters.read_facts(self._catalog.mark(clusters.MARK + one.name))
+        return held is None or held.state != one.state
+
+    # --- Too few, too many ---------------------------------------------------------------------
+
+    async def _wishes(self, home: str, now: float) -> None:
+        assert self._clusters is not None
+        in_use = {home}
+        for queue in self._catalog.list_all_queues():
+            in_use.update(queue.clusters)
+        wish = self._scaling.looked(
+            self._clusters.facts, in_use, now=now, wall_unix_ms=int(self._wall() * 1000)
+        )
+        if wish is not None and self._leads():
+            await self._keep(msgspec.structs.replace(wish, has_hook=self._hook is not None))
+            self._tell_at = now
+            _LOG.warning("storage clusters: %s %s", wish.kind, ", ".join(wish.clusters))
+        is_due = not self._scaling.wish.is_told and now >= self._tell_at
+        if self._hook is not None and is_due and self._telling is None and self._leads():
+            self._tell_at = now + HOOK_AGAIN_S
+            self._telling = asyncio.create_task(self._tell(self._hook, self._scaling.wish))
+            self._telling.add_done_callback(self._told)
+
+    async def _keep(self, wish: Wish) -> None:
+        await self._catalog.set_mark(scaling.SCALING_MARK, scaling.encoded_scaling(wish))
+        self._scaling.kept(wish)
+
+    async def _tell(self, hook: ScaleHook, wish: Wish) -> None:
+        assert self._clusters is not None
+        facts = [
+            {**msgspec.to_builtins(one), "used_share": round(one.used_share, 4)}
+            for one in self._clusters.facts
+        ]
+        body = msgspec.json.encode(
+            {
+                "number": wish.number,
+                "wish": wish.kind,
+                "remove": list(wish.clusters),
+                "since_unix_ms": wish.since_unix_ms,
+                "clusters": facts,
+            }
+        )
+        try:
+            await hook.tell(body)
+            held = scaling.read_wish(self._catalog.mark(scaling.SCALING_MARK))
+            if self._leads() and self._scaling.wish == wish == held:  # else another one led since
+                await self._keep(msgspec.structs.replace(wish, is_told=True))
+        except HookFailed as error:
+            _LOG.error("the scale hook has not heard: %s", error)
+        except TocsinError as error:  # it is told again, under the same number
+            _LOG.warning("that the scale hook has heard cannot be kept: %s", error)
+
+    def _told(self, task: "asyncio.Task[None]") -> None:
+        self._telling = None
+        if not task.cancelled():
+            task.result()
+
+    # --- What deleted queues held ----------------------------------------------------------------
+
+    async def _free(self, now: float) -> None:
+        dropped = self._catalog.dropped()
+        self._left = {one: self._left.get(one, now) for one in dropped}
+        due = [one for one in dropped if now - self._left[one] >= LEFT_S]
+        self._left |= dict.fromkeys(due, now)  # until it is tried again
+        await _all_of([partial(self._drop, *one) for one in due])
+
+    async def _drop(self, queue_id: str, group_id: str | None) -> None:
+        if not self._leads():
+            return
+        if group_id is None:
+            await self._storage.drop_queue(queue_id)
+        else:
+            await self._storage.drop_group(group_id, queue_id)
+        await self._catalog.forget(queue_id, group_id)
+        _LOG.info("%s was deleted, and nobody had freed what it held", group_id or queue_id)
+
+
+async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """One behind the other. Raises the first TocsinError behind the last of them: what one of them
+    needs may be away for days."""
+    failed: TocsinError | None = None
+    for act in acts:
+        try:
+            await act()
+        except TocsinError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How it is done. `targets`: the clusters, the first of which has the catalog, as a user who
+    may read and write there; `hook`: None: nobody is told when they are too few or too many;
+    `hot_share`: of its memory, from which on a cluster is given no new partition."""
+
+    targets: Sequence[Target]
+    hook: ScaleHook | None = None
+    hot_share: float = clusters.HOT_SHARE
+    nodes: Callable[[], AskingNodes] | None = None
+    """Of the metadata service, where gateways have the catalog from one: it may stand over another
+    database than the first cluster. None: the catalog is there."""
+
+
+class PlacingDuty:
+    """See `services.manager.manager.Duty`."""
+
+    name = "storage clusters"
+
+    def __init__(self, placing: Placing, on_fatal: Callable[[str], None]) -> None:
+        self._placing = placing
+        self._targets = placing.targets
+        self._on_fatal = on_fatal
+        self._opened = AsyncExitStack()
+        self._out: OutCluster | None = None
+        self._term = 0
+
+    async def step(self, leader: Leader) -> float:
+        """See Duty. Raises TocsinError: something keeps it from the catalog, or from a part of what
+        is to be done."""
+        if self._out is None:
+            self._out = await self._open(leader)
+        if leader.term != self._term:
+            self._term = leader.term
+            self._out.begin_anew()
+        await self._out.step(now=asyncio.get_running_loop().time())
+        return STEP_S
+
+    async def _open(self, leader: Leader) -> OutCluster:
+        async with AsyncExitStack() as opened:
+            (first, *_) = await examine_all(self._targets[0])
+            mark = ClusterMark(incarnation=first.incarnation or "")  # without one it is refused
+            shard = await open_shard(self._targets[0], mark, self._on_fatal)
+            opened.push_async_callback(shard.close)
+            metadata = InProcessMetadata(*await self._rows(shard))
+            opened.push_async_callback(metadata.close)
+            known = metadata.mark(STORAGE_INCARNATION)
+            if known not in (None, mark.incarnation):  # what it has dropped is elsewhere (R30)
+                raise Refused(
+                    "storage_unavailable",
+                    f"{self._targets[0].shown} is of the incarnation {mark.incarnation}, and the "
+                    f"catalog knows {known}: one of the two has been exchanged",
+                )
+            others = Others(self._targets[1:], None, metadata, None)
+            home = (self._targets[0].cluster, shard)
+            storage = PlacedStorage(places_of(home, others, metadata, mark.incarnation))
+            opened.push_async_callback(storage.close)
+            out = OutCluster(
+                metadata, storage, partial(self._look, metadata), leads=lambda: leader.leads,
+                hook=self._placing.hook, hot_share=self._placing.hot_share,
+            )  # fmt: skip
+            opened.push_async_callback(out.stop)
+            self._opened = opened.pop_all()
+        return out
+
+    async def _rows(self, shard: Shard) -> tuple[RowStore, Contents]:
+        nodes = self._placing.nodes
+        database = RemoteDatabase(nodes()) if nodes is not None else RedisDatabase(shard)
+        try:
+            return await RowStore.open(database, on_fatal=self._on_fatal)
+        except BaseException:
+            await database.close()
+            raise
+
+    async def _look(self, metadata: InProcessMetadata) -> list[Look]:
+        """One that was emptied, or exchanged, is as good as away."""
+        names = [INCARNATION_OF + target.cluster for target in self._targets]
+        meant = map(metadata.mark, (STORAGE_INCARNATION, *names[1:]))
+        uses = await asyncio.gather(*map(use_of, self._targets, meant))
+        return [
+            Look(target.cluster, target.zone, use.memory.used, use.memory.bound, use.why)
+            for target, use in zip(self._targets, uses, strict=True)
+        ]
+
+    async def close(self) -> None:
+        """See Duty."""
+        await self._opened.aclose()

@@ -1,0 +1,550 @@
+"""Who of a shard's servers could be elected, and how that changes (R28). Pure.
+
+Sentinels have any replica elected that they know, however old its data is. So what is acknowledged
+is on each of them; and one that is away is taken out, in this order, or it could be elected without
+what was acknowledged meanwhile:
+
+    1. every server that is left locks its user out, durably: it follows nobody any more
+    2. each Sentinel forgets it, one after the other: it is not told of it again, because of 1.
+    3. R is lowered, and the shard says who is not counted (`out`), in one act on every copy
+
+One that has come back is let in again, in this order, or it could be elected before it has
+everything:
+
+    1. its priority is 0, durably: no Sentinel has it elected
+    2. it follows a *replica*: the primary neither counts it nor waits for it meanwhile. (Where the
+       primary is all that is left, it follows that.)
+    3. it has everything, on its disk: R is raised and it is not `out` any more, in one act. From
+       now on nothing is acknowledged without it
+    4. it follows the primary, and has all that was written before it was counted, and everybody
+       else who could be elected has heard that it is counted: priority again
+
+Every look decides anew from what is seen; nothing that matters is in a manager's memory alone. What
+a manager has said durably counts only if it has said so itself since that server was started. Who
+is `out` and is attached to the primary all the same puts every group of acts in doubt
+(`storage.redis.replication`), so that nothing is acknowledged on the strength of it.
+
+What both rules about who of a shard could be elected have in common (R28). Pure.
+
+Every look decides anew from what is seen: steps are asked in their order, and what the first one
+that has anything to do says is done before the next look.
+
+Which replicas are away, since when, and which were let in again in vain. Pure.
+
+What is counted and said of a look at a shard, with Sentinels or in a Cluster. Pure.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from push.replicas import (
+    Act,
+    Count,
+    Elect,
+    Follow,
+    Forget,
+    LetIn,
+    LockOut,
+    Meet,
+    Prepare,
+    Reset,
+    Server,
+    View,
+)
+
+LOOKED_S: Final = 8.0
+"""Between two looks that are farther apart nobody knows what was. A look takes a few seconds where
+servers do not answer."""
+SILENT_S: Final = 2.0
+"""Replicas confirm every second: whoever has not for so long is not there."""
+AGAIN_S: Final = (60.0, 3600.0)
+"""Publishing waits for who is let in. Who then goes away before it has everything is let in again
+so much later: the first time, and at most."""
+
+
+class Absences:
+    """As one manager sees a shard, by its own clock. `silent_s`: for how long, at least, somebody
+    had confirmed nothing when the manager before it looked last."""
+
+    def __init__(self, away_s: float, silent_s: Mapping[str, float] | None = None) -> None:
+        self._away_s = away_s
+        self._told_s = dict(silent_s or {})
+        self._heard: dict[str, float] = {}
+        """Who is counted → when it is known to have confirmed last; unless seen, since when."""
+        self._primary = ""
+        self._now = 0.0
+        self._out: frozenset[str] = frozenset()
+        self._trying: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+
+    def saw(
+        self, primary: Server, members: Collection[str], out: frozenset[str], *, now: float
+    ) -> None:
+        """Who is attached to the primary, at `now`, of those that are counted; and who is not."""
+        if primary.place != self._primary or now - self._now > LOOKED_S:
+            self._heard = {}
+        self._primary, self._now = primary.place, now
+        followers = {one.place: one for one in primary.followers}
+        heard = {}
+        for place in members:
+            before = self._heard.get(place, now - self._told_s.get(place, 0.0))
+            follower = followers.get(place)
+            if follower is not None and follower.is_online:
+                heard[place] = max(before if place in self._heard else 0.0, now - follower.lag_s)
+            else:  # nor does one confirm anything that is being given everything: for minutes
+                heard[place] = before
+        self._heard, self._told_s = heard, {}
+        self._trying |= (self._out - out) & set(members)
+        for place in out & self._trying:
+            self._failed(place)
+        self._out = out
+
+    def _failed(self, place: str) -> None:
+        self._trying.discard(place)
+        first, most = AGAIN_S
+        failures = self._failures.get(place, 0)
+        self._failures[place] = failures + 1
+        self._not_before[place] = self._now + min(most, first * 2**failures)
+
+    def stays(self, place: str) -> None:
+        """It has everything."""
+        self._trying.discard(place)
+        self._failures.pop(place, None)
+
+    def unseen(self) -> None:
+        """The primary was not seen: nobody knows who is attached to it."""
+        self._primary = ""
+
+    def away(self) -> set[str]:
+        """Those that have confirmed nothing for too long."""
+        return {place for place in self._heard if self.silent_s(place) >= self._away_s}
+
+    def silent(self) -> set[str]:
+        """Those that are not there at this moment."""
+        return {place for place in self._heard if self.silent_s(place) >= SILENT_S}
+
+    def due_s(self) -> float:
+        """In how many seconds the next of those is away that are not there at this moment;
+        infinity: there is none."""
+        left = [self._away_s - self.silent_s(place) for place in self.silent()]
+        return min((some for some in left if some > 0), default=float("inf"))
+
+    def silent_s(self, place: str) -> float:
+        """Since when it has confirmed nothing, as far as this manager knows."""
+        return self._now - self._heard.get(place, self._now)
+
+    def later_s(self, place: str) -> float:
+        """In how many seconds it may be let in again."""
+        return max(0.0, self._not_before.get(place, 0.0) - self._now)
+
+
+def with_more(view: View, members: Collection[str], count: int) -> int:
+    """R when so many more are counted than these. One that is more already, because somebody has
+    said so ahead, is not raised: it would wait for nobody."""
+    return view.replicas + min(count, max(0, len(members) + count - view.replicas))
+
+
+def attached_to(view: View) -> set[str]:
+    """Who follows the primary, in whatever state."""
+    primary = view.servers.get(view.primary)
+    return {one.place for one in primary.followers} if primary is not None else set()
+
+
+def named(view: View) -> str:
+    """Who is said to be primary, and who does not answer: for people."""
+    said = [f"{place} names {one.primary}" for place, one in sorted(view.sentinels.items())]
+    silent = [f"{place}: {why}" for place, why in sorted(view.silent.items())]
+    return "; ".join([*said, *silent]) or "nobody answers"
+
+
+def listed(places: Iterable[str]) -> str:
+    """For people."""
+    return ", ".join(sorted(places))
+
+
+def told(act: Act) -> str:
+    """For people."""
+    match act:
+        case LockOut():
+            return f"{act.at} lets {act.user} in no more"
+        case LetIn():
+            return f"{act.at} lets {act.user} in"
+        case Prepare():
+            return f"{act.at} is not to be elected"
+        case Elect():
+            return f"{act.at} has everything, and may be elected"
+        case Follow():
+            return f"{act.at} is to follow {act.primary}"
+        case Reset():
+            return f"the Sentinel {act.sentinel} is to forget who is not there"
+        case Forget():
+            return f"{act.at} is to forget {act.node_id}"
+        case Meet():
+            return f"{act.at} is to know {act.place}"
+        case Count():
+            out = f"; not counted: {listed(act.out)}" if act.out else ""
+            return f"R becomes {act.replicas}, and was {act.replicas_before}{out}"
+
+
+AWAY_S: Final = 10.0
+"""So long a replica has not confirmed anything before it is taken out."""
+Step = Callable[[Server], list[Act]]
+"""Given the primary."""
+
+
+class ShardRule(ABC):
+    """The rule for one shard, for as long as one manager leads. Times are seconds of its clock.
+    `away_s`: after which one is taken out; `silent_s`: see Absences."""
+
+    def __init__(
+        self, *, away_s: float = AWAY_S, silent_s: Mapping[str, float] | None = None
+    ) -> None:
+        self.says: list[str] = []
+        """Sentences: what is done, what it waits for, what is wrong. Of the last look."""
+        self.absences = Absences(away_s, silent_s)
+        """Who is away since when."""
+        self._view = View("", {}, {})
+        self._before = View("", {}, {})
+        self._counted: set[str] = set()
+        """Those that R has counted at the last look."""
+
+    def saw(self, view: View, *, now: float) -> list[Act]:
+        """What is to be done now, in any order, before the next look; nothing: all is well, or
+        something has to be waited for, which `says` tells."""
+        self._counted = self.members() if self._view.replicas >= len(self.members()) else set()
+        self._before, self._view, self.says = self._view, view, []
+        primary = view.servers.get(view.primary)
+        if primary is None or not primary.is_primary:
+            self.absences.unseen()
+            self.says.append(f"no primary is seen: {named(view)}")
+            return []
+        self.absences.saw(primary, self.members(), view.out, now=now)
+        for step in self._steps():
+            acts = step(primary)
+            if acts:
+                self.says.extend(map(told, acts))
+                return acts
+        return []
+
+    @abstractmethod
+    def _steps(self) -> Sequence[Step]:
+        """In the order in which they are asked."""
+
+    @abstractmethod
+    def did(self, act: Act) -> None:
+        """This was done, all of it. What was tried and may not have been done is not told: it is
+        said again."""
+
+    @abstractmethod
+    def leaving(self) -> set[str]:
+        """Those that were away for too long and are still counted."""
+
+    def members(self) -> set[str]:
+        """Those that R counts, as far as they are known: without the primary."""
+        view = self._view
+        known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
+        return (known | set(view.users) | attached_to(view)) - view.out - {view.primary}
+
+    def _why_not_whole(self, server: Server) -> str:
+        """Why it may lack something of what was there at the last look; "": it has it, on disk."""
+        view, before = self._view, self._before
+        past = before.servers.get(view.primary)
+        if not server.is_linked:
+            return "its link is down, or it has not everything yet"
+        if server.unready:
+            return server.unready
+        if past is None or before.primary != view.primary:
+            return "it was not looked at before"
+        if server.offset < past.offset:
+            return f"{past.offset - server.offset} bytes are missing"
+        return ""
+
+    def _unaware(self, primary: Server, could: set[str]) -> set[str]:
+        """Who of those that could be elected has not confirmed what was there at the last look:
+        perhaps not how many R counts since then. Elected, such a one would acknowledge without who
+        is let in, and that one could be elected behind it."""
+        past = self._before.servers.get(primary.place)
+        if past is None or self._before.primary != primary.place:
+            return could
+        have = {one.place for one in primary.followers if one.is_online}
+        have -= {one.place for one in primary.followers if one.offset < past.offset}
+        return could - have
+
+
+class Electable(ShardRule):
+    """The rule of a shard that Sentinels guard."""
+
+    def __init__(
+        self, *, away_s: float = AWAY_S, silent_s: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__(away_s=away_s, silent_s=silent_s)
+        self._done: set[tuple[str, str, str]] = set()
+        """(server, its start, the user locked out there; "": it is prepared), said by this one."""
+
+    def _steps(self) -> Sequence[Step]:
+        return self._raise, self._take_out, self._bar, self._let_in, self._admit
+
+    def did(self, act: Act) -> None:
+        """As ShardRule.did."""
+        at = act.at if isinstance(act, LockOut | LetIn | Prepare | Elect) else ""
+        server = self._view.servers.get(at)
+        if server is None:
+            return
+        match act:
+            case LockOut(user=user):
+                self._done.add((at, server.run_id, user))
+            case LetIn(user=user):
+                self._done.discard((at, server.run_id, user))
+            case Prepare():
+                self._done.add((at, server.run_id, ""))
+            case Elect():
+                self._done.discard((at, server.run_id, ""))
+                self.absences.stays(at)
+            case _:
+                pass
+
+    # --- Who is there ----------------------------------------------------------------------------
+
+    def leaving(self) -> set[str]:
+        """Those that were away for too long and are still counted."""
+        return self.members() & self.absences.away()
+
+    def staying(self) -> set[str]:
+        """The primary, and whom R counts when those that are leaving have left."""
+        return (self.members() - self.leaving()) | {self._view.primary}
+
+    def _kept(self) -> list[str]:
+        """Replicas that are counted, follow the primary, and answer."""
+        view = self._view
+        online = {one.place for one in view.servers[view.primary].followers if one.is_online}
+        return sorted(online & self.members() & set(view.servers))
+
+    def _could_be(self) -> set[str]:
+        """Who of those that are counted may be elected, as far as is known."""
+        barred = {one.place for one in self._view.servers.values() if not one.is_electable}
+        return self.members() - barred
+
+    # --- R is never below what could be elected --------------------------------------------------
+
+    def _raise(self, primary: Server) -> list[Act]:
+        view = self._view
+        known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
+        could = (known | attached_to(view)) - view.out - {view.primary}
+        if len(could) > view.replicas:
+            self.says.append(f"{len(could)} replicas could be elected, and R is {view.replicas}")
+            return [self._count(len(could), view.out)]
+        if len(self.members()) < view.replicas:
+            self.says.append(
+                f"R is {view.replicas}, and only {len(self.members())} replicas were ever seen: "
+                "when there are no others, say `tocsin admin set-replicas`"
+            )
+        return []
+
+    def _count(self, replicas: int, out: Iterable[str]) -> Count:
+        view = self._view
+        return Count(view.replicas, view.out, replicas, frozenset(out))
+
+    # --- Taking out ------------------------------------------------------------------------------
+
+    def _take_out(self, primary: Server) -> list[Act]:
+        view, leaving = self._view, self.leaving()
+        if not leaving:
+            return []
+        why = self._why_not(leaving)
+        if why:  # those that are back meanwhile may as well come in
+            self.says.append(f"{listed(leaving)} cannot be taken out: {why}")
+            return self._let_in_at(self.staying(), leaving & set(view.servers))
+        locks = self._locks(self.staying(), leaving)
+        if locks:
+            return locks
+        knowing = self._knowing(leaving)
+        if knowing:
+            return self._reset(knowing)
+        counted = len(self.members())
+        lower = view.replicas - len(leaving)
+        if view.replicas < counted:  # an operator has lowered it already
+            lower = min(view.replicas, counted - len(leaving))
+        return [self._count(lower, view.out | leaving)]
+
+    def _why_not(self, some: set[str]) -> str:
+        """Why these cannot be taken out now; "": they can."""
+        view = self._view
+        for place in sorted(some):
+            user = view.users.get(place, "")
+            if not user:
+                return f"nobody knows as which user {place} follows (masteruser)"
+            if sum(user == other for other in view.users.values()) > 1:
+                return f"{place} is the user {user}, and so is another server"
+        unheard = sorted(self.staying() - set(view.servers))
+        if unheard:
+            return "; ".join(f"{one}: {view.silent.get(one, 'no reply')}" for one in unheard)
+        return self._why_no_reset()
+
+    def _why_no_reset(self) -> str:
+        """Why Sentinels cannot be told to forget anybody; "": they can."""
+        view = self._view
+        for place in sorted(view.guards):
+            sentinel = view.sentinels.get(place)
+            if sentinel is None:
+                return f"the Sentinel {place}: {view.silent.get(place, 'no reply')}"
+            if sentinel.primary != view.primary or not sentinel.is_calm:
+                return f"the Sentinel {place} is not content with the primary {view.primary}"
+            others = sentinel.others - view.guards
+            if others:
+                return f"the Sentinel {place} knows {listed(others)}, which the URL does not name"
+        return ""
+
+    def _locks(self, at: Iterable[str], out: Iterable[str], *, but: str = "") -> list[Act]:
+        """What is still to be said so that these follow none of those, `but` one of them."""
+        view = self._view
+        servers = [view.servers[place] for place in sorted(at) if place in view.servers]
+        return [
+            LockOut(server.place, user)
+            for server in servers
+            for user in sorted(view.users[place] for place in out if place in view.users)
+            if user and server.place != but
+            and (
+                user not in server.locked
+                or (server.place, server.run_id, user) not in self._done
+                or any(view.users.get(one.place) == user for one in server.followers)
+            )
+        ]  # fmt: skip
+
+    def _knowing(self, some: set[str]) -> list[str]:
+        """The Sentinels that know any of these."""
+        return sorted(
+            place for place, sentinel in self._view.sentinels.items() if sentinel.replicas & some
+        )
+
+    def _reset(self, knowing: list[str]) -> list[Act]:
+        """One of them forgets, when every other one knows all replicas that are there: if the
+        primary is lost in this moment, they replace it."""
+        view, kept = self._view, set(self._kept())
+        for place, sentinel in sorted(view.sentinels.items()):
+            if place != knowing[0] and not kept <= sentinel.replicas:
+                self.says.append(f"the Sentinel {place} learns anew who is there")
+                return []
+        return [Reset(knowing[0], frozenset(kept))]
+
+    # --- Who is out stays out --------------------------------------------------------------------
+
+    def _bar(self, primary: Server) -> list[Act]:
+        """Whoever is out is locked out and forgotten, also where somebody or something has let it
+        in; but where it gets what it has missed."""
+        view = self._view
+        acts: list[Act] = []
+        for place in sorted(view.out):
+            acts += self._locks(self.staying() - {place}, [place], but=self._host(place))
+        if acts:
+            return acts
+        barred = {place for place in view.out if self._host(place) != view.primary}
+        knowing = self._knowing(barred)
+        why = self._why_no_reset() if knowing else ""
+        if why:
+            self.says.append(f"{listed(barred)} cannot be forgotten: {why}")
+        elif knowing:
+            return self._reset(knowing)
+        return []
+
+    # --- Letting in ------------------------------------------------------------------------------
+
+    def _host(self, place: str) -> str:
+        """Where one that is out gets what it has missed: a replica, or the primary where R is 0.
+        "": nowhere now."""
+        view = self._view
+        server = view.servers.get(place)
+        if server is None or (place, server.run_id, "") not in self._done:
+            return ""
+        if server.is_electable or self._why_not_let_in(place):
+            return ""
+        if view.replicas == 0:
+            return view.primary
+        kept = self._kept()
+        return server.follows if server.follows in kept else next(iter(kept), "")
+
+    def _why_not_let_in(self, place: str) -> str:
+        view = self._view
+        user = view.users.get(place, "")
+        if not user or sum(user == other for other in view.users.values()) > 1:
+            return f"it is no user of its own to those that it follows (masteruser: {user or '-'})"
+        later_s = self.absences.later_s(place)
+        if later_s > 0:
+            return f"it was let in and never had everything: tried again in {later_s:.0f} s"
+        asked = [sentinel.primary for sentinel in view.sentinels.values()]
+        if any(named != view.primary for named in asked) or 2 * len(asked) < len(view.guards):
+            return "the Sentinels do not agree who is primary"
+        return ""
+
+    def _let_in(self, primary: Server) -> list[Act]:
+        """The next step of one that is out and has come back."""
+        view = self._view
+        for place in sorted(view.out & set(view.servers)):
+            why = self._why_not_let_in(place)
+            if why:
+                self.says.append(f"{place} is out: {why}")
+                continue
+            server = view.servers[place]
+            if server.is_electable or (place, server.run_id, "") not in self._done:
+                return [Prepare(place)]
+            acts = self._locks([place], view.out - {place})
+            acts += self._let_in_at([place], self.staying())
+            host = self._host(place)
+            if not host:
+                self.says.append(f"{place} is out: no replica is there that it could follow")
+                continue
+            acts += self._let_in_at([host], [place])
+            if acts:
+                return acts
+            if server.follows != host:
+                return [Follow(place, host)]
+            why = self._why_not_whole(server)
+            if why:
+                self.says.append(f"{place} is out, and gets from {host} what it has missed: {why}")
+                continue
+            return [self._count(with_more(view, self.members(), 1), view.out - {place})]
+        return []
+
+    def _let_in_at(self, at: Iterable[str], some: Iterable[str]) -> list[Act]:
+        """What is still to be said so that these may follow those."""
+        view = self._view
+        return [
+            LetIn(place, user)
+            for place in sorted(at)
+            if place in view.servers
+            for user in sorted(view.users[one] for one in some if one in view.users)
+            if user in view.servers[place].locked
+        ]
+
+    # --- Electable again -------------------------------------------------------------------------
+
+    def _admit(self, primary: Server) -> list[Act]:
+        """Those that are counted may follow everybody; one that is not electable yet follows the
+        primary, and is electable when it has all that was written before it was counted."""
+        view = self._view
+        away = self.absences.silent()
+        there = {place for place in self.staying() if place not in away}
+        acts: list[Act] = self._let_in_at(self.staying(), there)
+        online = {one.place: one for one in primary.followers if one.is_online}
+        for place in sorted(self.members() & set(view.servers)):
+            server = view.servers[place]
+            if server.is_electable:
+                continue
+            if server.follows != view.primary:
+                acts.append(Follow(place, view.primary))
+                continue
+            why = "" if place in online else "it is not attached"
+            why = why or self._why_not_whole(server)
+            if not why and place not in self._counted:
+                why = "it was counted just now"
+            unaware = self._unaware(primary, self._could_be() - {place})
+            if not why and unaware:
+                why = f"{listed(unaware)} may not have heard that it is"
+            if why:
+                self.says.append(f"{place} is counted, and not electable yet: {why}")
+            else:
+                acts.append(Elect(place))
+        if not primary.is_electable:
+            acts.append(Elect(view.primary))
+        return acts

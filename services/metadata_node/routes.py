@@ -1,0 +1,151 @@
+"""The metadata service over HTTP: what gateways and its nodes ask of a node, as routes.
+
+Answers are JSON, errors problem documents. Everybody but supervisors shows the service's token:
+who has it may do to the catalog whatever a gateway may.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from metadata.service.messages import (
+    WAIT_S_MAX,
+    BeatRequest,
+    Changed,
+    ChangeRequest,
+    MembershipRequest,
+    ReadRequest,
+    Taken,
+)
+from metadata.service.node import Node, Shards
+from metadata.service.ring import SHARDS
+from push.errors import Fenced, Refused
+from runtime.metrics.serving import PATH as METRICS
+from runtime.metrics.serving import scrape, shows
+from runtime.operation import Health, Readiness, decode, read_body, reply
+from runtime.problems import Problems
+from services.metadata_node.metrics import NodeMetrics
+
+PUBLIC: Final = frozenset({"/healthz", "/readyz"})
+CHANGE_BYTES_MAX: Final = 16 * 1_048_576
+"""Of a request: ten thousand data keys that are wrapped anew are written at once."""
+_READ: Final = msgspec.json.Decoder(ReadRequest)
+_CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
+_MEMBERSHIP: Final = msgspec.json.Decoder(MembershipRequest)
+_BEAT: Final = msgspec.json.Decoder(BeatRequest)
+Handler = Callable[[Request], Awaitable[Response]]
+NumberT = TypeVar("NumberT", int, float)
+
+
+def application(
+    node: Node, shards: Shards, token: str | None, metrics: NodeMetrics | None = None,
+    metrics_token: str | None = None,
+) -> ASGIApp:  # fmt: skip
+    """The ASGI application of a node; `token` None: everybody may ask. `metrics_token`: what lets
+    one scrape its metrics, and nothing else."""
+    metrics = metrics or NodeMetrics(node)
+    routes = [*_status_routes(node), scrape(metrics.collect), *_routes(node, shards)]
+    router = Router(routes, redirect_slashes=False)
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = guarded  # the router then raises 404 and 405
+        if token is not None and scope["path"] not in PUBLIC:
+            wanted = [token, metrics_token] if scope["path"] == METRICS else [token]
+            if not any(one is not None and shows(scope["headers"], one) for one in wanted):
+                raise Refused("unauthorized", "the metadata service wants to be shown its token")
+        await router(scope, receive, send)
+
+    return metrics.counting(Problems(guarded))
+
+
+def _status_routes(node: Node) -> list[Route]:
+    async def healthz(request: Request) -> Response:
+        return reply(Health("alive"))
+
+    async def readyz(request: Request) -> Response:
+        reasons = node.not_ready()
+        return reply(Readiness(not reasons, reasons), 503 if reasons else 200)
+
+    async def nodes(request: Request) -> Response:
+        return reply(node.nodes)
+
+    return [
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/v1/nodes", nodes, methods=["GET"]),
+    ]
+
+
+def _routes(node: Node, shards: Shards) -> list[Route]:
+    async def watch(request: Request) -> Response:
+        version = _number(request, "version", int, 1 << 53)
+        wait_s = _number(request, "wait_s", float, WAIT_S_MAX)
+        return reply(await node.watch(version, request.query_params.get("cursor", ""), wait_s))
+
+    async def read(request: Request) -> Response:
+        return reply(await node.read(decode(await read_body(request), _READ).seen))
+
+    async def shard(request: Request) -> Response:
+        number = request.path_params["number"]
+        if not 0 <= number < SHARDS:
+            raise Refused("invalid_request", f"shards are 0 to {SHARDS - 1}")
+        return reply(await shards.shard(number, request.query_params.get("how", "")))
+
+    async def change(request: Request) -> Response:
+        wanted = decode(await read_body(request, CHANGE_BYTES_MAX), _CHANGE)
+        try:
+            return reply(Changed(await node.change(wanted)))
+        except Fenced:
+            return reply(Changed(changed=False, fenced=True))
+
+    async def taken(request: Request) -> Response:
+        return reply(Taken(await node.database.is_taken(request.path_params["id"])))
+
+    async def membership(request: Request) -> Response:
+        return reply(await node.database.memberships().get(request.path_params["group_id"]))
+
+    async def glance(request: Request) -> Response:
+        return reply(await node.database.memberships().glance(request.path_params["group_id"]))
+
+    async def change_membership(request: Request) -> Response:
+        wanted = decode(await read_body(request), _MEMBERSHIP)
+        changed = await node.database.memberships().change(
+            wanted.new, expected_generation=wanted.expected_generation
+        )
+        return reply(Changed(changed))
+
+    async def beat(request: Request) -> Response:
+        heard = decode(await read_body(request), _BEAT)
+        rows = node.database.memberships()
+        return reply(await rows.beat(heard.gateway, heard.number, heard.forget, heard.says))
+
+    async def said(request: Request) -> Response:
+        return reply(await node.database.memberships().said())
+
+    return [
+        Route("/v1/watch", watch, methods=["GET"]),
+        Route("/v1/read", read, methods=["POST"]),
+        Route("/v1/shards/{number:int}", shard, methods=["GET"]),
+        Route("/v1/change", change, methods=["POST"]),
+        Route("/v1/ids/{id}", taken, methods=["GET"]),
+        Route("/v1/memberships/{group_id}", membership, methods=["GET"]),
+        Route("/v1/memberships/{group_id}/glance", glance, methods=["GET"]),
+        Route("/v1/memberships", change_membership, methods=["POST"]),
+        Route("/v1/beats", beat, methods=["POST"]),
+        Route("/v1/beats", said, methods=["GET"]),
+    ]
+
+
+def _number(request: Request, name: str, kind: Callable[[str], NumberT], most: NumberT) -> NumberT:
+    try:
+        value = kind(request.query_params.get(name, "0"))
+    except ValueError:
+        raise Refused("invalid_request", f"{name} is no number") from None
+    if not 0 <= value <= most:
+        raise Refused("invalid_request", f"{name} is 0 to {most}")
+    return value

@@ -1,0 +1,341 @@
+"""How records are appended on Redis or Valkey: sealed, judged by the store, and certified behind
+the copies that were counted (R10).
+
+What an append sends to Redis, and what comes back: arguments, outcomes, records.
+"""
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final
+
+from push.errors import Refused, TocsinError, Unknown
+from push.places import Partition
+from push.record import Header, Record, RecordDamaged
+from push.storage_port import PLAIN, Append, Appended, Damage, Lane, NotStored, Sealer, Stored
+from storage.redis.keys import queue_key
+from storage.redis.port import Arg, Shard
+from storage.rules.append import nowhere
+from storage.rules.dedup import id_bucket, line_bucket
+
+SEQUENCE_MAX: Final = (1 << 53) - 1
+"""The functions count in doubles. Clients may use as much (push.sending)."""
+_PRODUCER: Final = Struct("<16sQ")
+
+
+def checksum(partition: Partition, header: bytes, sealed: bytes) -> str:
+    """Over what is stored of a record, and whose it is."""
+    at = f"{partition.queue_id}:{partition.number}:".encode()
+    return str(zlib.crc32(sealed, zlib.crc32(header, zlib.crc32(at))))
+
+
+def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int) -> list[Arg]:
+    """The arguments of `append`.
+
+    Raises:
+        Refused: invalid_message: a sequence is larger than the functions can count.
+    """
+    if header.producers and (
+        max(header.sequences) > SEQUENCE_MAX
+        or max(resolved for _, resolved in header.producers) > SEQUENCE_MAX
+    ):
+        raise Refused("invalid_message", f"record: a sequence is above {SEQUENCE_MAX}")
+    digests = header.digests if append.dedup_window_s > 0 else []
+    until = id_bucket(wall_unix_ms, append.dedup_window_s) if digests else ""
+    return [
+        append.partition.number,
+        append.durability,
+        wall_unix_ms,
+        line_bucket(wall_unix_ms),
+        until,
+        append.messages_max,
+        append.bytes_max,
+        "",
+        min(header.published_unix_ms, wall_unix_ms),
+        checksum(append.partition, append.header, sealed),
+        append.header,
+        sealed,
+        header.sizes.tobytes(),
+        b"".join(_PRODUCER.pack(*producer) for producer in header.producers),
+        header.producer_indexes.tobytes(),
+        header.sequences.tobytes(),
+        b"".join(digests),
+        append.message_bytes_max,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The answer to an append, before everything in it is certified."""
+
+    appended: Appended
+    next_offset: int
+
+
+def placed(answer: Sequence[Any], count: int) -> Placed:
+    """What `append` answered about a record of `count` messages."""
+    if not answer:
+        return Placed(nowhere(count), 0)
+    first, stored, certified, next_offset, generation = answer[:5]
+    outcomes = tuple(_outcome(raw) for raw in answer[5:])
+    skips = tuple(
+        index
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, NotStored) or outcome.duplicate
+    )
+    appended = Appended(first, stored, certified, generation, outcomes or None, skips)
+    return Placed(appended, next_offset)
+
+
+def _outcome(raw: bytes) -> Stored | NotStored:
+    if raw[:1] in b"+=":
+        return Stored(int(raw[1:]), duplicate=raw[:1] == b"=")
+    return NotStored(raw.decode())
+
+
+def all_placed(results: Sequence[Placed | BaseException]) -> list[Placed]:
+    """The places of all records of a call.
+
+    Raises:
+        Refused: none of them was judged.
+        Unknown: some were, or may have been: who called holds up what is behind them all (R7), and
+            those that were stored are duplicates when they come again.
+    """
+    answers = [result for result in results if isinstance(result, Placed)]
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in sorted(errors, key=lambda error: isinstance(error, Refused)):
+        if answers and isinstance(error, Refused):
+            raise Unknown(f"not every record of the call was judged: {error.detail}") from error
+        raise error
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record as the stream has it."""
+
+    first: int
+    count: int
+    header: bytes
+    sealed: bytes
+    skips: tuple[int, ...]
+    reason: str = ""
+    """Why it cannot be believed; empty: its checksums hold."""
+
+    def open(self, partition: Partition, sealer: Sealer) -> Record | Damage:
+        """The record; or why it is none.
+
+        Raises:
+            Refused: storage_unavailable: its key cannot be had at the moment.
+        """
+        if self.reason:
+            return Damage(partition, self.first, self.count, self.reason)
+        try:
+            payload = sealer.unseal(partition, self.header, self.sealed)
+            return Record.load(self.first, self.header, payload, self.skips)
+        except RecordDamaged as damage:
+            return Damage(partition, self.first, self.count, str(damage))
+
+
+def row_of(partition: Partition, raw: Sequence[Any]) -> Row:
+    """One entry of a partition's stream, with its checksums looked at (R30)."""
+    identifier, flat = raw
+    first = int(bytes(identifier).partition(b"-")[0]) - 1
+    fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        header, sealed = fields[b"h"], fields[b"p"]
+        listed = fields[b"s"].decode()
+        facts = [str(first).encode()] + [fields[name] for name in (b"n", b"z", b"m", b"s", b"c")]
+        seal = hashlib.sha1(b":".join(facts), usedforsecurity=False).hexdigest()
+        known = fields[b"c"].decode() == checksum(partition, header, sealed)
+        if not known or fields[b"d"].decode() != seal:
+            return Row(first, 1, b"", b"", (), "checksum")
+        skips = tuple(int(index) for index in listed.split(",") if index)
+        return Row(first, int(fields[b"n"]), header, sealed, skips)
+    except (KeyError, ValueError) as error:
+        return Row(first, 1, b"", b"", (), f"the row is not whole: {error}")
+
+
+def damage_of(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
+    """What was put aside of a partition, in order."""
+    found = []
+    for first, row in zip(flat[::2], flat[1::2], strict=True):
+        count, _, reason = row.decode("utf-8", "replace").partition(" ")
+        found.append(Damage(partition, int(first), int(count), reason))
+    return sorted(found, key=lambda damage: damage.first)
+
+
+COUNTED_WITHIN_S: Final = 0.05
+"""So long an append waits for copies that its own level does not ask for."""
+
+
+class RedisAppending:
+    """See the module. `tell` is called with each certified end that was reached."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        sealer: Sealer,
+        wall_unix_ms: Callable[[], int],
+        tell: Callable[[Partition, int], None],
+    ) -> None:
+        self._shard = shard
+        self._sealer = sealer
+        self._wall_unix_ms = wall_unix_ms
+        self._tell = tell
+        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._counting: dict[Partition, asyncio.Task[int]] = {}
+        """Where copies of what is not certified are being counted, and up to where."""
+        self._ends: dict[Partition, int] = {}
+        self._late: set[Partition] = set()
+        """Where that was not done in time the last time."""
+
+    def forget(self, queue_id: str) -> None:
+        """The queue is gone."""
+        self._late = {partition for partition in self._late if partition.queue_id != queue_id}
+
+    async def close(self) -> None:
+        """Seal no more, and count no more."""
+        for task in self._counting.values():
+            task.cancel()
+        await asyncio.gather(*self._counting.values(), return_exceptions=True)
+        self._sealing.shutdown()
+
+    async def append(
+        self, appends: Sequence[Append], headers: Sequence[Header], lane: Lane | None
+    ) -> list[Appended]:
+        """As Storage.append, of records with these headers."""
+        sealed = await self._seal(appends, headers)
+        wall = self._wall_unix_ms()
+        args = [
+            append_args(append, header, blob, wall_unix_ms=wall)
+            for append, header, blob in zip(appends, headers, sealed, strict=True)
+        ]
+        works = [
+            self._append_one(append, header, each, lane)
+            for append, header, each in zip(appends, headers, args, strict=True)
+        ]
+        results = await asyncio.gather(*works, return_exceptions=True)
+        answers = all_placed(results)
+        try:
+            return await self._certified(appends, answers)
+        except Refused as refused:  # the records are there, and whoever looks certifies them (P2)
+            raise Unknown(f"stored, and not certified: {refused.detail}") from refused
+
+    async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
+        """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""
+        if self._sealer is PLAIN:
+            return [append.payload for append in appends]
+
+        def seal() -> list[bytes]:
+            return [
+                self._sealer.seal(append.partition, append.header, append.payload, header.count)
+                for append, header in zip(appends, headers, strict=True)
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
+
+    async def _append_one(
+        self, append: Append, header: Header, args: list[Arg], lane: Lane | None
+    ) -> Placed:
+        """A record's place.
+
+        Raises:
+            Refused: the store did not judge it, and remembers nothing of it.
+        """
+        key, level = queue_key(append.partition.queue_id), append.durability
+        if self._shard.has_room(key):
+            try:
+                answer = await self._shard.act("append", [key], args, level=level, lane=lane)
+                return placed(answer, header.count)
+            except Refused as refused:
+                if refused.code.name != "storage_full":
+                    raise
+                lane = None  # what was asked behind it is refused by now, and this stores nothing
+        args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
+        answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
+        return placed(answer, header.count)
+
+    async def _certify(self, partition: Partition, end: int) -> int:
+        """The certified end, where the copies of everything below `end` were counted."""
+        key, number = queue_key(partition.queue_id), partition.number
+        certified: int
+        certified, _ = await self._shard.act("certify", [key], [number, end], level="local")
+        return certified
+
+    async def _behind(self, partition: Partition, end: int) -> int:
+        """As `_certify`, of what is stored at the level `local` behind records of a higher one
+        whose copies nobody has counted. 0: that takes longer, for a replica may be away, and who
+        publishes here does not wait for it; it is told of as soon as they are certified."""
+        self._ends[partition] = end
+        task = self._counting.get(partition)
+        if task is None:
+            task = asyncio.create_task(self._count(partition), name=f"certify {partition}")
+            self._counting[partition] = task
+        if partition not in self._late:
+            await asyncio.wait((task,), timeout=COUNTED_WITHIN_S)
+        if not task.done():
+            self._late.add(partition)
+            return 0
+        return task.result()
+
+    async def _count(self, partition: Partition) -> int:
+        """The certified end, once it is that of all that was asked for; 0: it cannot be."""
+        key, certified, done = queue_key(partition.queue_id), 0, -1
+        try:
+            while done != (end := self._ends[partition]):
+                _, counted = await self._shard.act(
+                    "certify", [key], [partition.number, 0], level="all"
+                )
+                # The primary that has answered the append may have had more than this one had then.
+                certified = await self._certify(partition, min(end, counted))
+                self._tell(partition, certified)
+                done = end
+            self._late.discard(partition)
+            return certified
+        except TocsinError:  # the next append tries again, or who looks at the ends does
+            self._late.add(partition)
+            return 0
+        finally:
+            del self._counting[partition], self._ends[partition]
+
+    async def _certified(
+        self, appends: Sequence[Append], answers: Sequence[Placed]
+    ) -> list[Appended]:
+        """The answers, once what they name may be given to anybody."""
+        ends: dict[Partition, int] = {}
+        local: set[Partition] = set()
+        for append, answer in zip(appends, answers, strict=True):
+            if answer.next_offset > answer.appended.certified:
+                ends[append.partition] = answer.next_offset
+                if append.durability == "local":
+                    local.add(append.partition)
+        grown = {
+            append.partition: answer.appended.certified
+            for append, answer in zip(appends, answers, strict=True)
+            if answer.appended.count
+        }
+
+        async def one(partition: Partition) -> int:
+            certify = self._behind if partition in local else self._certify
+            return await certify(partition, ends[partition])
+
+        found = await asyncio.gather(*map(one, ends))
+        reached = dict(zip(ends, found, strict=True))
+        for partition, end in (grown | reached).items():
+            self._tell(partition, end)
+        return [
+            Appended(
+                each.first,
+                each.count,
+                max(each.certified, reached.get(append.partition, 0)),
+                each.generation,
+                each.outcomes,
+                each.skips,
+            )
+            for append, each in zip(appends, (answer.appended for answer in answers), strict=True)
+        ]

@@ -1,0 +1,340 @@
+"""A Redis Cluster as a shard: each act goes to the primary that has its keys' slot.
+
+redis-py's own client of a Cluster is not used: it sends WAIT to any node, adds up what several
+answer, and sends an act again by itself. Here each primary is a `RedisShard` with its own held
+connections, found by its slots. A failover does not move slots. When an operator has moved some,
+acts there are refused until the slots have been read again; a primary that is new must be
+provisioned first, and the gateways started again.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice, zip_longest
+from typing import Any, Final, NamedTuple
+
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from push.errors import Refused
+from push.places import Durability
+from push.storage_port import Lane
+from storage.redis.answers import Moved, unavailable
+from storage.redis.connection import Address, Reach, packed
+from storage.redis.discovery import Find
+from storage.redis.pipeline import BEHIND
+from storage.redis.port import Arg, Heard, Standing
+from storage.redis.shard import LEVELS, Marks, RedisShard, Settings
+
+SLOTS: Final = 16384
+NODE_S: Final = 1.0
+"""How long one node may take to say what it knows, in seconds; all are asked at once."""
+LEARNED_MAX: Final = 8
+"""How many nodes are asked beside those of the URL. Primaries come first: of a Cluster of up to
+fifteen they are a majority, as those are that a Cluster which is well has left."""
+GONE: Final = frozenset(("fail", "handshake", "noaddr"))
+"""Flags of nodes that are not asked. One that is cut off itself calls others `fail?` at most."""
+NOWHERE: Final = -1
+_LOG: Final = logging.getLogger("storage.redis_cluster")
+
+
+class Claim(NamedTuple):
+    """That a primary has slots, as some node knows it. The higher configuration epoch is right."""
+
+    epoch: int
+    address: Address
+    ranges: tuple[tuple[int, int], ...]
+    """(first, last) slots."""
+
+    def has(self, slot: int) -> bool:
+        """Whether the slot is among them."""
+        return any(first <= slot <= last for first, last in self.ranges)
+
+
+class View(NamedTuple):
+    """What one node knows."""
+
+    claims: list[Claim]
+    members: list[Address]
+
+
+def claims_of(nodes: bytes) -> list[Claim]:
+    """What CLUSTER NODES says of primaries with slots.
+
+    Source: https://redis.io/docs/latest/commands/cluster-nodes/
+    """
+    found = []
+    for line in nodes.decode().splitlines():
+        words = line.split()
+        if len(words) < 9 or "master" not in words[2].split(","):
+            continue
+        # `[slot->-node]` stands for one that is being moved, and still is where it was
+        spans = [word.split("-") for word in words[8:] if not word.startswith("[")]
+        ranges = tuple((int(span[0]), int(span[-1])) for span in spans)
+        found.append(Claim(int(words[6]), _place(words[1]), ranges))
+    return found
+
+
+def _place(word: str) -> Address:
+    """Of `host:port@bus,name`."""
+    host, _, port = word.partition("@")[0].rpartition(":")
+    return Address(host, int(port))
+
+
+def members_of(nodes: bytes) -> list[Address]:
+    """Where CLUSTER NODES says that nodes are, primaries with slots first; without those that most
+    primaries hold for dead, that do not belong to it yet or have no address. None at all where it
+    knows of no slots: such a node was reset, or is of a Cluster yet to be made.
+    """
+    primaries: list[Address] = []
+    others: list[Address] = []
+    for line in nodes.decode().splitlines():
+        words = line.split()
+        if len(words) < 8:
+            continue
+        flags, place = words[2].split(","), _place(words[1])
+        if place.host and GONE.isdisjoint(flags):
+            (primaries if "master" in flags and len(words) > 8 else others).append(place)
+    return [*primaries, *others] if primaries else []
+
+
+def learned(named: Sequence[Sequence[Address]], seeds: Sequence[Address]) -> tuple[Address, ...]:
+    """Which nodes are asked beside the seeds: of those that each of some nodes has named the first
+    ones, in turns, for one of them may name what is there no more."""
+    turns = (place for row in zip_longest(*named) for place in row if place is not None)
+    others = (place for place in dict.fromkeys(turns) if place not in seeds)
+    return tuple(islice(others, LEARNED_MAX))
+
+
+class Nodes:
+    """Who is asked about a Cluster: all nodes of the URL, and some of those that were named when
+    one of them was asked last. A Cluster that moves to other hosts, one after the other, is not
+    lost by a gateway that runs."""
+
+    def __init__(self, seeds: Sequence[Address], reach: Reach) -> None:
+        self._seeds = tuple(dict.fromkeys(seeds))
+        self._reach = reach
+        self._learned: tuple[Address, ...] = ()
+
+    async def claims(self) -> list[Claim]:
+        """What those of them know that answer. Raises Refused: none does."""
+        asked = (*self._seeds, *self._learned)
+        answers = await asyncio.gather(*(_asked(node, self._reach) for node in asked))
+        views = [answer for answer in answers if isinstance(answer, View)]
+        if not views:
+            raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
+        named = [view.members for view in views]
+        if any(named):
+            self._learned = learned(named, self._seeds)
+        return [claim for view in views for claim in view.claims]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One primary's slots, and how it is spoken to, whoever is primary."""
+
+    ranges: tuple[tuple[int, int], ...]
+    settings: Settings
+    nodes: Nodes = field(default_factory=lambda: Nodes((), Reach()))
+    """Who is asked about its Cluster; nobody: it is of none."""
+
+
+def primary_of(slot: int, nodes: Nodes) -> Find:
+    """The primary that has this slot: of all that are said to, the one with the highest
+    configuration epoch. A node that was cut off still names the one of before."""
+
+    async def find() -> Address:
+        claims = [claim for claim in await nodes.claims() if claim.has(slot)]
+        if not claims:
+            raise unavailable(f"no node of the cluster has the slot {slot}")
+        return max(claims).address
+
+    return find
+
+
+async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
+    """The primaries of the Cluster that these nodes belong to, each with a key of its own in its
+    slots, in the slots' order. `like`: how they are spoken to, but for `find` and `key`.
+
+    Raises Refused: no node answers.
+    """
+    nodes = Nodes(seeds, like.reach)
+    newest: dict[tuple[tuple[int, int], ...], Claim] = {}
+    for claim in await nodes.claims():
+        if claim.ranges:
+            newest[claim.ranges] = max(claim, newest.get(claim.ranges, claim))
+    parts = []
+    for ranges, claim in sorted(newest.items()):
+        keys = (f"{{tocsin-{number}}}:shard" for number in count())
+        key = next(key for key in keys if claim.has(key_slot(key.encode())))
+        find = primary_of(key_slot(key.encode()), nodes)
+        parts.append(Part(ranges, replace(like, find=find, key=key), nodes))
+    return parts
+
+
+class ClusterShard:
+    """See `redis_ports.Shard`. Make one with `open`."""
+
+    def __init__(self, parts: Sequence[Part], shards: Sequence[RedisShard]) -> None:
+        self._parts = parts
+        self._shards = shards
+        self._reading: asyncio.Task[None] | None = None
+        self._at = array("h", [NOWHERE] * SLOTS)
+        for number, part in enumerate(parts):
+            for first, last in part.ranges:
+                for slot in range(first, last + 1):
+                    self._at[slot] = number
+
+    @classmethod
+    async def open(
+        cls,
+        parts: Sequence[Part],
+        incarnation: str,
+        touches: Mapping[str, int],
+        *,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> "ClusterShard":
+        """All primaries, each of them checked as `RedisShard.open` does; `touches` as `touches`
+        gave them; `on_fatal` as there, once for each that is not the store any more. Raises what
+        that raises: a Cluster that lacks one of them is not opened."""
+        shards: list[RedisShard] = []
+        try:
+            for part in parts:
+                marks = Marks(incarnation, touches.get(part.settings.key, 0))
+                shards.append(await RedisShard.open(part.settings, marks, on_fatal=on_fatal))
+        except BaseException:
+            await asyncio.gather(*(shard.close() for shard in shards))
+            raise
+        return cls(parts, shards)
+
+    @property
+    def touches(self) -> dict[str, int]:
+        """Of each primary, by its key: see `RedisShard.touches`."""
+        pairs = zip(self._parts, self._shards, strict=True)
+        return {part.settings.key: shard.touches for part, shard in pairs}
+
+    def has_room(self, key: str | None = None) -> bool:
+        """See `redis_ports.Shard`."""
+        if key is None:
+            return all(shard.has_room() for shard in self._shards)
+        return self._of([key]).has_room()
+
+    @property
+    def answers(self) -> bool:
+        """See `RedisShard.answers`: of every primary."""
+        return all(shard.answers for shard in self._shards)
+
+    def standing(self) -> Standing:
+        """See `redis_ports.Shard`."""
+        every = [shard.standing() for shard in self._shards]
+        facts = {key: said for one in every for key, said in one.facts.items()}
+        waits_for = tuple(why for one in every for why in one.waits_for)
+        return Standing(waits_for, facts, tuple(took for one in every for took in one.took))
+
+    def copies(self, level: Durability) -> int:
+        """See `redis_ports.Shard`: of the primary with the fewest."""
+        return min(shard.copies(level) for shard in self._shards)
+
+    def lane(self, key: str, level: Durability) -> Lane:
+        """See `redis_ports.Shard`: each primary has its own."""
+        number = self._at[key_slot(key.encode())]
+        if number == NOWHERE:
+            return Lane(NOWHERE, 0)
+        at_primary, doubts = self._shards[number].lane(key, level)
+        return Lane(number * len(LEVELS) + at_primary, doubts)
+
+    async def act(
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        lane: Lane | None = None,
+    ) -> Any:
+        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        if lane not in (None, self.lane(keys[0], level)):
+            raise unavailable(BEHIND)
+        try:
+            shard = self._of(keys)
+            there = shard.lane(keys[0], level) if lane is not None else None
+            return await shard.act(function, keys, args, level=level, lane=there)
+        except Moved:
+            self._read_again()
+            raise
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        try:
+            return await self._of(keys).look(function, keys, args)
+        except Moved:
+            self._read_again()
+            raise
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """See `redis_ports.Shard`. The nodes pass on to each other what is published, so one
+        connection hears all of it."""
+        self._shards[0].on_message(channel_prefix, heard)
+
+    async def heard(self) -> None:
+        """See `RedisShard.heard`."""
+        await self._shards[0].heard()
+
+    async def close(self) -> None:
+        """See `redis_ports.Shard`."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await asyncio.gather(*(shard.close() for shard in self._shards))
+
+    def _of(self, keys: Sequence[str]) -> RedisShard:
+        slot = key_slot(keys[0].encode())
+        number = self._at[slot]
+        if number == NOWHERE:
+            raise unavailable(
+                f"the slot {slot} is at no primary that the cluster had when it was opened: one "
+                "that is new must be provisioned, and this gateway started again"
+            )
+        return self._shards[number]
+
+    def _read_again(self) -> None:
+        """Some slots are elsewhere: find out which, unless that is being done."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_slots(), name="cluster slots")
+
+    async def _read_slots(self) -> None:
+        try:
+            claims = sorted(await self._parts[0].nodes.claims())
+        except Refused as refused:
+            _LOG.warning("the slots of the cluster cannot be read: %s", refused.detail)
+            return
+        primaries: list[Address | None] = [None] * SLOTS
+        for claim in claims:  # the newest configuration comes last
+            for first, last in claim.ranges:
+                primaries[first : last + 1] = [claim.address] * (last + 1 - first)
+        ours = {
+            primaries[key_slot(each.settings.key.encode())]: number
+            for number, each in enumerate(self._parts)
+        }
+        found = array("h", (ours.get(place, NOWHERE) for place in primaries))
+        moved = sum(one != other for one, other in zip(self._at, found, strict=True))
+        _LOG.warning("%d slots of the cluster have moved", moved)
+        self._at = found
+
+
+async def _asked(node: Address, reach: Reach) -> View | str:
+    """What this node knows, or a sentence why it does not say."""
+    try:
+        async with asyncio.timeout(NODE_S):
+            link = await reach.link(node)
+            try:
+                (reply,) = await link.ask([packed("CLUSTER", "NODES")], NODE_S)
+            finally:
+                await link.close()
+        if isinstance(reply, RedisError):
+            raise reply
+        return View(claims_of(reply), members_of(reply))
+    except (RedisError, OSError, ValueError) as error:
+        return f"{node}: {str(error) or 'no reply in time'}"

@@ -1,0 +1,337 @@
+"""One connection to a server of Redis or Valkey: bytes out, replies in, never two askers mixed up.
+
+redis-py opens it (names, TLS, AUTH) and parses; nothing else of redis-py is used. Its clients take
+any pooled connection for a WAIT and send a command again by themselves, and its connections come
+back silently when they are broken: each of these makes a receipt out of nothing.
+
+Looks at a shard on pooled connections, and the one that hears what is published there.
+
+Connections to many servers, of which any may be away: kept while they answer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from random import random
+from typing import Any, Final, NamedTuple
+
+from hiredis import pack_command
+from redis import asyncio as aioredis
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as Broken
+
+from push.breaker import backoff_s
+from push.errors import Refused, TocsinError
+from storage.redis.answers import refusal, unavailable
+from storage.redis.port import Arg, Heard
+
+BACKOFF_BASE_S: Final = 0.05
+"""Pause before a connection that failed is made anew; it doubles with each failure."""
+BACKOFF_MAX_S: Final = 2.0
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How servers are reached. `ca_file`: the certificates that vouch for them, as PEM; with it,
+    TLS is spoken and names are checked. `connect_s`: seconds for a connection to stand."""
+
+    username: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    connect_s: float = 2.0
+
+    async def link(self, address: Address) -> "Link":
+        """A connection of its own. Raises RedisError, OSError or TimeoutError: there is none."""
+        host, port = address
+        connection: aioredis.Connection
+        if self.ca_file is None:
+            connection = aioredis.Connection(
+                host=host,
+                port=port,
+                username=self.username,
+                password=self.password,
+                socket_keepalive=True,
+            )
+        else:
+            connection = aioredis.SSLConnection(
+                host=host,
+                port=port,
+                username=self.username,
+                password=self.password,
+                socket_keepalive=True,
+                ssl_ca_certs=self.ca_file,
+                ssl_certfile=self.cert_file,
+                ssl_keyfile=self.key_file,
+            )
+        try:
+            async with asyncio.timeout(self.connect_s):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return Link(connection, address)
+
+
+def packed(*words: Arg) -> bytes:
+    """A command as it is sent."""
+    done: bytes = pack_command(words)  # type: ignore[arg-type]  # its stub names one word only
+    return done
+
+
+class Link:
+    """A connection that stands. Once anything about it has failed it is closed and stays so: a late
+    reply must never be taken for another's (CVE-2023-28858)."""
+
+    def __init__(self, connection: aioredis.Connection, address: Address) -> None:
+        self._connection = connection
+        self.address = address
+        self.replicas = 0
+        """How many replicas could be elected, as the shard said when the link was made."""
+        self.out: frozenset[str] = frozenset()
+        """Which are not counted among them, as the shard said then."""
+        self.unready = 0
+        """How many of them confirm what they do not have on their disks yet."""
+        self.syncs = ""
+        """The primary's count of whole syncs when the replicas were asked for that."""
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still stands, as far as this side can know. One whose server has ended it
+        meanwhile does not, and nothing of what would be sent over it could have happened."""
+        if self._is_closed:
+            return False
+        reader = self._connection._reader  # of redis-py, which asks it nothing between replies
+        return reader is not None and not reader.at_eof() and reader.exception() is None
+
+    async def ask(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
+        """Send them in one go; their replies in order, errors of Redis as values among them.
+
+        Raises RedisError, OSError or TimeoutError: the connection is closed, and nobody knows what
+        has happened. One caller at a time.
+        """
+        if not self.is_open:
+            raise Broken("the connection is closed")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connection.send_packed_command(commands, check_health=False)
+                return [await self.hear() for _ in commands]
+        except BaseException:
+            await self.close()
+            raise
+
+    async def send(self, command: bytes) -> None:
+        """For a connection that listens. Raises as `ask` does."""
+        if not self.is_open:
+            raise Broken("the connection is closed")
+        await self._connection.send_packed_command([command], check_health=False)
+
+    async def hear(self) -> Any:
+        """The next reply, whenever it comes. An error of Redis is a value, that of a connection is
+        raised."""
+        try:
+            return await self._connection.read_response(
+                disable_decoding=True, disconnect_on_error=False
+            )
+        except (ResponseError, BusyLoadingError, AuthenticationError) as error:
+            return error.with_traceback(None)
+
+    async def close(self) -> None:
+        """Let go of the socket at once, without a word."""
+        self._is_closed = True
+        await self._connection.disconnect(nowait=True)
+
+
+LINKS: Final = 8
+"""Connections for looks; who finds all of them taken waits."""
+QUIET_S: Final = 10.0
+"""After so long without a message the subscriber asks whether its connection still stands."""
+Connect = Callable[[], Awaitable[Link]]
+
+
+class Looks:
+    """A pool. `connect` makes a checked link or raises Refused."""
+
+    def __init__(self, connect: Connect, silence_s: float) -> None:
+        self._connect = connect
+        self._silence_s = silence_s
+        self._places = asyncio.Semaphore(LINKS)
+        self._idle: list[Link] = []
+        self._moves = 0
+        """How often the primary has been found elsewhere."""
+        self._closed = False
+
+    async def look(self, command: bytes) -> Any:
+        """See `Shard.look`. An idle connection that turns out to be broken is replaced once: a
+        look changes nothing, so it may be asked twice."""
+        async with self._places:
+            while True:
+                if self._closed:
+                    raise unavailable("the storage is closed")
+                was_idle, moves = bool(self._idle), self._moves
+                link = self._idle.pop() if self._idle else await self._connect()
+                if not link.is_open:  # its server has ended it: that is no attempt
+                    await link.close()
+                    continue
+                try:
+                    (reply,) = await link.ask([command], self._silence_s)
+                except (RedisError, OSError) as error:
+                    if was_idle:
+                        continue
+                    raise unavailable(
+                        f"{link.address}: {str(error) or 'no reply in time'}"
+                    ) from None
+                break
+            if isinstance(reply, RedisError):
+                await link.close()
+                raise _refused(reply)
+            if self._closed or moves != self._moves:
+                await link.close()
+            else:
+                self._idle.append(link)
+            return reply
+
+    async def renew(self) -> None:
+        """The primary is elsewhere: let go of what is idle, and of the rest when it is done."""
+        self._moves += 1
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def close(self) -> None:
+        """Let go of all of them, too."""
+        self._closed = True
+        await self.renew()
+
+
+def _refused(reply: RedisError) -> TocsinError:
+    """What a look's error is: never Unknown, a look changes nothing."""
+    return refusal(reply) or unavailable(str(reply))
+
+
+class Subscriber:
+    """Hears messages of the channels with one prefix, connecting again for as long as it lives."""
+
+    def __init__(self, connect: Connect, prefix: str, heard: Heard) -> None:
+        self._connect = connect
+        self._pattern = pattern_of(prefix)
+        self._heard = heard
+        self.is_heard = asyncio.Event()
+        """Set while the subscription stands: what is published now is heard."""
+        self._link: Link | None = None
+        self._task = asyncio.create_task(self._run(), name="shard messages")
+
+    async def renew(self) -> None:
+        """The primary is elsewhere: hear what is published there."""
+        if self._link is not None:
+            await self._link.close()
+
+    async def close(self) -> None:
+        """Hear no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                self._link = link = await self._connect()
+                failures = 0
+                try:
+                    await self._listen(link)
+                finally:
+                    self.is_heard.clear()
+                    self._link = None
+                    await link.close()
+            except (Refused, RedisError, OSError):
+                failures += 1
+                await asyncio.sleep(
+                    backoff_s(failures, base_s=BACKOFF_BASE_S, max_s=BACKOFF_MAX_S, draw=random())
+                )
+
+    async def _listen(self, link: Link) -> None:
+        await link.send(packed("PSUBSCRIBE", self._pattern))
+        asked = False
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    message = await link.hear()
+            except TimeoutError:
+                if asked:
+                    raise
+                asked = True
+                await link.send(packed("PING"))
+                continue
+            asked = False
+            if isinstance(message, RedisError):
+                raise message
+            if message[0] == b"psubscribe":
+                self.is_heard.set()
+            elif message[0] == b"pmessage":
+                self._heard(message[2], message[3])
+
+
+def pattern_of(prefix: str) -> str:
+    """The glob that matches what begins with `prefix`, whatever stands in it."""
+    return "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix) + "*"
+
+
+REPLY_S: Final = 1.0
+"""How long a server may take to be reached, in seconds, and as long again to answer."""
+
+
+def address_of(place: str) -> Address:
+    """Of `host:port`."""
+    host, _, port = place.rpartition(":")
+    return Address(host, int(port))
+
+
+class Many:
+    """A connection to each server, made when it is needed. One caller for each at a time."""
+
+    def __init__(self, reach: Reach, *, reply_s: float = REPLY_S) -> None:
+        self._reach = replace(reach, connect_s=reply_s)
+        self._reply_s = reply_s
+        self._links: dict[str, Link] = {}
+
+    async def ask(self, place: str, commands: Sequence[bytes]) -> list[Any]:
+        """The replies, errors of Redis among them.
+
+        Raises RedisError, OSError: nobody knows what has happened.
+        """
+        link = self._links.get(place)
+        if link is not None and not link.is_open:
+            await link.close()
+        if link is None or not link.is_open:
+            link = self._links[place] = await self._reach.link(address_of(place))
+        return await link.ask(commands, self._reply_s)
+
+    async def told(self, place: str, commands: Sequence[bytes]) -> list[Any] | str:
+        """The replies, none of which is an error; or a sentence why there are none."""
+        try:
+            replies = await self.ask(place, commands)
+        except (RedisError, OSError) as error:
+            return str(error) or "no reply in time"
+        for reply in replies:
+            if isinstance(reply, RedisError):
+                return str(reply)
+        return replies
+
+    async def close(self) -> None:
+        """Let go of all."""
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.close()

@@ -1,0 +1,351 @@
+"""Cursors on Redis: the rules of storage/rules/cursor.py are applied where the owner is, and what
+they change is sent as one act, fenced by epoch, token and the version it was decided on.
+
+A cursor that was read or written here is kept, so that a write costs one act. Whatever leaves its
+state in doubt (an answer that did not come, another's write) throws it away, and the next write
+reads it again: asking again is safe, because writes are absolute (R29).
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from push.dead import dead_of
+from push.errors import Unknown
+from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
+from push.ranges import Range, RangeSet
+from push.storage_port import OWNER_BYTES, CursorState, CursorWrite, Owned, Retry, Standing, Written
+from storage.redis.keys import queue_key
+from storage.redis.port import Arg, Shard
+from storage.rules.cursor import Change, GroupCursor, check_write
+
+KEPT_MAX: Final = 4096
+"""Cursors that are kept at a time; those not used longest leave."""
+_TRIES_MAX: Final = 8
+"""How often a write is decided again because somebody else's came between."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    cursor: GroupCursor
+    version: int
+    certified: int
+    generation: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """Writes to one place, one after the other."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
+class RedisCursors:
+    """See the module. `level`: how many copies a write waits for."""
+
+    def __init__(self, shard: Shard, *, level: Durability) -> None:
+        self._shard = shard
+        self._level: Durability = level
+        self._kept: OrderedDict[GroupPartition, _Kept] = OrderedDict()
+        self._lines: dict[GroupPartition, _Line] = {}
+
+    def forget(self, belongs: Callable[[GroupPartition], bool]) -> None:
+        """These places were changed otherwise."""
+        for place in [place for place in self._kept if belongs(place)]:
+            del self._kept[place]
+
+    def _keep(self, place: GroupPartition, kept: _Kept) -> None:
+        self._kept[place] = kept
+        self._kept.move_to_end(place)
+        while len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int
+    ) -> Owned:
+        """As Storage.own."""
+        self._kept.pop(place, None)
+        args = [*_at(place), token, token[:OWNER_BYTES], assignment, epoch_seen]
+        answer = await self._shard.act(
+            "own", [queue_key(place.partition.queue_id)], args, level="all"
+        )
+        previous = answer[0] if answer[0] >= 0 else None
+        kept = _kept_of(answer[1:])
+        self._keep(place, kept)
+        cursor = kept.cursor
+        return Owned(cursor.epoch, cursor.snapshot(), kept.certified, kept.generation, previous)
+
+    async def load(
+        self, place: GroupPartition, ranges: Iterable[Range] = ()
+    ) -> "tuple[GroupCursor, dict[int, int]] | None":
+        """The cursor as it is stored, and what stands aside in these ranges; None: unknown."""
+        found = await self._look(place, ranges)
+        return (found[0].cursor, found[1]) if found is not None else None
+
+    async def _look(
+        self, place: GroupPartition, ranges: Iterable[Range]
+    ) -> tuple[_Kept, dict[int, int]] | None:
+        args = [*_at(place), *_flat(ranges)]
+        answer = await self._shard.look("cursor", [queue_key(place.partition.queue_id)], args)
+        return (_kept_of(answer), _aside(answer[13])) if answer else None
+
+    async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """As Storage.write_cursors: writes to one place in their order, places side by side."""
+        by_place: dict[GroupPartition, list[int]] = {}
+        for index, write in enumerate(writes):
+            by_place.setdefault(write.place, []).append(index)
+        places = sorted(by_place)  # one order for all, so that no two calls wait for each other
+        lines = []
+        for place in places:
+            line = self._lines.setdefault(place, _Line())
+            line.waiting += 1
+            lines.append(line)
+        held: list[_Line] = []
+        try:
+            for line in lines:
+                await line.lock.acquire()
+                held.append(line)
+            await self._check(writes, places)
+            answers: list[Written] = [Written()] * len(writes)
+
+            async def one(place: GroupPartition) -> None:
+                for index in by_place[place]:
+                    answers[index] = await self._write(writes[index])
+
+            results = await asyncio.gather(*map(one, places), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            return answers
+        finally:
+            for line in held:
+                line.lock.release()
+            for place, line in zip(places, lines, strict=True):
+                line.waiting -= 1
+                if not line.waiting:
+                    self._lines.pop(place, None)
+
+    async def _check(self, writes: Sequence[CursorWrite], places: list[GroupPartition]) -> None:
+        """Raises Refused: one of them names what is not certified. Places that are not kept, or
+        have grown since, are read."""
+        for place in places:
+            mine = [write for write in writes if write.place == place]
+            kept = self._kept.get(place)
+            if kept is None or any(_highest(write) >= kept.certified for write in mine):
+                found = await self._look(place, ())
+                if found is None:
+                    self._kept.pop(place, None)
+                    continue
+                kept = found[0]
+                self._keep(place, kept)
+            for write in mine:
+                check_write(write, kept.certified)
+
+    async def _write(self, write: CursorWrite) -> Written:
+        for _ in range(_TRIES_MAX):
+            kept = self._kept.get(write.place)
+            if kept is None or not _is_owners(kept.cursor, write):
+                found = await self._look(write.place, ())
+                if found is None or not _is_owners(found[0].cursor, write):
+                    return Written(fenced=True)
+                kept = found[0]
+            aside: dict[int, int] = {}
+            if kept.cursor.lines:
+                ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
+                ranges += [(one.first, one.last) for one in write.dead]
+                args = [*_at(write.place), *_flat(ranges)]
+                key = queue_key(write.place.partition.queue_id)
+                aside = _aside(await self._shard.look("aside", [key], args))
+            self._kept.pop(write.place, None)  # in doubt from here on
+            written = await self._send(write, kept, aside)
+            if written is not None:
+                return written
+        raise Unknown("others changed the cursor at the same time, again and again")
+
+    async def _send(self, write: CursorWrite, kept: _Kept, aside: dict[int, int]) -> Written | None:
+        """What became of it; None: the cursor was changed meanwhile, and nothing happened."""
+
+        def find(first: int, last: int) -> list[tuple[int, int]]:
+            return [(offset, key) for offset, key in aside.items() if first <= offset <= last]
+
+        change = kept.cursor.apply(write, find)
+        answer = await self._shard.act(
+            "write_cursor",
+            [queue_key(write.place.partition.queue_id)],
+            _write_args(write, kept, change),
+            level=self._level,
+        )
+        if answer < 0:
+            return None
+        if answer == 0:
+            return Written(fenced=True)
+        kept.version += 1
+        self._keep(write.place, kept)
+        return change.written
+
+    async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """As Looking.cursors."""
+        rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
+        return [
+            CursorState(
+                place=GroupPartition(group_id, Partition(queue_id, number)),
+                epoch=epoch,
+                floor=floor,
+                settled_above=_ranges(passed).size(),
+                aside=aside,
+                parked=parked,
+                aside_first=least if least >= 0 else None,
+                dead=dead_of(dead.decode()).size(),
+            )
+            for number, epoch, floor, passed, aside, parked, least, dead in rows
+        ]
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """As Looking.standings."""
+        found = await self.load(place, [(first, last)])
+        if found is None:
+            return []
+        cursor, aside = found
+        return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """As Looking.parked."""
+        key = queue_key(place.partition.queue_id)
+        rows = await self._shard.look("parked", [key], _at(place))
+        lines = []
+        for key_hash, row, messages, head, retry in rows:
+            mark = _parked(key_hash, row)
+            at = head if head >= 0 else None
+            tried = _retry(head, retry) if retry else Retry(head, 0)
+            lines.append(
+                ParkedLine(
+                    mark.key_hash,
+                    mark.reason,
+                    mark.since_unix_ms,
+                    messages,
+                    at,
+                    tried.attempts,
+                    tried.nack,
+                )
+            )
+        return sorted(lines, key=lambda line: line.key_hash)
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """As Storage.read_side."""
+        args = [*_at(place), key_hash, after, count_max]
+        key = queue_key(place.partition.queue_id)
+        members = await self._shard.look("read_side", [key], args)
+        return tuple(int(member.rpartition(b":")[2]) for member in members)
+
+
+def _is_owners(cursor: GroupCursor, write: CursorWrite) -> bool:
+    return bool(cursor.token) and (cursor.epoch, cursor.token) == (write.epoch, write.token)
+
+
+def _at(place: GroupPartition) -> list[Arg]:
+    return [place.partition.number, place.group_id]
+
+
+def _flat(ranges: Iterable[Range]) -> list[Arg]:
+    return [offset for pair in ranges for offset in pair]
+
+
+def _highest(write: CursorWrite) -> int:
+    """The highest offset that a write names; -1: none."""
+    offsets = [last for _, last in write.settled]
+    offsets += [retry.offset for retry in write.retries]
+    offsets += [one.last for one in write.dead]
+    for side in write.aside:
+        offsets += side.offsets
+    return max(offsets, default=-1)
+
+
+def _ranges(text: bytes) -> RangeSet:
+    """`first-last,first-last`, in order."""
+    passed = RangeSet()
+    for pair in text.split(b",") if text else ():
+        first, _, last = pair.partition(b"-")
+        passed.add(int(first), int(last))
+    return passed
+
+
+def _text(ranges: RangeSet) -> str:
+    """What `_ranges` reads."""
+    return ",".join(f"{first}-{last}" for first, last in ranges)
+
+
+def _retry(offset: int, row: bytes) -> Retry:
+    attempts, due, *more = row.split(b":", 3)
+    rejected, reason = more or (b"0", b"")
+    return Retry(offset, int(attempts), int(due), reason or None, rejected == b"1")
+
+
+def _retry_row(retry: Retry) -> bytes:
+    """What `_retry` reads: attempts, when it is due, and if there is more to say, whether it was
+    rejected, and the reason."""
+    row = b"%d:%d" % (retry.attempts, retry.due_unix_ms)
+    if retry.nack is None and not retry.rejected:
+        return row
+    return b"%b:%d:%b" % (row, retry.rejected, retry.nack or b"")
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _parked(key_hash: bytes, row: bytes) -> Parked:
+    since, _, reason = row.decode().partition(":")
+    return Parked(int(key_hash), reason, int(since))
+
+
+def _aside(members: Sequence[bytes]) -> dict[int, int]:
+    aside = {}
+    for member in members:
+        offset, _, key_hash = member.partition(b":")
+        aside[int(offset)] = int(key_hash)
+    return aside
+
+
+def _kept_of(answer: Sequence[Any]) -> _Kept:
+    """A cursor as `cursor` answers it."""
+    version, epoch, token, assignment, floor, passed, retries, lines, parked = answer[:9]
+    cursor = GroupCursor(floor)
+    cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
+    cursor.passed = _ranges(passed)
+    for offset, row in _pairs(retries):
+        cursor.put_retry(_retry(int(offset), row))
+    cursor.lines = {int(key_hash): int(count) for key_hash, count in _pairs(lines)}
+    for key_hash, row in _pairs(parked):
+        cursor.parked[int(key_hash)] = _parked(key_hash, row)
+    cursor.ended = _ranges(answer[11])
+    cursor.dead = dead_of(answer[12].decode())
+    return _Kept(cursor, version, answer[9], answer[10])
+
+
+def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
+    """The arguments of `write_cursor`: what the cursor is now, and what changed beside."""
+    cursor = kept.cursor
+    keys = {*change.aside.values(), *change.aside_gone.values()}
+    retries = {retry.offset: retry for retry in change.retries}
+    lists: list[list[Arg]] = [
+        [x for retry in retries.values() for x in (retry.offset, _retry_row(retry))],
+        [offset for offset in change.retries_gone if offset not in retries],
+        [number for pair in change.aside.items() for number in pair],
+        [number for pair in change.aside_gone.items() for number in pair],
+        [number for key in keys if key in cursor.lines for number in (key, cursor.lines[key])],
+        [key for key in keys if key not in cursor.lines],
+        [x for p in change.parked for x in (p.key_hash, f"{p.since_unix_ms}:{p.reason}")],
+        [*change.unparked],
+    ]
+    args: list[Arg] = [
+        *_at(write.place), write.epoch, write.token, kept.version, cursor.floor,
+        _text(cursor.passed), _text(cursor.ended) if change.ended else "", cursor.dead.text(),
+    ]  # fmt: skip
+    for items in lists:
+        args += [len(items), *items]
+    return args

@@ -1,0 +1,249 @@
+"""Looks after a shard between its acts: where its primary is, whether that is the store, who
+follows it, and how much memory it has left. An idle gateway must know, too, when the store was
+emptied, and looks must not stay with a primary that was cut off and replaced.
+
+Where the primary of a shard is: at one address for good, or where its Sentinels say.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push.errors import Refused
+from storage.redis.answers import unavailable
+from storage.redis.connection import Address, Link, Reach, packed
+from storage.redis.replication import (
+    NotOurs,
+    Reserve,
+    attached,
+    awaited,
+    fields,
+    memory_of,
+    without,
+)
+
+Find = Callable[[], Awaitable[Address]]
+"""Looks up the primary, anew at each call. Raises Refused(storage_unavailable)."""
+WORDS: Final = ("MASTER", "GET-MASTER-ADDR-BY-NAME")
+"""What a Sentinel is asked: the epoch and the address. MASTER still tells the address of before
+when the next primary has been promoted, and its epoch has been raised."""
+SENTINEL_S: Final = 1.0
+"""How long one Sentinel may take, in seconds; all are asked at once."""
+
+
+def fixed(address: Address) -> Find:
+    """The primary is here and nowhere else: nothing takes its place when it dies."""
+
+    async def find() -> Address:
+        return address
+
+    return find
+
+
+def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
+    """The primary as the Sentinels know it under `name`; `reach`: how they are reached.
+
+    All are asked. Of those that answer, the one with the highest configuration epoch is believed: a
+    Sentinel that was cut off still names the primary of before, and lower epochs.
+    Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
+    """
+
+    async def find() -> Address:
+        answers = await asyncio.gather(*(_asked(place, name, reach) for place in sentinels))
+        known = [answer for answer in answers if not isinstance(answer, str)]
+        if not known:
+            why = "; ".join(answer for answer in answers if isinstance(answer, str))
+            raise unavailable(f"no Sentinel names the primary {name}: {why}")
+        return max(known)[1]
+
+    return find
+
+
+async def replicas_known(
+    sentinels: Sequence[Address], name: str, reach: Reach
+) -> dict[Address, int | str]:
+    """How many replicas of `name` each Sentinel knows, those included that it has not seen for
+    long: it may have any of them elected. Or a sentence why it does not say.
+
+    Source: https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/
+    """
+    answers = await asyncio.gather(*(_counted(place, name, reach) for place in sentinels))
+    return dict(zip(sentinels, answers, strict=True))
+
+
+async def _counted(place: Address, name: str, reach: Reach) -> int | str:
+    try:
+        (master,) = await _told(place, [packed("SENTINEL", "MASTER", name)], reach)
+        return int(_facts(master)[b"num-slaves"])
+    except (RedisError, OSError, ValueError) as error:
+        return f"{place}: {str(error) or 'no reply in time'}"
+
+
+async def _told(place: Address, commands: Sequence[bytes], reach: Reach) -> list[Any]:
+    async with asyncio.timeout(SENTINEL_S):
+        link = await reach.link(place)
+        try:
+            return await link.ask(commands, SENTINEL_S)
+        finally:
+            await link.close()
+
+
+async def _asked(place: Address, name: str, reach: Reach) -> tuple[int, Address] | str:
+    """(configuration epoch, the primary's address), or a sentence why there is none."""
+    try:
+        commands = [packed("SENTINEL", word, name) for word in WORDS]
+        return _named(*await _told(place, commands, reach))
+    except (RedisError, OSError, ValueError) as error:
+        return f"{place}: {str(error) or 'no reply in time'}"
+
+
+def _named(master: Any, named: Any) -> tuple[int, Address]:
+    """Of the replies to WORDS. Raises what an error is, and ValueError for another form."""
+    if isinstance(named, RedisError):
+        raise named
+    facts = _facts(master)
+    try:
+        host, port = named
+        return int(facts[b"config-epoch"]), Address(host.decode(), int(port))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not understood: {error}") from None
+
+
+def _facts(master: Any) -> dict[bytes, bytes]:
+    """A reply to SENTINEL MASTER as a mapping. Raises as `_named`."""
+    if isinstance(master, RedisError):
+        raise master
+    try:
+        return dict(zip(master[::2], master[1::2], strict=True))
+    except TypeError as error:
+        raise ValueError(f"not understood: {error}") from None
+
+
+PERIOD_S: Final = 1.0
+USED_EVERY_S: Final = 3600.0
+MEMORY: Final = packed("INFO", "memory")
+FOLLOWED: Final = packed("INFO", "replication")
+_LOG: Final = logging.getLogger("storage.redis_watch")
+
+
+class Watch:
+    """`connect` finds the primary and checks it; `check` does so on a link that stands; both raise
+    Refused, and NotOurs where the store is not the store. `broken` is called once, with a sentence,
+    when that was so twice, `period_s` apart: once may be a primary of before whom a Sentinel, cut
+    off with it, still named. `used` is the packed FCALL that says now and then that these functions
+    are in use.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        connect: Callable[[], Awaitable[Link]],
+        check: Callable[[Link], Awaitable[None]],
+        reserve: Reserve,
+        broken: Callable[[str], None],
+        *,
+        used: bytes,
+        period_s: float,
+        silence_s: float,
+    ) -> None:
+        self._find = find
+        self._connect = connect
+        self._check = check
+        self._reserve = reserve
+        self._broken = broken
+        self._period_s = period_s
+        self._silence_s = silence_s
+        self._used = used
+        self._used_at: float | None = None
+        self.answers = True
+        """Whether the primary was there, and the store, when it was looked at last."""
+        self.waits_for = ""
+        """Why the level `all` is not met, as seen last; "": it is."""
+        self.seen = ""
+        """The primary, its replicas and its memory, as seen last: for people."""
+        self._link: Link | None = None
+        self._task = asyncio.create_task(self._run(), name="shard watch")
+
+    async def close(self) -> None:
+        """Look no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        refused = False
+        try:
+            while True:
+                try:
+                    await self._look()
+                    self.answers, refused = True, False
+                except NotOurs as error:
+                    self.answers = False
+                    if refused:
+                        _LOG.critical("the store must not be used any more: %s", error.detail)
+                        self._broken(error.detail)
+                        return
+                    refused = True
+                except Refused:  # it is not there: acts and looks say so themselves
+                    self.answers = False
+                except Exception:  # whatever a server may say, who watches goes on
+                    _LOG.exception("the store could not be watched")
+                await asyncio.sleep(self._period_s)
+        finally:
+            await self._let_go()
+
+    async def _look(self) -> None:
+        try:
+            link = self._link
+            if link is None or not link.is_open or link.address != await self._find():
+                await self._let_go()
+                self._link = link = await self._connect()
+            else:
+                await self._check(link)
+            told, followed = await link.ask([MEMORY, FOLLOWED], self._silence_s)
+            now = asyncio.get_running_loop().time()
+            if self._used_at is None or now - self._used_at >= USED_EVERY_S:
+                await link.ask([self._used], self._silence_s)
+                self._used_at = now
+        except OSError as error:
+            await self._let_go()
+            raise Refused("storage_unavailable", str(error)) from None
+        except BaseException:
+            await self._let_go()
+            raise
+        if not isinstance(told, bytes) or not isinstance(followed, bytes):
+            return
+        self._follow(link, fields(followed))
+        before, memory = self._reserve.is_open, memory_of(fields(told))
+        self.seen = (
+            f"the primary is {link.address}, "
+            f"{attached(without(fields(followed), link.out))} of {link.replicas} "
+            f"replicas are attached, {_not_counted(link)}{memory.used} of {memory.bound} bytes of "
+            "memory are taken"
+        )
+        if self._reserve.seen(memory) != before:
+            _LOG.warning(
+                "publishing %s: %d of %d bytes of memory are taken",
+                "stops" if before else "goes on", memory.used, memory.bound,
+            )  # fmt: skip
+
+    def _follow(self, link: Link, followed: Mapping[str, str]) -> None:
+        before = self.waits_for
+        self.waits_for = awaited(followed, link.replicas, link.out)
+        if self.waits_for and self.waits_for != before:
+            _LOG.warning("%s: %s", link.address, self.waits_for)
+        elif before and not self.waits_for:
+            _LOG.info("%s: all %d replicas are attached again", link.address, link.replicas)
+
+    async def _let_go(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
+
+
+def _not_counted(link: Link) -> str:
+    return f"{', '.join(sorted(link.out))} not counted, " if link.out else ""

@@ -1,0 +1,167 @@
+"""A shard that may be away when its gateway starts, while others are there: it is opened when it
+answers, and until then refuses everything, at once. Later, too, looks at a shard that does not
+answer are refused at once for a moment, so that nobody who has work elsewhere waits for it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from random import random
+from typing import Any, Final, Protocol
+
+from push import limits
+from push.breaker import Breaker, backoff_s
+from push.errors import Fenced, Refused, TocsinError
+from push.places import Durability
+from push.storage_port import Lane
+from storage.redis.answers import Said, unavailable
+from storage.redis.port import Arg, Heard, Shard, Standing
+
+AGAIN_BASE_S: Final = 0.5
+AGAIN_MAX_S: Final = 5.0
+NOT_OPEN: Final = -2
+"""The number of its lanes until then; none of a shard's."""
+TRIAL_S: Final = 10.0
+"""A look takes no longer: it finds the primary, connects and waits for a reply."""
+_LOG: Final = logging.getLogger("storage.redis_later")
+
+
+class Opened(Shard, Protocol):
+    """A shard that stands, and what its gateway remembers of it."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it did, within the last seconds."""
+
+    async def heard(self) -> None:
+        """Wait until every subscription stands."""
+
+
+class LaterShard:
+    """See the module, and `redis_ports.Shard`. `name`: the storage cluster's, for people; `begin`
+    opens it and raises TocsinError where it cannot be opened now; None: it never can, and `why` is
+    what everybody is told."""
+
+    def __init__(
+        self, name: str, begin: Callable[[], Awaitable[Opened]] | None, why: str = ""
+    ) -> None:
+        self._name = name
+        self._begin = begin
+        self._why = why or "it was not reached yet"
+        self._shard: Opened | None = None
+        self._heard: list[tuple[str, Heard]] = []
+        self.is_open = asyncio.Event()
+        """Set once it was opened, for good."""
+        self._breaker = Breaker(
+            failures_max=limits.BREAKER_FAILURES, open_s=limits.BREAKER_OPEN_S, trial_s=TRIAL_S
+        )
+        self._task: asyncio.Task[None] | None = None
+        if begin is not None:
+            self._task = asyncio.create_task(self._run(begin), name=f"storage cluster {name}")
+
+    async def _run(self, begin: Callable[[], Awaitable[Opened]]) -> None:
+        failures = 0
+        while True:
+            try:
+                shard = await begin()
+            except TocsinError as error:
+                if error.detail != self._why:
+                    _LOG.error(
+                        "the storage cluster %s is not used yet: %s", self._name, error.detail
+                    )
+                self._why = error.detail
+            except Exception as error:  # whatever a server may say, it is tried again
+                _LOG.exception("the storage cluster %s could not be opened", self._name)
+                self._why = f"internal: {error!r}"
+            else:
+                break
+            failures += 1
+            await asyncio.sleep(
+                backoff_s(failures, base_s=AGAIN_BASE_S, max_s=AGAIN_MAX_S, draw=random())
+            )
+        for prefix, heard in self._heard:
+            shard.on_message(prefix, heard)
+        self._shard = shard
+        self.is_open.set()
+        if failures:
+            _LOG.warning("the storage cluster %s is there, and is used now", self._name)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it did, within the last seconds; nobody is asked."""
+        return self._shard is not None and self._shard.answers
+
+    def _open(self) -> Opened:
+        if self._shard is None:
+            raise unavailable(f"the storage cluster {self._name}: {self._why}")
+        return self._shard
+
+    def copies(self, level: Durability) -> int:
+        """See `redis_ports.Shard`."""
+        return self._shard.copies(level) if self._shard is not None else 1
+
+    def lane(self, key: str, level: Durability) -> Lane:
+        """See `redis_ports.Shard`. What was decided before it was opened is refused then."""
+        if self._shard is None:
+            return Lane(NOT_OPEN, 0)
+        return self._shard.lane(key, level)
+
+    async def act(
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        lane: Lane | None = None,
+    ) -> Any:
+        """See `redis_ports.Shard`."""
+        return await self._open().act(function, keys, args, level=level, lane=lane)
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """See `redis_ports.Shard`."""
+        shard, clock = self._open(), asyncio.get_running_loop().time
+        ticket = self._breaker.admit(now=clock())
+        if ticket is None:
+            raise unavailable(f"the storage cluster {self._name} does not answer")
+        try:
+            found = await shard.look(function, keys, args)
+        except (Said, Fenced):
+            self._breaker.succeeded(ticket)
+            raise
+        except Refused:
+            self._breaker.failed(ticket, now=clock())
+            raise
+        self._breaker.succeeded(ticket)
+        return found
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """See `redis_ports.Shard`."""
+        self._heard.append((channel_prefix, heard))
+        if self._shard is not None:
+            self._shard.on_message(channel_prefix, heard)
+
+    async def heard(self) -> None:
+        """Wait until every subscription stands; not for a shard that is away."""
+        if self._shard is not None:
+            await self._shard.heard()
+
+    def has_room(self, key: str | None = None) -> bool:
+        """See `redis_ports.Shard`."""
+        return self._shard is None or self._shard.has_room(key)
+
+    def standing(self) -> Standing:
+        """See `redis_ports.Shard`."""
+        if self._shard is None:
+            return Standing((self._why,), {})
+        return self._shard.standing()
+
+    async def close(self) -> None:
+        """See `redis_ports.Shard`."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._shard is not None:
+            await self._shard.close()

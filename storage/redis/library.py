@@ -1,0 +1,75 @@
+"""The library of Redis Functions: one fragment of Lua per act, joined and named by its content."""
+
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+
+from push import limits
+from push.letters import ASKER_CHARS
+from push.rates.shared import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
+from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
+from push.sending import REFUSED_MAX
+from push.storage_port import OWNER_BYTES
+from storage.rules.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS
+
+BEGIN = "begin.lua"
+VERSION = "VERSION"
+PREFIX = "tocsin_"
+NUMBERS = {
+    "ASKER_CHARS": ASKER_CHARS,
+    "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
+    "IDLE_BUCKETS": IDLE_BUCKETS,
+    "IN_FLIGHT_MAX": limits.IN_FLIGHT_PER_PRODUCER_MAX,
+    "LIMITS_BUCKETS_MAX": limits.SHARED_BUCKETS_MAX,
+    "LIMITS_LEASE_US": int(LEASE_S * 1e6),
+    "LIMITS_LOOK_US": int(LOOK_S * 1e6),
+    "LIMITS_PARTS": PARTS,
+    "LIMITS_RECALLED_MAX": RECALLED_MAX,
+    "LIMITS_SEATS": SEATS,
+    "LIMITS_SLICES": SLICES,
+    "LIMITS_STEP_US": int(STEP_S * 1e6),
+    "MESSAGE_MEMORY_BYTES": MESSAGE_MEMORY_BYTES,
+    "OFFSET_MAX": limits.OFFSET_MAX,
+    "OWNER_BYTES": OWNER_BYTES,
+    "RECORD_MEMORY_BYTES": RECORD_MEMORY_BYTES,
+    "REFUSED_MAX": REFUSED_MAX,
+}
+"""What the rules share on both sides: locals of every fragment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What FUNCTION LOAD is given. `name` holds a digest of the text, and so does each function's
+    name: two versions of the broker can share a store."""
+
+    name: str
+    code: str
+
+    def function(self, act: str) -> str:
+        """The name that FCALL is given for this act."""
+        return f"{self.name}_{act}"
+
+
+@cache
+def library() -> Library:
+    """The fragments in `lua/`, `begin.lua` first, the others by their names.
+
+    Source: https://redis.io/docs/latest/develop/programmability/functions-intro/
+    """
+    folder = files("storage.redis").joinpath("lua")
+    fragments = {
+        entry.name: entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".lua")
+    }
+    others = (fragments[name] for name in sorted(fragments) if name != BEGIN)
+    return joined(fragments[BEGIN], *others)
+
+
+def joined(begin: str, *others: str) -> Library:
+    """One library of these fragments; VERSION in them becomes a digest of all of them. Locals of a
+    fragment are its own, those of `begin` everybody's: Lua allows 200 of them in one chunk."""
+    numbers = [f"local {name} = {value}" for name, value in NUMBERS.items()]
+    body = "\n".join([*numbers, begin, *(f"do\n{fragment}\nend" for fragment in others)])
+    version = sha256(body.encode()).hexdigest()[:12]
+    name = f"{PREFIX}{version}"
+    return Library(name, f"#!lua name={name}\n{body.replace(VERSION, version)}")

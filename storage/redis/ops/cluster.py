@@ -1,0 +1,139 @@
+"""One look at a shard of a Cluster, for a manager: its servers, and whom every node knows."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from push.errors import Refused
+from push.replicas import Act, Count, Forget, Meet, Server, View
+from storage.redis.connection import Many, address_of, packed
+from storage.redis.ops.failover import Copying, count
+from storage.redis.ops.observe import SERVER, Watched, managed_at, server_of
+from storage.redis.ops.settings import as_mapping
+from storage.redis.replication import fields
+
+NODES: Final = packed("CLUSTER", "NODES")
+Known = Mapping[str, tuple[str, str]]
+"""Id → (where it is, whom it replicates or "")."""
+
+
+def known_of(nodes: bytes) -> dict[str, tuple[str, str]]:
+    """Whom a node knows, by what it answers to CLUSTER NODES; itself among them.
+
+    Source: https://redis.io/docs/latest/commands/cluster-nodes/
+    """
+    found = {}
+    for line in nodes.decode().splitlines():
+        words = line.split()
+        if len(words) < 8 or not {"handshake", "noaddr"}.isdisjoint(words[2].split(",")):
+            continue
+        place = words[1].partition("@")[0].partition(",")[0]
+        found[words[0]] = (place, words[3] if words[3] != "-" else "")
+    return found
+
+
+class ClusterObserver:
+    """Looks at one shard. `holder`, `term`: the manager for whom it does."""
+
+    def __init__(self, watched: Watched, many: Many) -> None:
+        self._watched = watched
+        self._many = many
+        self._ids: dict[str, str] = {}
+        self._learned: dict[str, str] = {}
+
+    async def look(self, holder: str, term: int) -> View:
+        """What there is. Raises Outdone."""
+        try:
+            primary = str(await self._watched.settings.find())
+        except Refused as refused:
+            return View("", {}, {}, silent={"the Cluster": refused.detail})
+        held = await managed_at(
+                primary, self._watched, self._many,
+                holder=holder, term=term, learned=self._learned,
+            )  # fmt: skip
+        silent = {primary: held} if isinstance(held, str) else {}
+        replicas, out = 0, frozenset[str]()
+        if not isinstance(held, str):
+            replicas, out, self._ids = held
+        answered, more = await self._nodes(primary)
+        silent = more | silent
+        places = {
+            node_id: place
+            for known, _ in answered.values()
+            for node_id, (place, _) in known.items()
+        }
+        if primary in answered and primary not in silent:
+            self._learn(primary, answered[primary][0])
+        ids = self._ids | self._learned
+        servers = {
+            place: server
+            for place, (_, server) in answered.items()
+            if (place in ids or place == primary) and place not in silent
+        }
+        return View(
+            primary, servers, {}, frozenset(), silent, replicas, out, ids,
+            {place: frozenset(known) for place, (known, _) in answered.items()},
+            places,
+        )  # fmt: skip
+
+    def _learn(self, primary: str, known: Known) -> None:
+        """The ids of the primary and of who follows it, which the shard is to remember."""
+        own = next((node_id for node_id, (place, _) in known.items() if place == primary), "")
+        kin = {place: one for one, (place, of) in known.items() if own in (one, of)}
+        self._learned = {place: one for place, one in kin.items() if self._ids.get(place) != one}
+
+    async def _nodes(self, primary: str) -> tuple[dict[str, tuple[Known, Server]], dict[str, str]]:
+        """All nodes that any of them knows, and that the shard remembers, as far as they answer."""
+        answered: dict[str, tuple[Known, Server]] = {}
+        silent: dict[str, str] = {}
+        wanted = {primary, *self._ids}
+        while wanted:
+            each = sorted(wanted)
+            for place, one in zip(each, await asyncio.gather(*map(self._node, each)), strict=True):
+                if isinstance(one, str):
+                    silent[place] = one
+                else:
+                    answered[place] = one
+            known = {place for rows, _ in answered.values() for place, _ in rows.values()}
+            wanted = known - set(answered) - set(silent)
+        return answered, silent
+
+    async def _node(self, place: str) -> tuple[Known, Server] | str:
+        replies = await self._many.told(place, [*SERVER, NODES])
+        if isinstance(replies, str):
+            return replies
+        try:
+            info, config, users, nodes = replies
+            server = server_of(place, fields(info), as_mapping(config), users)
+            return known_of(nodes), server
+        except (TypeError, KeyError, ValueError) as error:
+            return f"not understood: {error!r}"
+
+
+class ClusterCopying:
+    """Acts on one shard of a Cluster; as `storage.redis.ops.failover.Copying`."""
+
+    def __init__(self, watched: Watched, many: Many) -> None:
+        self._watched = watched
+        self._many = many
+        self._servers = Copying(watched, many)
+
+    async def do(self, act: Act, holder: str, term: int) -> bool:
+        """As `Copying.do`."""
+        match act:
+            case Forget(at, node_id):
+                await self._servers.ask(at, [packed("CLUSTER", "FORGET", node_id)])
+            case Meet(at, place):
+                meet = packed("CLUSTER", "MEET", *address_of(place))
+                await self._servers.fenced(at, [await self._with_bus(place, meet)], holder, term)
+            case Count():
+                return await count(self._watched, act, holder, term)
+            case _:
+                raise AssertionError(f"not in a Cluster: {act}")
+        return True
+
+    async def _with_bus(self, place: str, meet: bytes) -> bytes:
+        """With the port of the node's bus, where it is not the usual one."""
+        (told,) = await self._servers.ask(place, [packed("CONFIG", "GET", "cluster-port")])
+        port = int(as_mapping(told).get("cluster-port", "0"))
+        return packed("CLUSTER", "MEET", *address_of(place), port) if port else meet

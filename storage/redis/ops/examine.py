@@ -1,0 +1,84 @@
+"""What stands behind a shard's settings: its servers, each with what is wrong with it.
+
+A broker examines them before it starts, and an operator whenever he wants (`tocsin admin doctor`).
+Each server is asked: any of them may become the primary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from push.errors import Refused
+from storage.redis.connection import Address, packed
+from storage.redis.ops.provision import examine
+from storage.redis.replication import addresses_of, awaited, fields, out_of, readiness, without
+from storage.redis.shard import Settings
+
+Role = Literal["primary", "replica"]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of a shard. `problems`: settings that break a promise, a sentence each; `unasked`:
+    why it could not be asked, "" where it could."""
+
+    place: Address
+    role: Role
+    problems: tuple[str, ...] = ()
+    unasked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A shard. `incarnation`, `replicas` (how many could be elected): None before it was
+    provisioned. `doubts`: why the level `all` is not met now, a sentence each. `out`: the places of
+    replicas that are not counted, until they are back and whole."""
+
+    servers: tuple[Server, ...]
+    incarnation: str | None
+    replicas: int | None
+    doubts: tuple[str, ...]
+    out: frozenset[str] = frozenset()
+
+    @property
+    def problems(self) -> list[str]:
+        """What breaks a promise, and where: with any of these no broker starts."""
+        return [f"{one.place}: {why}" for one in self.servers for why in one.problems]
+
+
+async def examined(settings: Settings) -> Examined:
+    """Raises Refused(storage_unavailable): there is no primary that answers."""
+    link = await settings.open()
+    try:
+        info = await settings.ask(link, packed("INFO", "replication"))
+        asked = packed("HMGET", settings.key, "incarnation", "replicas", "out")
+        held = await settings.ask(link, asked)
+    finally:
+        await link.close()
+    told = fields(info) if isinstance(info, bytes) else {}
+    incarnation, replicas, out = held if isinstance(held, list) else (None, None, None)
+    servers = [await _server(settings, link.address, "primary")]
+    for place in addresses_of(told):
+        servers.append(await _server(settings, place, "replica"))
+    expected = int(replicas) if replicas is not None else None
+    doubts = []
+    if expected is not None:
+        left_out = out_of(out)
+        counted = without(told, left_out)
+        said = await readiness(counted, settings.reach, settings.silence_s)
+        doubt = awaited(told, expected, left_out)
+        doubts = [*([doubt] if doubt else []), *said.unready, *said.unasked]
+    return Examined(
+        tuple(servers),
+        incarnation.decode() if incarnation is not None else None,
+        expected,
+        tuple(doubts),
+        out_of(out),
+    )
+
+
+async def _server(settings: Settings, place: Address, role: Role) -> Server:
+    try:
+        problems = await examine(place, settings.reach, silence_s=settings.silence_s)
+    except Refused as refused:
+        return Server(place, role, unasked=refused.detail)
+    return Server(place, role, tuple(problems))

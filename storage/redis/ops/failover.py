@@ -1,0 +1,176 @@
+"""What a manager does to the servers of a shard (`push.replicas` has the acts), each act fenced: it
+is not done where a manager of a later term has been.
+
+The fence is a hash beside the shard's, which the first look of a manager's term writes at the
+primary and which replicas have from there. An act on a server watches it: between the look at the
+term and the act nobody else can have begun there unnoticed.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push.errors import Refused
+from push.replicas import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
+from storage.redis.answers import unavailable
+from storage.redis.connection import Many, address_of, packed
+from storage.redis.ops.observe import Outdone, Watched, place_of, rows_of
+from storage.redis.ops.provision import govern
+from storage.redis.replication import fields
+
+PRIORITY: Final = 100
+"""Of a server that may be elected; at 0 it is not."""
+DEBUG: Final = packed("SENTINEL", "DEBUG")
+INFO_PERIOD: Final = ("SENTINEL", "DEBUG", "info-period")
+INFO_PERIOD_MS: Final = 10_000
+SOON_MS: Final = 100
+LOOKS_MAX: Final = 20
+"""So often it is looked whether a Sentinel has heard of those that are there."""
+LINK: Final = packed("INFO", "replication")
+KEEP_USERS: Final = packed("ACL", "SAVE")
+KEEP_SETTINGS: Final = packed("CONFIG", "REWRITE")
+
+
+class Copying:
+    """Acts on one shard."""
+
+    def __init__(self, watched: Watched, many: Many) -> None:
+        self._watched = watched
+        self._many = many
+
+    async def do(self, act: Act, holder: str, term: int) -> bool:
+        """Do it, for this manager; whether it was done. What is answered as not done may have been,
+        in part: it is safe to do it again.
+
+        Raises:
+            Outdone: a later manager has been there.
+            Refused, Unknown: it cannot be done now, with a sentence.
+        """
+        match act:
+            case LockOut(at, user):
+                close = packed("CLIENT", "KILL", "USER", user)
+                words = [packed("ACL", "SETUSER", user, "off"), KEEP_USERS, close]
+                await self.fenced(at, words, holder, term)
+            case LetIn(at, user):
+                words = [packed("ACL", "SETUSER", user, "on"), KEEP_USERS]
+                await self.fenced(at, words, holder, term)
+            case Prepare(at):
+                words = [packed("CONFIG", "SET", "replica-priority", 0), KEEP_SETTINGS]
+                await self.fenced(at, words, holder, term)
+            case Elect(at):
+                words = [packed("CONFIG", "SET", "replica-priority", PRIORITY), KEEP_SETTINGS]
+                await self.fenced(at, words, holder, term, must_be_linked=True)
+            case Follow(at, primary):
+                words = [packed("REPLICAOF", *address_of(primary)), KEEP_SETTINGS]
+                await self.fenced(at, words, holder, term)
+            case Reset(sentinel, expected):
+                await self._forget(sentinel, expected)
+            case Count():
+                return await count(self._watched, act, holder, term)
+            case _:
+                raise AssertionError(f"in a Cluster only: {act}")
+        return True
+
+    async def fenced(
+        self, at: str, words: list[bytes], holder: str, term: int, *, must_be_linked: bool = False
+    ) -> None:
+        """All of these or none, if no later manager has been there. A server that has come back
+        may not have heard of one before it has what its upstream has: what would matter then is
+        told only to one whose link is up (`must_be_linked`), or that is the primary."""
+        key = self._watched.settings.managed
+        whose = packed("HMGET", key, "holder", "term")
+        replies = await self.ask(at, [packed("WATCH", key), whose, LINK])
+        before, latest = replies[1][0] or b"", int(replies[1][1] or 0)
+        if latest > term or (latest == term and before.decode() not in ("", holder)):
+            await self.ask(at, [packed("UNWATCH")])
+            raise Outdone(latest)
+        if must_be_linked and not is_linked(replies[2]):
+            await self.ask(at, [packed("UNWATCH")])
+            raise unavailable(f"{at}: it has not everything yet")
+        done = (await self.ask(at, [packed("MULTI"), *words, packed("EXEC")]))[-1]
+        if done is None:
+            raise unavailable(f"{at}: another manager has begun there")
+        for reply in done:
+            if isinstance(reply, RedisError):
+                raise unavailable(f"{at}: {reply}")
+
+    async def _forget(self, sentinel: str, expected: frozenset[str]) -> None:
+        """Have it forget, and hear of these at once: it asks the primary who follows it every ten
+        seconds, also behind a RESET, and publishing waits until the next one may forget. What it
+        does not take of that (`SENTINEL DEBUG`) costs time alone; nor is it kept in its file.
+
+        Source: sentinel.c, sentinelResetMaster and sentinelSendPeriodicCommands (info_refresh)
+        """
+        name = self._watched.name
+        period_ms = info_period_ms(await self._many.told(sentinel, [DEBUG]))
+        await self._many.told(sentinel, [packed(*INFO_PERIOD, SOON_MS)])
+        try:
+            await self.ask(sentinel, [packed("SENTINEL", "RESET", name)])
+            for _ in range(LOOKS_MAX):
+                if expected <= await self._known_to(sentinel):
+                    break
+                await asyncio.sleep(SOON_MS / 1000)
+        finally:
+            await self._many.told(sentinel, [packed(*INFO_PERIOD, period_ms)])
+
+    async def _known_to(self, sentinel: str) -> frozenset[str]:
+        """The replicas that it knows. Raises Refused."""
+        (rows,) = await self.ask(sentinel, [packed("SENTINEL", "REPLICAS", self._watched.name)])
+        return frozenset(map(place_of, rows_of(rows)))
+
+    async def ask(self, at: str, words: list[bytes]) -> list[Any]:
+        """The replies. Raises Refused."""
+        replies = await self._many.told(at, words)
+        if isinstance(replies, str):
+            raise unavailable(f"{at}: {replies}")
+        return replies
+
+
+def is_linked(replication: bytes) -> bool:
+    """Whether a server has what its upstream has, or is the primary, by its INFO replication.
+
+    Source: https://redis.io/docs/latest/commands/info/
+    """
+    told = fields(replication)
+    return told.get("role") == "master" or (
+        told.get("master_link_status") == "up" and told.get("master_sync_in_progress") == "0"
+    )
+
+
+def info_period_ms(told: list[Any] | str) -> int:
+    """How often a Sentinel asks for INFO, by what it answers to SENTINEL DEBUG: names and values in
+    turns. As it is when nothing was said, where that cannot be told, or where a manager has ended
+    before it said so again."""
+    words = told[0] if isinstance(told, list) and isinstance(told[0], list) else []
+    for name, value in zip(words[::2], words[1::2], strict=False):
+        if isinstance(name, bytes) and name.lower() == b"info-period" and int(value) > SOON_MS:
+            return int(value)
+    return INFO_PERIOD_MS
+
+
+async def count(watched: Watched, act: Count, holder: str, term: int) -> bool:
+    """On every replica that is counted before and after; those that come and go have it, or are
+    given it, by the order in which a manager acts. As `Copying.do`."""
+    settings = watched.settings
+    link = await settings.open()
+    try:
+        said = await govern(
+            settings, link, "count", [settings.managed, settings.key],
+            [
+                holder, term, act.replicas_before, _text(act.out_before),
+                act.replicas, _text(act.out),
+            ],
+            copies=min(act.replicas_before, act.replicas),
+            replicas=act.replicas,
+            out=act.out,
+        )  # fmt: skip
+    finally:
+        await link.close()
+    if said == -1:
+        raise Refused("storage_unavailable", f"{link.address}: a later manager has been here")
+    return bool(said == 1)
+
+
+def _text(out: frozenset[str]) -> str:
+    return " ".join(sorted(out))

@@ -1,0 +1,284 @@
+"""One look at a shard and everybody around it, for a manager: what each server and Sentinel says of
+itself and of the others, all asked at about the same moment.
+
+How full a storage cluster is: asked of its primaries, past what gateways hold open.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from push.errors import TocsinError
+from push.replicas import Follower, Sentinel, Server, View
+from storage.redis.answers import unavailable
+from storage.redis.connection import Address, Many, Reach, packed
+from storage.redis.ops.settings import as_mapping
+from storage.redis.replication import Memory, fields, memory_of, out_of, places, unready
+from storage.redis.shard import Settings
+from storage.redis.target import Target
+
+SERVER: Final = (
+    packed("INFO"),
+    packed("CONFIG", "GET", "masteruser", "replica-priority"),
+    packed("ACL", "LIST"),
+)
+UNHEARD_S: Final = 3.0
+"""Who has said nothing to the primary for so long and does not answer is not asked again sooner:
+each time takes a second, and publishing may be waiting. One that is frozen, or cut off, stays
+attached for most of a minute."""
+_USER: Final = b"user:"
+
+
+class Outdone(Exception):
+    """A later manager has been here: this one does nothing there any more. `term`: of that one."""
+
+    def __init__(self, term: int) -> None:
+        super().__init__(f"a manager of the term {term} has been here")
+        self.term = term
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A shard to look at. `guards`: where its Sentinels are, which call its primary `name`; none:
+    the primary is at `home` for good, or `in_cluster`, where `settings` find it."""
+
+    settings: Settings
+    reach: Reach
+    guards: tuple[Address, ...] = ()
+    name: str = ""
+    home: Address | None = None
+    in_cluster: bool = False
+
+
+async def managed_at(
+    primary: str,
+    watched: Watched,
+    many: Many,
+    *,
+    holder: str,
+    term: int,
+    learned: Mapping[str, str],
+) -> tuple[int, frozenset[str], dict[str, str]] | str:
+    """(R, who is out, the user of each server) as the shard has it, or why it does not say. It is
+    this manager's from now on, and keeps what was learned of users. Raises Outdone."""
+    settings = watched.settings
+    words = [word for pair in learned.items() for word in pair]
+    replies = await many.told(
+        primary,
+        [
+            settings.call("manage", [settings.managed, settings.key], [holder, term, *words]),
+            packed("HMGET", settings.key, "replicas", "out"),
+        ],
+    )
+    if isinstance(replies, str):
+        return replies
+    managed, (replicas, out) = replies
+    if managed[0] == 0:
+        raise Outdone(int(managed[1]))
+    if replicas is None:
+        return "it was never provisioned, or it was emptied"
+    flat = managed[2]
+    users = {
+        flat[at][len(_USER) :].decode(): flat[at + 1].decode()
+        for at in range(0, len(flat), 2)
+        if flat[at].startswith(_USER)
+    }
+    return int(replicas), out_of(out), users
+
+
+class Observer:
+    """Looks at one shard. `holder`, `term`: the manager for whom it does."""
+
+    def __init__(self, watched: Watched, many: Many) -> None:
+        self._watched = watched
+        self._many = many
+        self._users: dict[str, str] = {}
+        """As the shard has them."""
+        self._learned: dict[str, str] = {}
+        """Those that it has not yet."""
+        self._unheard: dict[str, tuple[float, str]] = {}
+        """Who did not answer: when, and why."""
+
+    async def look(self, holder: str, term: int) -> View:
+        """What there is. Raises Outdone."""
+        watched = self._watched
+        guards = [str(place) for place in watched.guards]
+        said = await asyncio.gather(*(self._sentinel(place) for place in guards))
+        silent = {
+            place: one for place, one in zip(guards, said, strict=True) if isinstance(one, str)
+        }
+        sentinels = {
+            place: one for place, one in zip(guards, said, strict=True) if not isinstance(one, str)
+        }
+        primary = _named(sentinels.values()) if guards else str(watched.home)
+        replicas, out = 0, frozenset[str]()
+        if primary:
+            held = await managed_at(
+                primary, self._watched, self._many,
+                holder=holder, term=term, learned=self._learned,
+            )  # fmt: skip
+            if isinstance(held, str):
+                silent[primary] = held
+            else:
+                replicas, out, self._users = held
+        servers, more = await self._servers(primary, sentinels.values(), out)
+        silent = more | silent if primary in silent else silent | more
+        if primary in silent:
+            servers.pop(primary, None)
+        seen = {place: one.user for place, one in servers.items() if one.user}
+        return View(
+            primary, servers, sentinels, frozenset(guards), silent, replicas, out,
+            self._users | seen,
+        )  # fmt: skip
+
+    async def _sentinel(self, place: str) -> Sentinel | str:
+        name = self._watched.name
+        replies = await self._many.told(
+            place, [packed("SENTINEL", word, name) for word in ("MASTER", "REPLICAS", "SENTINELS")]
+        )
+        if isinstance(replies, str):
+            return replies
+        try:
+            (master,), known, others = [rows_of([replies[0]]), *map(rows_of, replies[1:])]
+            return Sentinel(
+                place_of(master),
+                master["flags"] == "master",
+                frozenset(map(place_of, known)),
+                frozenset(map(place_of, others)),
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            return f"not understood: {error!r}"
+
+    async def _servers(
+        self, primary: str, sentinels: Iterable[Sentinel], out: frozenset[str]
+    ) -> tuple[dict[str, Server], dict[str, str]]:
+        """All that anybody knows, the primary first: it says who else is attached."""
+        known = {place for one in sentinels for place in one.replicas}
+        wanted = (known | set(self._users) | out) - {primary, ""}
+        first = await self._server(primary) if primary else "nobody is named"
+        heard: set[str] = set()
+        servers: dict[str, Server] = {}
+        silent: dict[str, str] = {}
+        if isinstance(first, Server):
+            servers[primary] = first
+            heard = {one.place for one in first.followers if one.lag_s < UNHEARD_S}
+            wanted |= {one.place for one in first.followers}
+        elif primary:
+            silent[primary] = first
+        now = asyncio.get_running_loop().time()
+        for place in wanted - heard:
+            at, why = self._unheard.get(place, (-UNHEARD_S, ""))
+            if now - at < UNHEARD_S:
+                silent[place] = why
+        each = sorted(wanted - set(silent))
+        for place, one in zip(each, await asyncio.gather(*map(self._server, each)), strict=True):
+            if isinstance(one, Server):
+                servers[place] = one
+                self._unheard.pop(place, None)
+            else:
+                silent[place] = one
+                self._unheard[place] = (asyncio.get_running_loop().time(), one)
+        self._learned = {
+            place: one.user
+            for place, one in servers.items()
+            if one.user and self._users.get(place) != one.user
+        }
+        return servers, silent
+
+    async def _server(self, place: str) -> Server | str:
+        replies = await self._many.told(place, SERVER)
+        if isinstance(replies, str):
+            return replies
+        try:
+            return server_of(place, fields(replies[0]), as_mapping(replies[1]), replies[2])
+        except (TypeError, KeyError, ValueError) as error:
+            return f"not understood: {error!r}"
+
+
+def server_of(
+    place: str, told: Mapping[str, str], config: Mapping[str, str], users: Iterable[bytes]
+) -> Server:
+    """What a server says: INFO, CONFIG GET, ACL LIST. Raises KeyError, ValueError for another form.
+
+    Source: https://redis.io/docs/latest/commands/info/, …/acl-list/
+    """
+    is_primary = told["role"] == "master"
+    words = [line.decode("utf-8", "replace").split() for line in users]
+    return Server(
+        place=place,
+        run_id=told["run_id"],
+        user=config.get("masteruser", ""),
+        is_primary=is_primary,
+        follows="" if is_primary else f"{told['master_host']}:{told['master_port']}",
+        is_linked=not is_primary
+        and told["master_link_status"] == "up"
+        and told["master_sync_in_progress"] == "0",
+        is_electable=config["replica-priority"] != "0",
+        offset=int(told["master_repl_offset" if is_primary else "slave_repl_offset"]),
+        unready=unready(told),
+        locked=frozenset(line[1] for line in words if len(line) > 2 and line[2] == "off"),
+        followers=tuple(_followers(told)),
+    )
+
+
+def _followers(told: Mapping[str, str]) -> Iterable[Follower]:
+    for place, line in places(told).items():
+        facts = dict(part.split("=", 1) for part in told[line].split(",") if "=" in part)
+        yield Follower(place, facts["state"] == "online", int(facts["offset"]), float(facts["lag"]))
+
+
+def rows_of(reply: Any) -> list[dict[str, str]]:
+    """What SENTINEL answers: maps as flat lists."""
+    texts = [[word.decode("utf-8", "replace") for word in row] for row in reply]
+    return [dict(zip(row[::2], row[1::2], strict=True)) for row in texts]
+
+
+def place_of(row: Mapping[str, str]) -> str:
+    """Where one of them is."""
+    return f"{row['ip']}:{row['port']}"
+
+
+def _named(sentinels: Iterable[Sentinel]) -> str:
+    """Whom most of them name; "": none says anything."""
+    names = [one.primary for one in sentinels]
+    return max(sorted(set(names)), key=names.count, default="")
+
+
+ASKED_S = 3.0
+"""For a whole cluster: who asks has others to ask."""
+
+
+class Use(NamedTuple):
+    """Of the fullest primary. `why`: it cannot be told; "": it was."""
+
+    memory: Memory
+    why: str = ""
+
+
+async def use_of(target: Target, incarnation: str | None = None) -> Use:
+    """Never raises what a server may say. `incarnation`: the store that it is to be; None: any."""
+    try:
+        async with asyncio.timeout(ASKED_S):
+            parts = await target.parts()
+            found = await asyncio.gather(*(_memory(part.settings, incarnation) for part in parts))
+    except TocsinError as error:
+        return Use(Memory(0, 0), error.detail)
+    except TimeoutError:
+        return Use(Memory(0, 0), f"no answer within {ASKED_S:g} s")
+    return Use(min(found, key=lambda memory: memory.free_share))
+
+
+async def _memory(settings: Settings, incarnation: str | None) -> Memory:
+    """Raises Refused."""
+    link = await settings.open()
+    try:
+        told = await settings.ask(link, packed("INFO", "memory"))
+        there = await settings.ask(link, packed("HGET", settings.key, "incarnation"))
+    finally:
+        await link.close()
+    if not isinstance(told, bytes):
+        raise unavailable(f"{link.address}: {told}")
+    if incarnation is not None and there != incarnation.encode():
+        raise unavailable(f"{link.address} is not the store that it was: nothing is kept there")
+    return memory_of(fields(told))

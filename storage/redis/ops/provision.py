@@ -1,0 +1,177 @@
+"""Acts of an operator: make a shard ours, say how many replicas it has, examine it (R28, R30)."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push.errors import Refused, Unknown
+from storage.redis.answers import answer, unavailable
+from storage.redis.connection import Address, Link, Reach, packed
+from storage.redis.library import PREFIX
+from storage.redis.ops.settings import REPLAYED, as_mapping, broken_promises, broken_replay
+from storage.redis.port import Arg
+from storage.redis.replication import doubt_of, fields, out_of, places
+from storage.redis.shard import Settings
+
+UNUSED_S: Final = 7 * 86_400
+"""Functions that no gateway has used for so long belong to a version that was replaced."""
+
+
+async def provision(settings: Settings, incarnation: str, replicas: int) -> None:
+    """Make an empty shard ours, with so many replicas that could be elected. Ours already, under
+    this incarnation: nothing happens, and the replicas stay as many as they were set to.
+
+    Raises:
+        Refused: it belongs to another incarnation, or holds something else; or it is not there.
+        Unknown: fewer copies than `replicas` have confirmed it, or the connection was lost; doing
+            it again is safe.
+
+    Functions that nobody uses any more are deleted (see `retire`).
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        await govern(
+            settings, link, "provision", [settings.key], [incarnation, replicas],
+            copies=replicas, replicas=replicas,
+        )  # fmt: skip
+        await retire(settings, link)
+    finally:
+        await link.close()
+
+
+async def retire(settings: Settings, link: Link) -> list[str]:
+    """Delete the functions of versions of the broker that nobody has used for UNUSED_S; which. A
+    gateway says now and then that it uses its own: in a rollout, several are in use for a while.
+
+    Raises Refused(storage_unavailable): the connection is gone. Who may not delete deletes nothing.
+    Source: https://redis.io/docs/latest/commands/function-delete/
+    """
+    listed = await settings.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", f"{PREFIX}*"))
+    if not isinstance(listed, list):
+        return []
+    names = [bytes(one[one.index(b"library_name") + 1]).decode() for one in listed]
+    others = [name for name in names if name != settings.library.name]
+    call = settings.call("unused", [settings.key], [UNUSED_S, *others])
+    unused = await settings.ask(link, call) if others else []
+    gone = []
+    for name in unused if isinstance(unused, list) else ():
+        deleted = await settings.ask(link, packed("FUNCTION", "DELETE", name))
+        if not isinstance(deleted, RedisError):
+            gone.append(bytes(name).decode())
+    return gone
+
+
+async def set_replicas(settings: Settings, replicas: int) -> None:
+    """Say how many replicas could be elected: raised before one is attached, lowered only when the
+    one that went cannot be elected any more.
+
+    Raises:
+        Refused: invalid_request: more than that are attached; storage_unavailable: the shard was
+            never provisioned; it is not there.
+        Unknown: as `provision` does.
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+        if not isinstance(held, list) or held[0] is None:
+            raise unavailable(f"{link.address} was never provisioned: {held}")
+        before, out = held[0], out_of(held[1])
+        info = await settings.ask(link, packed("INFO", "replication"))
+        doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
+        if doubt:
+            raise Refused("invalid_request", f"{link.address}: {doubt}")
+        # One that is yet to be attached cannot confirm, nor can one that has gone.
+        copies = min(int(before), replicas)
+        await govern(
+            settings, link, "set_replicas", [settings.key], [replicas],
+            copies=copies, replicas=replicas, out=out,
+        )  # fmt: skip
+    finally:
+        await link.close()
+
+
+async def forget_server(settings: Settings, place: str) -> bool:
+    """What was known of a server that managers have taken out, and that will never be back, goes;
+    `place`: host:port. Whether it was one of this shard's that are out.
+
+    Raises:
+        Refused: invalid_request: it is attached; storage_unavailable: it is not there.
+        Unknown: as `provision` does; doing it again is safe.
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+        if not isinstance(held, list) or held[0] is None:
+            raise unavailable(f"{link.address} was never provisioned: {held}")
+        if place not in out_of(held[1]):
+            return False
+        info = await settings.ask(link, packed("INFO", "replication"))
+        if not isinstance(info, bytes) or place in places(fields(info)):
+            raise Refused("invalid_request", f"{place} is attached to {link.address}")
+        said = await govern(
+            settings, link, "forget_server", [settings.managed, settings.key], [place],
+            copies=int(held[0]), replicas=int(held[0]), out=out_of(held[1]) - {place},
+        )  # fmt: skip
+    finally:
+        await link.close()
+    return bool(said == 1)
+
+
+async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> list[str]:
+    """A sentence for each setting of this server that breaks a promise; none: all is well. To be
+    asked of each one of a shard: any of them may become the primary.
+
+    Raises Refused(storage_unavailable): it cannot be asked.
+    Source: https://redis.io/docs/latest/commands/config-get/
+    """
+    try:
+        link = await reach.link(address)
+        try:
+            commands = [packed("INFO", "server"), packed("CONFIG", "GET", "*")]
+            commands += [packed("ACL", "DRYRUN", "default", *words) for words in REPLAYED]
+            server, config, *replayed = await link.ask(commands, silence_s)
+        finally:
+            await link.close()
+    except (RedisError, OSError) as error:
+        raise unavailable(f"{address}: {str(error) or 'no reply in time'}") from None
+    if not isinstance(server, bytes) or not isinstance(config, list):
+        raise unavailable(f"{address} does not show its settings: {server!r:.80} {config!r:.80}")
+    return [*broken_promises(as_mapping(config), fields(server)), *broken_replay(replayed)]
+
+
+async def govern(
+    settings: Settings,
+    link: Link,
+    function: str,
+    keys: Sequence[str],
+    args: Sequence[Arg],
+    *,
+    copies: int,
+    replicas: int,
+    out: Collection[str] = (),
+) -> Any:
+    """One act that so many copies must confirm, of `replicas` that may be attached; these `out` are
+    not counted. Its answer.
+
+    Raises Refused: it did not happen; Unknown: it may have, and too few copies may have it.
+    """
+    commands = [
+        settings.call(function, keys, args),
+        packed("WAIT", copies, round(settings.wait_s * 1000)),
+        packed("INFO", "replication"),
+    ]
+    try:
+        reply, counted, info = await link.ask(commands, settings.wait_s + settings.silence_s)
+    except (RedisError, OSError) as error:
+        raise Unknown(f"{link.address}: {str(error) or 'no reply in time'}") from None
+    said = answer(reply, "")
+    if not isinstance(counted, int) or counted < copies:
+        raise Unknown(f"{counted} of {copies} replicas have confirmed it")
+    doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
+    if doubt:
+        raise Unknown(doubt)
+    return said

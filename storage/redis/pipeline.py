@@ -1,0 +1,258 @@
+"""The held connection of one level: acts in groups, each group ended by one WAIT.
+
+What is asked for while a group is out gathers and goes together as the next one; no timer. A group
+is `FCALL …, FCALL …, touch, WAIT, INFO`, sent in one go. Its answers are given out when
+WAIT has counted what the level asks for. Otherwise they are Unknown and the connection is closed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import random
+from time import perf_counter
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push.breaker import backoff_s
+from push.errors import Refused, Unknown
+from push.histogram import Histogram
+from push.places import Durability
+from storage.redis.answers import answer, is_sure, unavailable
+from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Link, packed
+from storage.redis.replication import copies_needed, doubt_of, fields, out_of
+
+GROUP_ACTS: Final = 1000
+GROUP_BYTES: Final = 8 << 20
+"""A group takes no more than this, but at least one act."""
+REPLICAS: Final = packed("INFO", "replication", "stats")
+BEHIND: Final = "what was asked before it may not have happened"
+
+
+@dataclass(slots=True)
+class Act:
+    """A packed FCALL, and whose answer it is."""
+
+    command: bytes
+    answer: asyncio.Future[Any]
+    order: str
+    """Acts of the same one are not to happen where one before them was refused; "": of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every group is held to. `touch` is the packed FCALL that writes last in it."""
+
+    touch: bytes
+    wait_s: float
+    """How long WAIT waits for copies. Longer: Unknown."""
+    silence_s: float
+    """How long a reply may take beyond that."""
+
+
+class Held:
+    """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
+    told of each group that has the copies that its level asks for, before anybody is answered: the
+    number of touches, and how many replicas could be elected; each one that has not is one of the
+    `doubts` by then."""
+
+    def __init__(
+        self,
+        level: Durability,
+        connect: Callable[[], Awaitable[Link]],
+        terms: Terms,
+        confirmed: Callable[[Durability, int, int], None],
+    ) -> None:
+        self.level = level
+        self._connect = connect
+        self._terms = terms
+        self._confirmed = confirmed
+        self.doubts = 0
+        """Groups that have failed, or had an act with an order that Redis did not begin."""
+        self.took_s = Histogram()
+        """From sending each group to its last reply, that of WAIT among them, or to giving up."""
+        self._waiting: deque[Act] = deque()
+        self._filled = asyncio.Event()
+        self._closing = False
+        self._link: Link | None = None
+        self._is_old = False
+        self._failures = 0
+        self._not_before_s = 0.0
+        self._why = ""
+        self._task = asyncio.create_task(self._run(), name=f"shard {level}")
+
+    async def act(self, command: bytes, order: str) -> Any:
+        """See `Shard.act`; `command` is a packed FCALL, `order` as of Act."""
+        if self._closing:
+            raise unavailable("the storage is closed")
+        asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Act(command, asked, order))
+        self._filled.set()
+        return await asked
+
+    def renew(self) -> None:
+        """The primary is elsewhere: connect anew before the next group."""
+        self._is_old = True
+
+    async def close(self) -> None:
+        """Finish what was accepted, then close."""
+        self._closing = True
+        self._filled.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await self._filled.wait()
+            if self._waiting:
+                group = self._taken()
+                try:
+                    await self._commit(group)
+                except Exception as error:  # whatever it is, nobody waits for ever
+                    self.doubts += 1
+                    await self._let_go()
+                    for act in group:
+                        _give(act, error=Unknown(f"internal: {error!r}"))
+                    self._refuse_waiting()
+            elif self._closing:
+                break
+            else:
+                self._filled.clear()
+        await self._let_go()
+
+    def _taken(self) -> list[Act]:
+        group: list[Act] = []
+        orders: set[str] = set()
+        size = 0
+        while self._waiting and len(group) < GROUP_ACTS:
+            act = self._waiting[0]
+            size += len(act.command)
+            # Redis refuses by itself in the middle of a group, too, and goes on with the next act.
+            if group and (size > GROUP_BYTES or act.order in orders):
+                break
+            self._waiting.popleft()
+            if not act.answer.done():  # nobody waits for it any more, and it has not been sent
+                group.append(act)
+                orders |= {act.order} - {""}
+        return group
+
+    async def _commit(self, group: Sequence[Act]) -> None:
+        if not group:
+            return
+        try:
+            link = await self._standing()
+        except Refused as error:
+            self.doubts += 1
+            for act in group:
+                _give(act, error=Refused(error.code.name, error.detail))
+            self._refuse_waiting()
+            return
+        needed = copies_needed(self.level, link.replicas) + link.unready
+        commands = [act.command for act in group]
+        commands.append(self._terms.touch)
+        if self.level != "local":
+            commands.append(packed("WAIT", needed, round(self._terms.wait_s * 1000)))
+            commands.append(REPLICAS)
+        began = perf_counter()
+        try:
+            replies = await link.ask(commands, self._terms.wait_s + self._terms.silence_s)
+        except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
+            self.doubts += 1
+            for act in group:
+                _give(act, error=Unknown(f"{link.address}: {str(error) or 'no reply in time'}"))
+            self._refuse_waiting()
+            return
+        finally:
+            self.took_s.add(perf_counter() - began)
+        doubt = self._doubt(link, replies[len(group) :])
+        answered = list(zip(group, replies, strict=False))
+        is_broken = any(act.order and is_sure(reply) for act, reply in answered)
+        if doubt or is_broken:
+            self.doubts += 1
+        if doubt:
+            await self._let_go()
+        for act, reply in answered:
+            _answer(act, reply, doubt)
+        if doubt:
+            self._refuse_waiting()
+        elif is_broken:
+            self._refuse_waiting(lambda act: bool(act.order))
+
+    def _doubt(self, link: Link, ending: Sequence[Any]) -> str:
+        """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
+        touched = ending[0]
+        if not isinstance(touched, list):
+            return f"the group could not be ended: {touched}"
+        touches, replicas = int(touched[0]), int(touched[1])
+        link.replicas = replicas  # what the next group waits for
+        if self.level != "local":
+            counted, info = ending[1], ending[2]
+            if not isinstance(counted, int) or not isinstance(info, bytes):
+                return f"the copies could not be counted: {counted}"
+            # as the shard says it now: it may have been raised since the connection was made
+            needed = copies_needed(self.level, replicas)
+            if counted - link.unready < needed:
+                return f"{counted - link.unready} of {needed} replicas have confirmed it"
+            told = fields(info)
+            doubt = doubt_of(told, replicas, out_of(touched[2]))
+            if doubt:
+                return doubt
+            if needed and told.get("sync_full") != link.syncs:
+                return "a replica was synced anew, and may not have it on its disk yet"
+        self._confirmed(self.level, touches, replicas)
+        return ""
+
+    def _refuse_waiting(self, which: Callable[[Act], bool] = lambda act: True) -> None:
+        """What was asked behind a group that may not have happened was meant to come behind it
+        (R7): it is refused, and asked again by who has heard of that."""
+        waiting, self._waiting = self._waiting, deque()
+        for act in waiting:
+            if which(act):
+                _give(act, error=unavailable(BEHIND))
+            else:
+                self._waiting.append(act)
+
+    async def _standing(self) -> Link:
+        """The link, made anew where there is none. Raises Refused at once while the last failure is
+        so young that trying again would only add to it."""
+        if self._is_old:
+            self._is_old = False
+            await self._let_go()
+        if self._link is not None and self._link.is_open:
+            return self._link
+        await self._let_go()
+        clock = asyncio.get_running_loop().time
+        if clock() < self._not_before_s:
+            raise unavailable(self._why)
+        try:
+            self._link = await self._connect()
+        except Refused as error:
+            self._failures += 1
+            self._why = error.detail
+            self._not_before_s = clock() + backoff_s(
+                self._failures, base_s=BACKOFF_BASE_S, max_s=BACKOFF_MAX_S, draw=random()
+            )
+            raise
+        self._failures = 0
+        return self._link
+
+    async def _let_go(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
+
+
+def _answer(act: Act, reply: Any, doubt: str) -> None:
+    try:
+        _give(act, answer(reply, doubt))
+    except Exception as error:
+        _give(act, error=error)
+
+
+def _give(act: Act, reply: Any = None, *, error: Exception | None = None) -> None:
+    if act.answer.done():  # who asked has gone
+        return
+    if error is None:
+        act.answer.set_result(reply)
+    else:
+        act.answer.set_exception(error)

@@ -1,0 +1,260 @@
+"""Reading a partition's log on Redis: checked, opened, and put aside where it is damaged (R30).
+
+Looks at the ends of partitions slowly, besides what is heard of them (R10).
+
+Two things get lost: a wake-up, when a connection breaks; and the second act of an append, when its
+gateway dies between the WAIT that counted the copies and the act that certifies them. Whoever looks
+tells the one and does the other, but only behind a WAIT of its own, at the level of what is there.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from push import limits
+from push.errors import TocsinError
+from push.places import Durability, Partition
+from push.record import Record
+from push.storage_port import PLAIN, Damage, PartitionState, Read, Sealer
+from storage.redis.append import damage_of, row_of
+from storage.redis.keys import queue_key
+from storage.redis.port import Shard
+
+_OPENERS: Final = 2
+
+
+class RedisReading:
+    """See the module."""
+
+    def __init__(self, shard: Shard, sealer: Sealer) -> None:
+        self._shard = shard
+        self._sealer = sealer
+        self._opening = ThreadPoolExecutor(_OPENERS, thread_name_prefix="unsealing")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._opening.shutdown()
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, until: int | None
+    ) -> Read:
+        """As Storage.read."""
+        key = queue_key(partition.queue_id)
+        begin = min(max(offset, 0), limits.OFFSET_MAX + 1)
+        end = limits.OFFSET_MAX + 1 if until is None else min(until, limits.OFFSET_MAX) + 1
+        records: list[Record] = []
+        found: list[Damage] = []
+        at, size = begin, 0
+        while True:
+            args = [partition.number, at, max(bytes_max - size, 0), end]
+            answer = await self._shard.look("read", [key], args)
+            if not answer:
+                return Read((), 0, 0)
+            start, certified, ends, bad, rows = answer
+            opened = await self._open(partition, rows)
+            damaged = [one for one in opened if isinstance(one, Damage)]
+            found += damaged
+            whole = [one for one in opened if isinstance(one, Record)]
+            if records and whole and size + whole[0].memory_bytes > bytes_max:
+                whole, ends = [], whole[0].first
+                damaged = []
+            records += whole
+            size += sum(record.memory_bytes for record in whole)
+            for damage in damaged:
+                await self._put_aside(damage)
+            if not damaged or ends >= min(certified, end):
+                break
+            at = ends  # damage left room
+        top = min(ends, end) if records or found else end
+        known = {damage.first: damage for damage in [*found, *damage_of(partition, bad)]}
+        damages = [
+            known[first]
+            for first in sorted(known)
+            if first < top and first + known[first].count > offset
+        ]
+        return Read(tuple(records), start, certified, tuple(damages))
+
+    async def _open(self, partition: Partition, rows: Sequence[Any]) -> list[Record | Damage]:
+        """In their order; in a thread where keys may have to be waited for."""
+
+        def opened() -> list[Record | Damage]:
+            return [row_of(partition, raw).open(partition, self._sealer) for raw in rows]
+
+        if self._sealer is PLAIN or not rows:
+            return opened()
+        return await asyncio.get_running_loop().run_in_executor(self._opening, opened)
+
+    async def _put_aside(self, damage: Damage) -> None:
+        partition = damage.partition
+        await self._shard.act(
+            "quarantine",
+            [queue_key(partition.queue_id)],
+            [partition.number, damage.first, damage.count, damage.reason],
+            level="local",
+        )
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """As Storage.read_each."""
+        if not offsets:
+            return ()
+        args = [min(max(offset, 0), limits.OFFSET_MAX + 1) for offset in offsets]
+        key = queue_key(partition.queue_id)
+        count, *rows = await self._shard.look(
+            "read_each", [key], [partition.number, bytes_max, *args]
+        )
+        if not count:
+            return (None,) * len(offsets)
+        records = []
+        for one in await self._open(partition, [row for row in rows if row]):
+            if isinstance(one, Damage):
+                await self._put_aside(one)
+            else:
+                records.append(one)
+        found: list[Record | None] = []
+        at = 0
+        for offset in offsets[:count]:
+            while at < len(records) and records[at].last < offset:
+                at += 1
+            holds = at < len(records) and records[at].first <= offset
+            found.append(records[at] if holds else None)
+        return tuple(found)
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """As Storage.offset_at."""
+        found: int = await self._shard.look(
+            "offset_at", [queue_key(partition.queue_id)], [partition.number, unix_ms]
+        )
+        return found
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """As Looking.published."""
+
+        async def one(partition: Partition, offset: int) -> int | None:
+            at = min(max(offset, 0), limits.OFFSET_MAX + 1)
+            args = [partition.number, at]
+            found: int = await self._shard.look("published", [queue_key(partition.queue_id)], args)
+            return found if found >= 0 else None
+
+        return list(await asyncio.gather(*(one(*place) for place in places)))
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """As Looking.partitions."""
+        rows = await self._shard.look("partitions", [queue_key(queue_id)], [])
+        return [_state_of(Partition(queue_id, number), row) for number, row in enumerate(rows)]
+
+
+def _state_of(partition: Partition, row: Sequence[int]) -> PartitionState:
+    start, end, certified, generation, messages, size, sealed = row
+    return PartitionState(
+        partition,
+        start,
+        end,
+        certified,
+        generation,
+        messages,
+        size,
+        sealed if sealed >= 0 else None,
+    )
+
+
+PERIOD_S: Final = 1.0
+LOOKS: Final = 50
+"""Queues that one period looks at, in turns: a look at an idle store must cost nothing to speak of.
+So with 500 queues each is looked at every 10 s."""
+_LOG: Final = logging.getLogger("storage.redis_tails")
+
+
+class Tails:
+    """`tell` is given (partition, certified end), again and again the same."""
+
+    def __init__(
+        self, shard: Shard, tell: Callable[[Partition, int], None], *, period_s: float = PERIOD_S
+    ) -> None:
+        self._shard = shard
+        self._tell = tell
+        self._period_s = period_s
+        self._watched: OrderedDict[str, set[int]] = OrderedDict()
+        """Queue → partitions; the one that was looked at longest ago comes first."""
+        self._loose: dict[Partition, int] = {}
+        """Ends that were not certified when they were first seen: perhaps on their way."""
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        """Of queues that are being looked at: one whose primary is down holds up no other."""
+        self._task = asyncio.create_task(self._run(), name="tails")
+
+    def watch(self, partition: Partition) -> None:
+        """Somebody here is interested in it."""
+        numbers = self._watched.get(partition.queue_id)
+        if numbers is None:
+            numbers = self._watched[partition.queue_id] = set()
+        numbers.add(partition.number)
+
+    def forget(self, queue_id: str) -> None:
+        """The queue is gone."""
+        self._watched.pop(queue_id, None)
+        for partition in [one for one in self._loose if one.queue_id == queue_id]:
+            del self._loose[partition]
+
+    async def close(self) -> None:
+        """Look no more."""
+        tasks = [self._task, *self._looks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            due = {partition.queue_id for partition in self._loose}
+            for queue_id in list(self._watched)[:LOOKS]:
+                due.add(queue_id)
+                self._watched.move_to_end(queue_id)
+            for queue_id in due - self._looks.keys():
+                self._looks[queue_id] = asyncio.create_task(self._look_at(queue_id), name="tails")
+
+    async def _look_at(self, queue_id: str) -> None:
+        try:
+            await self._look(queue_id)
+        except TocsinError:  # the store is not there, or too few copies: next time
+            pass
+        except Exception:  # whatever a server may say, who looks goes on
+            _LOG.exception("the ends of queue %s could not be looked at", queue_id)
+        finally:
+            del self._looks[queue_id]
+
+    async def _look(self, queue_id: str) -> None:
+        numbers = sorted(self._watched.get(queue_id, ()))
+        if not numbers:
+            return
+        flat = await self._shard.look("tails", [queue_key(queue_id)], numbers)
+        if not flat:
+            self.forget(queue_id)
+            return
+        for number, told, end, level in zip(
+            numbers, flat[::3], flat[1::3], flat[2::3], strict=True
+        ):
+            partition = Partition(queue_id, number)
+            certified, seen = told, self._loose.get(partition)
+            if seen is not None and certified < seen:
+                certified = await self._certified(partition, seen, level.decode())
+            if end > certified:
+                self._loose[partition] = end
+            else:
+                self._loose.pop(partition, None)
+            if certified:
+                self._tell(partition, certified)
+
+    async def _certified(self, partition: Partition, end: int, level: Durability) -> int:
+        """The certified end, once the copies of everything below `end` were counted. Raises
+        TocsinError."""
+        key, number = queue_key(partition.queue_id), partition.number
+        _, counted = await self._shard.act("certify", [key], [number, 0], level=level)
+        # What was seen at a primary of before may be more than this one had then.
+        known = min(end, counted)
+        certified: int
+        certified, _ = await self._shard.act("certify", [key], [number, known], level="local")
+        return certified

@@ -1,0 +1,255 @@
+"""How many copies a level asks for, and whether what Redis says of its replicas can be believed.
+
+Whether the replicas of a shard would have on their disks what they confirm (R28).
+
+A replica that was synced anew confirms what it receives, while its append-only file is still being
+written for the first time: after a power loss it has nothing of it. Its primary does not know; so
+each replica is asked itself whenever the primary's count of whole syncs has grown.
+
+Whether what stands in a store's place is the store (R30): not emptied, no other, no older copy.
+
+How much memory a store has left, and when publishing stops and opens again (R29).
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from push import limits
+from push.errors import Refused
+from push.places import Durability
+from storage.redis.connection import Address, Reach, packed
+
+STATE: Final = "state="
+
+
+def copies_needed(level: Durability, replicas: int) -> int:
+    """What WAIT must have counted, besides the primary, of a shard with so many replicas that could
+    be elected (R28): none, a majority of all copies less the primary, or all."""
+    if level == "local":
+        return 0
+    return replicas if level == "all" else (replicas + 1) // 2
+
+
+def fields(info: bytes) -> dict[str, str]:
+    """The lines of an INFO section, by name. Source: https://redis.io/docs/latest/commands/info/"""
+    lines = info.decode("utf-8", "replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def attached(replication: Mapping[str, str]) -> int:
+    """How many replicas are there and follow, by INFO replication."""
+    return sum(STATE + "online" in text for text in replication.values())
+
+
+def places(replication: Mapping[str, str]) -> dict[str, str]:
+    """Where the replicas that INFO replication lists listen, `host:port` → the name of its line."""
+    found = {}
+    for name, text in replication.items():
+        if name.startswith("slave") and STATE in text:  # slave0:ip=…,port=…,state=online,…
+            facts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+            found[f"{facts['ip']}:{facts['port']}"] = name
+    return found
+
+
+def without(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str, str]:
+    """INFO replication as if these replicas, which are not counted, were not attached."""
+    lines = {name for place, name in places(replication).items() if place in out} if out else ()
+    if not lines:
+        return replication
+    left = {name: text for name, text in replication.items() if name not in lines}
+    return left | {"connected_slaves": str(int(left["connected_slaves"]) - len(lines))}
+
+
+def awaited(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
+    """A sentence why the level all is not met now, "" where it is, of a shard of so many replicas
+    that could be elected, these `out` not among them. Those that must not be believed come first,
+    see `doubt_of`."""
+    online = attached(without(replication, out))
+    few = f"{online} of {replicas} replicas are attached: the level all waits for them"
+    return doubt_of(replication, replicas, out) or (few if online < replicas else "")
+
+
+def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
+    """A sentence why WAIT's number must not be believed, "" where nothing speaks against it.
+
+    One that is `out` may lack what was acknowledged, and WAIT would count it in place of one that
+    could be elected; where no replica is waited for, it is no matter.
+
+    A replica beyond `replicas` could be elected with less than what was counted. One that has come
+    back while its old connection still stands is counted twice. Those that are still being synced
+    count here: they may be elected with what they had before, or a moment later.
+    """
+    if replication.get("role") != "master":
+        return "the server is no primary any more"
+    barred = sorted(set(places(replication)) & set(out)) if replicas else ()
+    if barred:
+        return f"{barred[0]} is attached, and is not counted: it may lack what was acknowledged"
+    replication = without(replication, out)
+    seen = [
+        text
+        for name, text in replication.items()
+        if name.startswith("slave") and STATE in text  # slave0:ip=…,port=…,state=online,…
+    ]
+    count = int(replication.get("connected_slaves", "0"))
+    if count > replicas:
+        return f"{count} replicas are attached, and the shard was set up for {replicas}"
+    addresses = {",".join(text.split(",")[:2]) for text in seen}
+    if len(addresses) < len(seen):
+        return "two replicas have one address: one of them has come back, and counts twice"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What replicas say of themselves."""
+
+    unready: tuple[str, ...]
+    """A sentence for each that is known not to have everything on its disk."""
+    unasked: tuple[str, ...]
+    """A sentence for each that could not be asked."""
+
+
+def addresses_of(replication: Mapping[str, str]) -> list[Address]:
+    """Where the replicas that INFO replication lists say that they listen."""
+    found = []
+    for name, text in replication.items():
+        if name.startswith("slave") and STATE in text:
+            facts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+            found.append(Address(facts["ip"], int(facts["port"])))
+    return found
+
+
+def unready(told: Mapping[str, str]) -> str:
+    """Why a replica is not to be counted, by its INFO persistence; "": it is.
+
+    Source: https://redis.io/docs/latest/commands/info/
+    """
+    if told.get("loading") != "0":
+        return "it is loading its data"
+    if told.get("aof_enabled") != "1":
+        return "it has no append-only file"
+    if told.get("aof_rewrite_in_progress") != "0" or told.get("aof_rewrite_scheduled") != "0":
+        return "its append-only file is being rewritten"
+    if told.get("aof_last_bgrewrite_status") != "ok":
+        return "its append-only file could not be rewritten"
+    return ""
+
+
+async def readiness(replication: Mapping[str, str], reach: Reach, timeout_s: float) -> Readiness:
+    """Ask all that INFO replication lists, at once, each for at most `timeout_s` seconds."""
+    places = addresses_of(replication)
+    told = await asyncio.gather(*(_asked(place, reach, timeout_s) for place in places))
+    pairs = list(zip(places, told, strict=True))
+    return Readiness(
+        tuple(f"{place}: {why}" for place, (asked, why) in pairs if asked and why),
+        tuple(f"{place}: {why}" for place, (asked, why) in pairs if not asked),
+    )
+
+
+async def _asked(place: Address, reach: Reach, timeout_s: float) -> tuple[bool, str]:
+    """(whether it could be asked, why it is not ready or could not be asked)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            link = await reach.link(place)
+            try:
+                (info,) = await link.ask([packed("INFO", "persistence")], timeout_s)
+            finally:
+                await link.close()
+    except (RedisError, OSError) as error:
+        return False, str(error) or "no reply in time"
+    return (True, unready(fields(info))) if isinstance(info, bytes) else (False, str(info))
+
+
+MARKED: Final = ("incarnation", "replicas", "touches", "out")
+"""Fields of a shard's own hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What must be found in the shard (R30): kept outside of it, in the metadata."""
+
+    incarnation: str
+    touches: int = 0
+    """A number of touches that every copy had once. Fewer: an older copy has come back."""
+
+
+class NotOurs(Refused):
+    """A server answers, and what it holds is not the store: its text says what it is."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("storage_unavailable", detail)
+
+
+def check_held(
+    held: Sequence[bytes | None], marks: Marks, where: str
+) -> tuple[int, frozenset[str]]:
+    """How many replicas could be elected, and which are not counted among them, by the values of
+    MARKED that a server at `where` has.
+
+    A store without its mark is not ours to fill: whoever took it for a new one would delete what
+    other copies still have.
+
+    Raises:
+        NotOurs: it was emptied, belongs to another history, or is an older copy.
+    """
+    incarnation, replicas, touches, out = held
+    if incarnation is None or replicas is None:
+        raise NotOurs(f"{where} has no incarnation: it was emptied, or it was never provisioned")
+    if incarnation.decode() != marks.incarnation:
+        raise NotOurs(
+            f"{where} is of the incarnation {incarnation.decode()}, "
+            f"and {marks.incarnation} is expected"
+        )
+    if int(touches or 0) < marks.touches:
+        raise NotOurs(
+            f"{where} holds an older copy: {int(touches or 0)} touches, "
+            f"and there were {marks.touches}"
+        )
+    return int(replicas), out_of(out)
+
+
+def out_of(text: bytes | None) -> frozenset[str]:
+    """The places of the replicas that are not counted, as the shard's hash has them."""
+    return frozenset((text or b"").decode().split())
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In bytes, as the server counts for its bound."""
+
+    used: int
+    bound: int
+    """0: it has none."""
+
+    @property
+    def free_share(self) -> float:
+        """Of the bound; negative: acknowledgements have gone beyond it."""
+        return 1 - self.used / self.bound if self.bound else 1.0
+
+
+def memory_of(told: Mapping[str, str]) -> Memory:
+    """By INFO memory. Buffers for replicas and the file do not count for the bound.
+
+    Source: `getMaxmemoryState` in Redis 7.0's evict.c.
+    """
+    used = int(told.get("used_memory", "0")) - int(told.get("mem_not_counted_for_evict", "0"))
+    return Memory(used, int(told.get("maxmemory", "0")))
+
+
+class Reserve:
+    """Whether there is room to publish: closed when less than `share` is free, and open again when
+    RESERVE_REOPENS times as much is: else it would be both in turns while consumers catch up."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.is_open = True
+
+    def seen(self, memory: Memory) -> bool:
+        """Whether there is, by what the server says now."""
+        needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS
+        self.is_open = memory.free_share >= needed
+        return self.is_open

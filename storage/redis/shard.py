@@ -1,0 +1,316 @@
+"""A shard: one primary with its replicas, found, checked, and spoken to (`redis_ports.Shard`)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push import limits
+from push.histogram import Took
+from push.places import Durability
+from push.storage_port import Lane
+from storage.redis.answers import unavailable
+from storage.redis.connection import Address, Link, Looks, Reach, Subscriber, packed
+from storage.redis.discovery import PERIOD_S, Find, Watch
+from storage.redis.library import Library, library
+from storage.redis.pipeline import BEHIND, REPLICAS, Held, Terms
+from storage.redis.port import Arg, Heard, Standing
+from storage.redis.replication import (
+    MARKED,
+    Marks,
+    Reserve,
+    check_held,
+    copies_needed,
+    fields,
+    readiness,
+    without,
+)
+
+__all__ = ["LEVELS", "Marks", "RedisShard", "Settings"]
+_LOG: Final = logging.getLogger("storage.redis_shard")
+LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a shard is spoken to. `key`: its own hash; in a Cluster its tag names the slots' shard.
+    `wait_s`: how long copies are waited for; `silence_s`: how long any reply may take besides;
+    `watch_s`: how often it is looked after; `reserve_share`: of its memory, below which publishing
+    stops (R29)."""
+
+    find: Find
+    reach: Reach = field(default_factory=Reach)
+    key: str = "{tocsin}:shard"
+    wait_s: float = 1.0
+    silence_s: float = 2.0
+    watch_s: float = PERIOD_S
+    reserve_share: float = limits.MEMORY_RESERVE_SHARE
+    library: Library = field(default_factory=library)
+
+    @property
+    def managed(self) -> str:
+        """The key of the hash of who manages it, and of the user of each of its servers."""
+        return self.key.replace(":shard", ":managed")
+
+    def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+        """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
+        return packed("FCALL", self.library.function(function), len(keys), *keys, *args)
+
+    async def open(self) -> Link:
+        """A link to a server that says that it is the primary. Raises Refused."""
+        address = await self.find()
+        try:
+            link = await self.reach.link(address)
+        except (RedisError, OSError) as error:
+            raise unavailable(f"{address}: {str(error) or 'no connection in time'}") from None
+        info = await self.ask(link, packed("INFO", "replication"))
+        role = fields(info).get("role") if isinstance(info, bytes) else ""
+        if role != "master":
+            await link.close()
+            raise unavailable(f"{address} is no primary: {role or info}")
+        return link
+
+    async def ask(self, link: Link, command: bytes) -> Any:
+        """One reply; an error of Redis is a value. Raises Refused: the connection is gone."""
+        try:
+            return (await link.ask([command], self.silence_s))[0]
+        except (RedisError, OSError) as error:
+            raise unavailable(f"{link.address}: {str(error) or 'no reply in time'}") from None
+
+    async def load(self, link: Link) -> None:
+        """Have the library where it is not. Raises Refused: it is not and cannot be.
+
+        Source: https://redis.io/docs/latest/commands/function-load/"""
+        name = self.library.name
+        listed = await self.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", name))
+        if isinstance(listed, list) and listed:
+            return
+        # REPLACE: another gateway may have loaded the same text in between
+        loaded = await self.ask(link, packed("FUNCTION", "LOAD", "REPLACE", self.library.code))
+        if isinstance(loaded, RedisError):
+            await link.close()
+            raise unavailable(f"the functions of this version cannot be loaded: {loaded}")
+
+
+class RedisShard:
+    """See `redis_ports.Shard`. Make one with `open`."""
+
+    def __init__(
+        self, settings: Settings, marks: Marks, on_fatal: Callable[[str], None] | None = None
+    ) -> None:
+        self._settings = settings
+        self._marks = marks
+        self._on_fatal = on_fatal
+        self.broken: str | None = None
+        """Why the store must not be used any more; None: it is well."""
+        self._touches = marks.touches
+        self._replicas = 0
+        self._address: Address | None = None
+        self._renewing: set[asyncio.Task[None]] = set()
+        terms = Terms(
+            settings.call("touch", [settings.key], [marks.incarnation]),
+            settings.wait_s,
+            settings.silence_s,
+        )
+        self._held = {
+            level: Held(level, partial(self._hold, level), terms, self._confirmed)
+            for level in LEVELS
+        }
+        self._looks = Looks(self._connect, settings.silence_s)
+        self._subscribers: list[Subscriber] = []
+        self._reserve = Reserve(settings.reserve_share)
+        self._watch: Watch | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        marks: Marks,
+        *,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> "RedisShard":
+        """A shard whose primary was found, is ours and as new as `marks` says.
+
+        `on_fatal` is called on the event loop, once, with a sentence, when the store was emptied or
+        exchanged, or an older copy was put in its place (R30), also while nobody asks for anything:
+        what this gateway remembers is then about another store, and it must end. All acts and looks
+        are refused from then on.
+
+        Raises Refused(storage_unavailable), with a sentence: it is not there; it has another
+        incarnation or none; an older copy stands in its place; its functions cannot be loaded.
+        """
+        shard = cls(settings, marks, on_fatal)
+        try:
+            link = await shard._connect()
+        except BaseException:
+            await shard.close()
+            raise
+        await link.close()
+        shard._watch = Watch(
+            settings.find, shard._connect, shard._check, shard._reserve, shard._stop,
+            used=settings.call("used", [settings.key], []),
+            period_s=settings.watch_s, silence_s=settings.silence_s,
+        )  # fmt: skip
+        return shard
+
+    @property
+    def key(self) -> str:
+        """Of its own hash, which tells it from other shards."""
+        return self._settings.key
+
+    @property
+    def touches(self) -> int:
+        """A number of touches that every copy has: what `Marks.touches` may be from now on."""
+        return self._touches
+
+    def copies(self, level: Durability) -> int:
+        """See `redis_ports.Shard`; as the store said with the group that was confirmed last."""
+        return 1 + copies_needed(level, self._replicas)
+
+    def has_room(self, key: str | None = None) -> bool:
+        """See `redis_ports.Shard`."""
+        return self._reserve.is_open
+
+    @property
+    def answers(self) -> bool:
+        """Whether it did, within the last seconds; nobody is asked."""
+        return self._watch is not None and self._watch.answers and self.broken is None
+
+    def standing(self) -> Standing:
+        """See `redis_ports.Shard`."""
+        watch = self._watch
+        took = tuple(
+            Took("copies", level, self.key, held.took_s)
+            for level, held in self._held.items()
+            if held.took_s.total
+        )
+        if watch is None or not watch.seen:
+            return Standing((), {}, took)
+        waits_for = (watch.waits_for,) if watch.waits_for else ()
+        return Standing(waits_for, {self.key: watch.seen}, took)
+
+    def lane(self, key: str, level: Durability) -> Lane:
+        """See `redis_ports.Shard`: a held connection for each level."""
+        return Lane(LEVELS.index(level), self._held[level].doubts)
+
+    async def act(
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        lane: Lane | None = None,
+    ) -> Any:
+        """See `redis_ports.Shard`."""
+        self._check_well()
+        if lane not in (None, self.lane(keys[0], level)):
+            raise unavailable(BEHIND)
+        order = f"{keys[0]}{args[0]!r}" if lane is not None else ""
+        return await self._held[level].act(self._settings.call(function, keys, args), order)
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """See `redis_ports.Shard`."""
+        self._check_well()
+        name = self._settings.library.function(function)
+        return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """See `redis_ports.Shard`."""
+        self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
+
+    async def heard(self) -> None:
+        """Wait until every subscription stands: what is published from then on is heard."""
+        for subscriber in self._subscribers:
+            await subscriber.is_heard.wait()
+
+    async def close(self) -> None:
+        """See `redis_ports.Shard`."""
+        self._closed = True
+        if self._watch is not None:
+            await self._watch.close()
+        await asyncio.gather(*(held.close() for held in self._held.values()))
+        for subscriber in self._subscribers:
+            await subscriber.close()
+        await self._looks.close()
+        await asyncio.gather(*self._renewing)
+
+    async def _connect(self) -> Link:
+        """A link to the primary, found anew and checked. Raises Refused."""
+        link = await self._settings.open()
+        try:
+            await self._check(link)
+            await self._settings.load(link)
+        except BaseException:
+            await link.close()
+            raise
+        self._found(link.address)
+        return link
+
+    async def _hold(self, level: Durability) -> Link:
+        """A link for acts of this level; its replicas have what they confirm. Raises Refused.
+
+        At `all`, one that cannot be asked is as one that has nothing. At `quorum` it may well be
+        the dead one that must not hold it up; those that are known to have nothing do not count.
+        """
+        link = await self._connect()
+        if level == "local":
+            return link
+        settings = self._settings
+        try:
+            info = await settings.ask(link, REPLICAS)
+            if not isinstance(info, bytes):
+                raise unavailable(f"{link.address}: {info}")
+            told = without(fields(info), link.out)
+            said = await readiness(told, settings.reach, settings.silence_s)
+            if level == "all" and (said.unready or said.unasked):
+                raise unavailable("; ".join([*said.unready, *said.unasked]))
+        except BaseException:
+            await link.close()
+            raise
+        link.syncs = told.get("sync_full", "")
+        link.unready = len(said.unready)
+        return link
+
+    async def _check(self, link: Link) -> None:
+        """The guard of R30. Raises NotOurs, and Refused where it cannot be asked."""
+        marks = replace(self._marks, touches=self._touches)  # as of before: more come meanwhile
+        held = await self._settings.ask(link, packed("HMGET", self._settings.key, *MARKED))
+        if not isinstance(held, list):
+            raise unavailable(f"{link.address}: {held}")
+        link.replicas, link.out = check_held(held, marks, str(link.address))
+        self._replicas = link.replicas
+
+    def _stop(self, why: str) -> None:
+        self.broken = why
+        if self._on_fatal is not None:
+            self._on_fatal(why)
+
+    def _check_well(self) -> None:
+        if self.broken is not None:
+            raise unavailable(self.broken)
+
+    def _found(self, address: Address) -> None:
+        """When the primary is elsewhere, nobody stays with the one of before."""
+        before, self._address = self._address, address
+        if before in (None, address) or self._closed:
+            return
+        _LOG.warning("the primary is %s now, and was %s", address, before)
+        for held in self._held.values():
+            held.renew()
+        others: list[Looks | Subscriber] = [self._looks, *self._subscribers]
+        for other in others:
+            task = asyncio.create_task(other.renew())
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+
+    def _confirmed(self, level: Durability, touches: int, replicas: int) -> None:
+        self._replicas = replicas
+        # At the other levels a failover may take touches back, and rightly so.
+        if level == "all":
+            self._touches = max(self._touches, touches)

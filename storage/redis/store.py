@@ -1,0 +1,475 @@
+"""The storage on Redis or Valkey: `push.storage_port.Storage` over one shard.
+
+What an act does is in redis/, one atomic call each; here it is asked for, at its level,
+and its answer is opened. A record at a level above `local` is certified by a second act once its
+copies were counted (R10): until then nobody is given it.
+
+Inboxes on Redis: `push.letters.Inbox` over one shard (redis/inbox.lua).
+
+Their acts wait for no copies: nothing that counts is in them, and who is not answered asks again.
+
+The shared rates' side of the store, on Redis or Valkey (`push.rates.shared.Pool`).
+
+Everything is in one slot, so that one act is for all buckets that a gateway has to speak of. Acts
+are of the level `local`: what a failover takes back is debt of the last moments, and what gateways
+hold they say again with the next act. No key has a TTL: a bucket is removed by the acts, when it is
+empty and nobody holds anything of it, so that no clock of a server forgives what it must not.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from push import limits
+from push.errors import Refused, Unknown
+from push.letters import AnyLetter, Inbox
+from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.rates.bucket import Rate
+from push.rates.shared import Ask, Grant, Reply
+from push.record import Record
+from push.storage_port import (
+    PLAIN,
+    Append,
+    Appended,
+    Cursor,
+    CursorState,
+    CursorWrite,
+    Lane,
+    Owned,
+    PartitionState,
+    Read,
+    Sealer,
+    Standing,
+    Start,
+    StorageState,
+    WakeUp,
+    Written,
+)
+from storage.redis import keys as redis_keys
+from storage.redis.append import RedisAppending
+from storage.redis.cursors import RedisCursors
+from storage.redis.keys import ANSWER_CHANNELS, LETTER_CHANNELS, place_of, queue_key
+from storage.redis.port import Arg, Shard
+from storage.redis.read import PERIOD_S, RedisReading, Tails
+from storage.rules.append import open_header
+
+_WAITS = b"-"
+_ID = "latin-1"
+"""Also what is no id of ours is taken out by the bytes that it has."""
+
+
+class RedisInbox:
+    """See the module."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def _act(self, name: str, place: GroupPartition, *args: Arg) -> Any:
+        key, at = queue_key(place.partition.queue_id), (place.partition.number, place.group_id)
+        return await self._shard.act(name, [key], [*at, *args], level="local")
+
+    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+        """As Inbox.post."""
+        answer: bytes = await self._act(
+            "post_letter", place, letter_id, letter.encode(), letter.epoch,
+            limits.INBOX_LETTERS_MAX, limits.INBOX_BYTES_MAX, _kept_ms(),
+        )  # fmt: skip
+        return None if answer == _WAITS else answer.decode()
+
+    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+        """As Inbox.letters."""
+        key = queue_key(place.partition.queue_id)
+        args: list[Arg] = [place.partition.number, place.group_id]
+        flat = await self._shard.look("letters", [key], args)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [(letter_id.decode(_ID), letter) for letter_id, letter in pairs]
+
+    async def places(self, queue_id: str) -> list[GroupPartition]:
+        """As Inbox.places."""
+        found = []
+        for name in await self._shard.look("letter_places", [queue_key(queue_id)], []):
+            number, _, group = name.decode("utf-8", "replace").partition(":")
+            if number.isdecimal():
+                found.append(GroupPartition(group, Partition(queue_id, int(number))))
+        return found
+
+    async def answer(
+        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+    ) -> bool:
+        """As Inbox.answer."""
+        pairs = [text.encode(_ID) for pair in answers.items() for text in pair]
+        terms: list[Arg] = [epoch if epoch is not None else "", limits.ANSWERS_KEPT_MAX, _kept_ms()]
+        return bool(await self._act("answer_letters", place, *terms, *pairs))
+
+    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+        """As Inbox.on_letter."""
+
+        def heard(channel: bytes, _message: bytes) -> None:
+            place = place_of(channel)
+            if place is not None:
+                came(place)
+
+        self._shard.on_message(LETTER_CHANNELS, heard)
+
+    def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
+        """As Inbox.on_answer."""
+
+        def heard(_channel: bytes, message: bytes) -> None:
+            came(message.decode(_ID))
+
+        self._shard.on_message(ANSWER_CHANNELS + asker, heard)
+
+
+def _kept_ms() -> int:
+    return int(limits.LETTERS_KEPT_S * 1000)
+
+
+T = TypeVar("T")
+TRIM_ENTRIES: int = 512
+"""Records that one act of trimming looks at: a function holds up everybody else."""
+EXAMINED_MS: int = 86_400_000
+"""So long a partition remembers what trimming has looked at in it."""
+PURGE_PARTITIONS: int = 64
+"""Partitions that one act purges, for the same reason: 1,024 of them with ten groups took 0.6 s."""
+
+
+class RedisStorage:
+    """See the module. `incarnation` is that which the shard was opened with; `wall` the unix clock,
+    in seconds; `level`: the copies that cursors wait for; `tails_s`: how often the ends of what is
+    read here are looked at, besides what is heard of them."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        incarnation: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        sealer: Sealer = PLAIN,
+        level: Durability = "all",
+        tails_s: float = PERIOD_S,
+    ) -> None:
+        self._shard = shard
+        self._incarnation = incarnation
+        self._wall = wall
+        self._cursors = RedisCursors(shard, level=level)
+        self._reading = RedisReading(shard, sealer)
+        self.inbox: Inbox = RedisInbox(shard)
+        self._wake_up: WakeUp | None = None
+        self._told: dict[Partition, int] = {}
+        """The certified ends that the wake-up was called with."""
+        self._appending = RedisAppending(shard, sealer, self._wall_unix_ms, self._tell)
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._tails = Tails(shard, self._tell, period_s=tails_s)
+        shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Refused("storage_unavailable", "the storage is closed")
+
+    def _wall_unix_ms(self) -> int:
+        return int(self._wall() * 1000)
+
+    async def _act(self, name: str, queue_id: str, *args: Arg, level: Durability = "all") -> Any:
+        self._check_open()
+        work = self._shard.act(name, [queue_key(queue_id)], args, level=level)
+        return await self._whole(work)
+
+    async def _look(self, name: str, queue_id: str, *args: Arg) -> Any:
+        self._check_open()
+        return await self._shard.look(name, [queue_key(queue_id)], args)
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its answer. A caller that is cancelled does not take it back."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def incarnation(self) -> str:
+        """As Storage.incarnation: the shard sees to it that it is this one."""
+        self._check_open()
+        return self._incarnation
+
+    # --- Queues and groups -------------------------------------------------------------------
+
+    async def create_queue(self, queue_id: str, partitions: int) -> None:
+        """As Storage.create_queue."""
+        await self._act("create_queue", queue_id, partitions)
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """As Storage.drop_queue."""
+        while await self._act("drop_queue", queue_id):
+            pass
+        self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
+        self._tails.forget(queue_id)
+        self._appending.forget(queue_id)
+        for partition in [one for one in self._told if one.queue_id == queue_id]:
+            del self._told[partition]
+
+    async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.create_group."""
+        await self._act("create_group", queue_id, group_id, *starts)
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """As Storage.drop_group."""
+        await self._act("drop_group", queue_id, group_id)
+        self._forget(queue_id, group_id)
+
+    async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.seek."""
+        await self._act("seek", queue_id, group_id, *starts)
+        self._forget(queue_id, group_id)
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """As Storage.purge."""
+        count = number = 0
+        while number >= 0:
+            args = (group_id or "", number, PURGE_PARTITIONS)
+            try:
+                gone, number = await self._act("purge", queue_id, *args)
+            except Refused as refused:
+                if number:
+                    raise Unknown(f"from partition {number} on: {refused.detail}") from refused
+                raise
+            count += gone
+        self._forget(queue_id, group_id)
+        return count
+
+    def _forget(self, queue_id: str, group_id: str | None) -> None:
+        self._cursors.forget(
+            lambda place: (
+                place.partition.queue_id == queue_id and group_id in (None, place.group_id)
+            )
+        )
+
+    # --- Appending ---------------------------------------------------------------------------
+
+    def copies(self, partition: Partition, level: Durability) -> int:
+        """As Storage.copies."""
+        return self._shard.copies(level)
+
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        """As Storage.lane: all partitions of a queue are at one primary."""
+        return self._shard.lane(queue_key(partition.queue_id), level)
+
+    async def append(
+        self, appends: Sequence[Append], *, lane: Lane | None = None
+    ) -> list[Appended]:
+        """As Storage.append."""
+        self._check_open()
+        headers = [open_header(append) for append in appends]
+        return await self._whole(self._appending.append(appends, headers, lane))
+
+    def _tell(self, partition: Partition, certified: int) -> None:
+        if certified > self._told.get(partition, 0):
+            self._told[partition] = certified
+            if self._wake_up is not None:
+                self._wake_up(partition, certified)
+
+    def _heard(self, channel: bytes, message: bytes) -> None:
+        partition = redis_keys.partition_of(channel)
+        if partition is not None and message.isdigit() and not self._closed:
+            self._tell(partition, int(message))
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """As Storage.on_certified; also for what other gateways append."""
+        self._wake_up = wake_up
+
+    # --- Reading -----------------------------------------------------------------------------
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
+    ) -> Read:
+        """As Storage.read."""
+        self._check_open()
+        self._tails.watch(partition)
+        return await self._reading.read(partition, offset, bytes_max, until)
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """As Storage.read_each."""
+        self._check_open()
+        return await self._reading.read_each(partition, offsets, bytes_max)
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """As Storage.offset_at."""
+        self._check_open()
+        return await self._reading.offset_at(partition, unix_ms)
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """As Looking.published."""
+        self._check_open()
+        return await self._reading.published(places)
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """As Looking.partitions."""
+        self._check_open()
+        return await self._reading.partitions(queue_id)
+
+    # --- Cursors -----------------------------------------------------------------------------
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+    ) -> Owned:
+        """As Storage.own."""
+        self._check_open()
+        self._tails.watch(place.partition)
+        return await self._whole(
+            self._cursors.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
+        )
+
+    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """As Storage.write_cursors."""
+        self._check_open()
+        return await self._whole(self._cursors.write(writes))
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """As Storage.read_side."""
+        self._check_open()
+        return await self._cursors.read_side(place, key_hash, after, count_max)
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """As Looking.cursors."""
+        self._check_open()
+        return await self._cursors.states(queue_id, group_id)
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """As Looking.cursor."""
+        self._check_open()
+        found = await self._cursors.load(place)
+        return found[0].snapshot() if found is not None else None
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """As Looking.standings."""
+        self._check_open()
+        return await self._cursors.standings(place, first, last)
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """As Looking.parked."""
+        self._check_open()
+        return await self._cursors.parked(place)
+
+    # --- Upkeep ------------------------------------------------------------------------------
+
+    async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
+        """As Storage.trim."""
+        now = self._wall_unix_ms()
+        offset = 0
+        while offset >= 0:
+            freed, offset = await self._act(
+                "trim",
+                partition.queue_id,
+                partition.number,
+                now,
+                now - int(retention_s * 1000),
+                int(keep_all),
+                offset,
+                TRIM_ENTRIES,
+                limits.TRIM_BYTES_PER_COMMIT_MAX,
+                EXAMINED_MS,
+                level="local",
+            )
+            if freed:
+                return int(freed)
+        return 0
+
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """As Looking.trimmable."""
+        now = self._wall_unix_ms()
+        count, offset = await self._look(
+            "trimmable", partition.queue_id, partition.number, now,
+            now - int(retention_s * 1000), int(keep_all), after, TRIM_ENTRIES,
+        )  # fmt: skip
+        return int(count), None if offset < 0 else int(offset)
+
+    async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """As Storage.seal."""
+        named = json.dumps([[*successor] for successor in successors])
+        sealed: int = await self._act("seal", partition.queue_id, partition.number, named)
+        await self._act("certify", partition.queue_id, partition.number, sealed, level="local")
+        return sealed
+
+    async def state(self) -> StorageState:
+        """As Storage.state."""
+        if self._closed:
+            return StorageState(False, False, ("the storage is closed",))
+        standing = self._shard.standing()
+        if not self._shard.has_room():
+            why = "free memory is below the reserve: publishing stops, consuming goes on"
+            return StorageState(
+                True, False, (why, *standing.waits_for), standing.facts, standing.took
+            )
+        try:
+            await self._look("partitions", "")
+        except Refused as refused:
+            return StorageState(False, False, (refused.detail,), standing.facts, standing.took)
+        return StorageState(True, True, standing.waits_for, standing.facts, standing.took)
+
+    async def close(self) -> None:
+        """As Storage.close."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._tails.close()
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+        await self._appending.close()
+        self._reading.close()
+        await self._shard.close()
+
+
+GATEWAYS: Final = "{tocsin:limits}:gateways"
+"""The key that the functions are given: the names of the others are made there, of its tag."""
+
+
+class RedisPool:
+    """See the module."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def join(self, gateway: str) -> tuple[bool, Sequence[str]]:
+        """See Pool."""
+        is_seated = await self._act("limits_join", [gateway]) == 1
+        names: set[str] = set()
+        cursor = b"0"
+        while True:
+            cursor, found = await self._act("limits_names", [cursor])
+            names.update(name.decode() for name in found)
+            if cursor == b"0":
+                return is_seated, sorted(names)
+
+    async def ask(self, gateway: str, call: int, asks: Sequence[Ask]) -> Reply | None:
+        """See Pool."""
+        args: list[Arg] = [gateway, call]
+        for ask in asks:
+            args += [ask.name, ask.rate.units, ask.rate.per_s, ask.rate.burst, *ask[2:-1]]
+            args.append(int(ask.leaving))
+        answer = await self._act("limits_ask", args)
+        if answer[0] == 0:
+            return None
+        _, recalled, grants = answer
+        return Reply(
+            [_recalled(one.decode()) for one in recalled],
+            [Grant(*numbers) for numbers in grants],
+        )
+
+    async def leave(self, gateway: str) -> None:
+        """See Pool."""
+        await self._act("limits_leave", [gateway])
+
+    async def _act(self, function: str, args: Sequence[Arg]) -> Any:
+        return await self._shard.act(function, [GATEWAYS], args, level="local")
+
+
+def _recalled(text: str) -> tuple[str, Rate]:
+    name, units, per_s, burst = text.rsplit(" ", 3)
+    return name, Rate(int(units), int(per_s), int(burst))

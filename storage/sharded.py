@@ -1,0 +1,476 @@
+"""Several storage clusters as one storage: each partition is at the cluster where its queue was
+placed, and everything that is asked of it goes there.
+
+A queue is known, whole, to every cluster that has some of its partitions: there it has rows for all
+of them, of which those count that are placed there. So each cluster's acts are as they are with one
+alone, and what concerns a whole queue is asked of all of its clusters. Such an act is not one any
+more: where it fails in the middle it is `Unknown`, and can be done again.
+
+Which storage cluster has a partition: a queue's row in the catalog says it, as a list of names
+that its partitions go through in turn. Fixed when the queue is made; so nobody can know an older
+one. Only the question to the catalog waits.
+
+The inboxes of several storage clusters: each lies beside its cursor (`push.letters.Inbox`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from push.errors import TocsinError, Unknown
+from push.letters import AnyLetter, Inbox
+from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.record import Record
+from push.storage_port import (
+    Append,
+    Appended,
+    Cursor,
+    CursorState,
+    CursorWrite,
+    Lane,
+    Owned,
+    PartitionState,
+    Read,
+    Standing,
+    Start,
+    Storage,
+    StorageState,
+    WakeUp,
+    Written,
+)
+
+KNOWN_MAX: Final = 200_000
+"""Queues whose places are remembered: twice as many as there may be."""
+FIRST: Final = 0
+"""The lane of the first cluster, where queues are whose row names none."""
+
+
+class Places:
+    """Clusters by their number, the **lane**: in the order in which the settings name them. The
+    last lane is no cluster: there is what was placed at one that this gateway is not told of, and
+    its storage refuses everything.
+
+    `placed`: the names in a queue's row; None: there is no such queue, or it is gone. What is known
+    of one is remembered beyond its end: what is under way then is still where it was.
+    """
+
+    def __init__(
+        self,
+        clusters: Mapping[str, Storage],
+        elsewhere: Storage,
+        placed: Callable[[str], Sequence[str] | None],
+    ) -> None:
+        self.names = tuple(clusters)
+        self.all = tuple(clusters.values())
+        """Of the clusters, by lane."""
+        self.stores = (*self.all, elsewhere)
+        """Of every lane."""
+        self._lanes = {name: lane for lane, name in enumerate(self.names)}
+        self._placed = placed
+        self._known: dict[str, Sequence[str]] = {}
+
+    def _names(self, queue_id: str) -> Sequence[str]:
+        names = self._known.get(queue_id)
+        if names is None:
+            names = self._placed(queue_id)
+            if names is None:
+                return ()
+            while len(self._known) >= KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[queue_id] = names
+        return names
+
+    def _lane_of(self, name: str) -> int:
+        return self._lanes.get(name, len(self.all))
+
+    def lane(self, partition: Partition) -> int:
+        """Where a partition is."""
+        names = self._names(partition.queue_id)
+        return self._lane_of(names[partition.number % len(names)]) if names else FIRST
+
+    def lanes_of(self, queue_id: str) -> list[int]:
+        """Where a queue has partitions, each once."""
+        names = self._names(queue_id)
+        return list(dict.fromkeys(map(self._lane_of, names))) if names else [FIRST]
+
+    def having(self, queue_id: str) -> list[Storage]:
+        """Their storages."""
+        return [self.stores[lane] for lane in self.lanes_of(queue_id)]
+
+    def dropping(self, queue_id: str) -> Sequence[Storage]:
+        """Where it is to be dropped: at its own, one that this gateway is not told of included, for
+        what is dropped everywhere is forgotten. All, where nobody here knows any more."""
+        self._names(queue_id)
+        return self.having(queue_id) if queue_id in self._known else self.all
+
+    def share(self, queue_id: str, lane: int) -> tuple[int, int]:
+        """How much of a queue is in this lane: so many parts, of so many."""
+        names = self._names(queue_id)
+        if not names:
+            return 1, 1
+        return sum(self._lane_of(name) == lane for name in names), len(names)
+
+
+class PlacedInbox:
+    """See the module."""
+
+    def __init__(self, places: Places, inboxes: Sequence[Inbox]) -> None:
+        """`inboxes`: of every lane."""
+        self._places = places
+        self._inboxes = inboxes
+
+    def _at(self, place: GroupPartition) -> Inbox:
+        return self._inboxes[self._places.lane(place.partition)]
+
+    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+        """As Inbox.post."""
+        return await self._at(place).post(place, letter_id, letter)
+
+    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+        """As Inbox.letters."""
+        return await self._at(place).letters(place)
+
+    async def places(self, queue_id: str) -> list[GroupPartition]:
+        """As Inbox.places; of the clusters that answer. Raises Refused: none does."""
+        inboxes = [self._inboxes[lane] for lane in self._places.lanes_of(queue_id)]
+        found = await asyncio.gather(
+            *(inbox.places(queue_id) for inbox in inboxes), return_exceptions=True
+        )
+        answers = [one for one in found if not isinstance(one, BaseException)]
+        errors = [one for one in found if isinstance(one, BaseException)]
+        for error in errors:
+            if not answers or not isinstance(error, TocsinError):
+                raise error
+        return [place for some in answers for place in some]
+
+    async def answer(
+        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+    ) -> bool:
+        """As Inbox.answer."""
+        return await self._at(place).answer(place, answers, epoch)
+
+    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+        """As Inbox.on_letter."""
+        for inbox in self._inboxes:
+            inbox.on_letter(came)
+
+    def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
+        """As Inbox.on_answer."""
+        for inbox in self._inboxes:
+            inbox.on_answer(asker, came)
+
+
+LANES_EACH: Final = 1 << 20
+"""Numbers of lanes that each cluster has: three for each slot's primary at most."""
+LANES_BELOW: Final = 8
+"""A storage's own numbers begin a little below 0."""
+T = TypeVar("T")
+PartT = TypeVar("PartT")
+
+
+class PlacedStorage:
+    """`push.storage_port.Storage` over these clusters. Where a queue is not known any more, whoever
+    asks for it is answered by the first one, as for any queue that is gone."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._stores = places.stores
+        inboxes = [store.inbox for store in places.stores if store.inbox is not None]
+        has_inboxes = len(inboxes) == len(places.stores)
+        self.inbox: Inbox | None = PlacedInbox(places, inboxes) if has_inboxes else None
+
+    def _at(self, partition: Partition) -> Storage:
+        return self._stores[self._places.lane(partition)]
+
+    async def incarnation(self) -> str:
+        """As Storage.incarnation: of the first one, which the catalog is with."""
+        return await self._stores[0].incarnation()
+
+    # --- Queues and groups -------------------------------------------------------------------
+
+    async def _everywhere(
+        self, stores: Sequence[Storage], begin: Callable[[Storage], Awaitable[T]]
+    ) -> list[T]:
+        """Ask all of them, also where one fails.
+
+        Raises:
+            Refused: nothing has happened anywhere.
+            Unknown: it may have happened at some of them, and is to be done again.
+        """
+        found = await asyncio.gather(*map(begin, stores), return_exceptions=True)
+        return acted(found)
+
+    async def create_queue(self, queue_id: str, partitions: int) -> None:
+        """As Storage.create_queue, at each cluster that has some of them."""
+        stores = self._places.having(queue_id)
+        await self._everywhere(stores, lambda store: store.create_queue(queue_id, partitions))
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """As Storage.drop_queue, at each cluster that may have some of it."""
+        stores = self._places.dropping(queue_id)
+        await self._everywhere(stores, lambda store: store.drop_queue(queue_id))
+
+    async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.create_group."""
+        stores = self._places.having(queue_id)
+        await self._everywhere(stores, lambda s: s.create_group(group_id, queue_id, starts))
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """As Storage.drop_group, as drop_queue."""
+        stores = self._places.dropping(queue_id)
+        await self._everywhere(stores, lambda store: store.drop_group(group_id, queue_id))
+
+    async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.seek."""
+        stores = self._places.having(queue_id)
+        await self._everywhere(stores, lambda s: s.seek(group_id, queue_id, starts))
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """As Storage.purge."""
+        stores = self._places.having(queue_id)
+        return sum(await self._everywhere(stores, lambda s: s.purge(queue_id, group_id)))
+
+    # --- Appending ---------------------------------------------------------------------------
+
+    def copies(self, partition: Partition, level: Durability) -> int:
+        """As Storage.copies."""
+        return self._at(partition).copies(partition, level)
+
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        """As Storage.lane: those of each cluster are its own."""
+        at = self._places.lane(partition)
+        inner = self._stores[at].lane(partition, level)
+        return Lane(at * LANES_EACH + inner.number + LANES_BELOW, inner.doubts)
+
+    async def append(
+        self, appends: Sequence[Append], *, lane: Lane | None = None
+    ) -> list[Appended]:
+        """As Storage.append. What is at several clusters is in several lanes: without one, and a
+        cluster that is away costs all their answer."""
+
+        def begin(at: int, part: Sequence[Append]) -> Awaitable[list[Appended]]:
+            inner = None
+            if lane is not None:
+                number = lane.number - at * LANES_EACH - LANES_BELOW
+                inner = Lane(number, lane.doubts)  # of another cluster: none of this one's
+            return self._stores[at].append([self._bounded(one, at) for one in part], lane=inner)
+
+        found = await self._in_parts(appends, lambda append: append.partition, begin)
+        return in_order(found, acted)
+
+    def _bounded(self, append: Append, at: int) -> Append:
+        """The same with its cluster's part of the queue's bounds."""
+        if not (append.messages_max or append.bytes_max):
+            return append
+        here, of = self._places.share(append.partition.queue_id, at)
+        bytes_max = within(append.bytes_max, here, of)
+        return replace(
+            append,
+            messages_max=within(append.messages_max, here, of),
+            bytes_max=bytes_max,
+            message_bytes_max=min(filter(None, (append.message_bytes_max, bytes_max)), default=0),
+        )
+
+    async def _in_parts(
+        self,
+        asked: Sequence[PartT],
+        partition_of: Callable[[PartT], Partition],
+        begin: Callable[[int, Sequence[PartT]], Awaitable[Sequence[T]]],
+    ) -> list[tuple[Sequence[int], Sequence[T] | BaseException]]:
+        """Every cluster is asked for its own, once: what came of it, with their places in the
+        list."""
+        parts: dict[int, list[int]] = {}
+        for number, one in enumerate(asked):
+            parts.setdefault(self._places.lane(partition_of(one)), []).append(number)
+        works = [
+            begin(lane, [asked[number] for number in numbers]) for lane, numbers in parts.items()
+        ]
+        if len(works) == 1:  # begins at once: whoever is cancelled after that takes nothing back
+            return [(range(len(asked)), await works[0])]
+        found = await asyncio.gather(*works, return_exceptions=True)
+        return list(zip(parts.values(), found, strict=True))
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """As Storage.on_certified."""
+        for store in self._stores:
+            store.on_certified(wake_up)
+
+    # --- Reading -----------------------------------------------------------------------------
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
+    ) -> Read:
+        """As Storage.read."""
+        return await self._at(partition).read(partition, offset, bytes_max, until=until)
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """As Storage.read_each."""
+        return await self._at(partition).read_each(partition, offsets, bytes_max)
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """As Storage.offset_at."""
+        return await self._at(partition).offset_at(partition, unix_ms)
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """As Looking.published."""
+
+        def begin(lane: int, part: Sequence[tuple[Partition, int]]) -> Awaitable[list[int | None]]:
+            return self._stores[lane].published(part)
+
+        return in_order(await self._in_parts(places, lambda place: place[0], begin), looked)
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """As Looking.partitions: of each what the cluster says that has it."""
+        states = [
+            state
+            for lane, some in await self._seen(queue_id, lambda store: store.partitions(queue_id))
+            for state in some
+            if self._places.lane(state.partition) == lane
+        ]
+        return sorted(states, key=lambda state: state.partition.number)
+
+    async def _seen(
+        self, queue_id: str, look: Callable[[Storage], Awaitable[T]]
+    ) -> list[tuple[int, T]]:
+        """What the queue's clusters say, by lane. Raises what one of them does."""
+        lanes = self._places.lanes_of(queue_id)
+        works = [look(self._stores[lane]) for lane in lanes]
+        found = looked(await asyncio.gather(*works, return_exceptions=True))
+        return list(zip(lanes, found, strict=True))
+
+    # --- Cursors -----------------------------------------------------------------------------
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+    ) -> Owned:
+        """As Storage.own."""
+        store = self._at(place.partition)
+        return await store.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
+
+    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """As Storage.write_cursors; one that is away costs all their answer, see `append`."""
+
+        def begin(lane: int, part: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
+            return self._stores[lane].write_cursors(part)
+
+        found = await self._in_parts(writes, lambda write: write.place.partition, begin)
+        return in_order(found, acted)
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """As Storage.read_side."""
+        return await self._at(place.partition).read_side(place, key_hash, after, count_max)
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """As Looking.cursors."""
+        states = [
+            state
+            for lane, some in await self._seen(queue_id, lambda s: s.cursors(queue_id, group_id))
+            for state in some
+            if self._places.lane(state.place.partition) == lane
+        ]
+        return sorted(states, key=lambda state: state.place.partition.number)
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """As Looking.cursor."""
+        return await self._at(place.partition).cursor(place)
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """As Looking.standings."""
+        return await self._at(place.partition).standings(place, first, last)
+
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """As Looking.trimmable."""
+        return await self._at(partition).trimmable(
+            partition, retention_s=retention_s, keep_all=keep_all, after=after
+        )
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """As Looking.parked."""
+        return await self._at(place.partition).parked(place)
+
+    # --- Upkeep ------------------------------------------------------------------------------
+
+    async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
+        """As Storage.trim."""
+        store = self._at(partition)
+        return await store.trim(partition, retention_s=retention_s, keep_all=keep_all)
+
+    async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """As Storage.seal."""
+        return await self._at(partition).seal(partition, successors)
+
+    async def state(self) -> StorageState:
+        """As Storage.state. One that takes writes is enough: what is at the others is refused, and
+        said here."""
+        states = await asyncio.gather(*(store.state() for store in self._places.all))
+        named = list(zip(self._places.names, states, strict=True))
+        return StorageState(
+            any(state.writable for _, state in named),
+            any(state.writable and state.publishable for _, state in named),
+            tuple(f"cluster {name}: {why}" for name, state in named for why in state.reasons),
+            {f"{name} {key}": said for name, state in named for key, said in state.detail.items()},
+            tuple(
+                one._replace(place=f"{name} {one.place}".rstrip())
+                for name, state in named
+                for one in state.took
+            ),
+        )
+
+    async def close(self) -> None:
+        """As Storage.close."""
+        await asyncio.gather(*(store.close() for store in self._stores))
+
+
+def acted(found: Sequence[T | BaseException]) -> list[T]:
+    """The answers of several clusters, where all have given one.
+
+    Raises:
+        Refused, Fenced: what one said, where all refused; Unknown: some did it, or may have.
+    """
+    errors = errors_in(found)
+    if not errors:
+        return looked(found)
+    if len(errors) == len(found) and not any(isinstance(error, Unknown) for error in errors):
+        raise errors[0]
+    raise Unknown(f"not at every storage cluster: {'; '.join(one.detail for one in errors)}")
+
+
+def looked(found: Sequence[T | BaseException]) -> list[T]:
+    """The same for what changes nothing. Raises what one of them said that did not answer."""
+    for error in errors_in(found):
+        raise error
+    return [one for one in found if not isinstance(one, BaseException)]
+
+
+def errors_in(found: Sequence[T | BaseException]) -> list[TocsinError]:
+    """Those among them. Raises what is no error of a storage: a bug, or being cancelled."""
+    errors = [one for one in found if isinstance(one, BaseException)]
+    for error in errors:
+        if not isinstance(error, TocsinError):
+            raise error
+    return [error for error in errors if isinstance(error, TocsinError)]
+
+
+def in_order(
+    found: Sequence[tuple[Sequence[int], Sequence[T] | BaseException]],
+    answers: Callable[[Sequence[Sequence[T] | BaseException]], list[Sequence[T]]],
+) -> list[T]:
+    """What several clusters said of parts of a list, in its order."""
+    told: dict[int, T] = {}
+    parts = answers([some for _, some in found])
+    for (numbers, _), some in zip(found, parts, strict=True):
+        told.update(zip(numbers, some, strict=True))
+    return [told[number] for number in sorted(told)]
+
+
+def within(bound: int, here: int, of: int) -> int:
+    """What of a queue's bound counts at a cluster with `here` of its partitions, `of` of them in
+    all: all of them together never take more. One at least, where there is a bound."""
+    return max(1, bound * here // of) if bound else 0

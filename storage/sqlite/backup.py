@@ -1,0 +1,322 @@
+"""An online copy of the embedded store, made by the writer between its commits.
+
+The source of the copy is the connection that writes. So what it commits while the copy is under
+way goes into the pages that are copied already, too, the copy never starts over, and between two
+steps no reading transaction is open that would keep the WAL from starting anew (R31). The copy is
+the store as of the copy's end: of a commit it holds all or nothing.
+
+Giving a copy of the embedded store a life of its own (R30).
+
+A copy that is brought back is an older history: what was appended after it is gone, and its
+offsets will be given again. So the store gets a new incarnation, every log a higher generation,
+and every cursor a higher epoch and no owner: what was made in the lost history (receipts,
+positions, owners, what a client holds) means nothing in this one.
+"""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from push.errors import Refused
+from push.places import Partition
+from storage.rules.append import PartitionLog
+from storage.sqlite import codec
+from storage.sqlite.codec import insert
+from storage.sqlite.open import mark_clean, open_store
+from storage.sqlite.verify import CURSOR_COLUMNS
+
+STEP_PAGES: Final = 256
+"""1 MiB, a millisecond or two: how long a commit waits for the copy."""
+FLUSH_STEPS: Final = 8
+"""Steps between two fsyncs of the copy. A commit's fsync may wait for what else the file system
+has to write: without these it would wait for all of the copy, once, for seconds."""
+FLUSH_LOOK_S: Final = 0.005
+Turn = Callable[[float], None]
+"""Commit what waits; the seconds say how long to wait for something to commit. Raises Refused when
+the writer stops."""
+CopyProgress = Callable[[int, int], None]
+"""(bytes copied, bytes there are); in another thread. The second one may grow."""
+
+
+class Copying:
+    """One copy: made on the loop, where `wait` waits for it; `run` is called by the writer.
+
+    `path` is where the copy goes: nothing is there yet. `reserve_bytes`: so much space is left
+    free where the store itself is on the same file system, or the copy would stop the broker.
+    """
+
+    def __init__(self, path: Path, *, reserve_bytes: int, progress: CopyProgress) -> None:
+        self._path = path
+        self._reserve_bytes = reserve_bytes
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._done.add_done_callback(asyncio.Future.exception)  # looked at, whoever waits
+        self._cancelled = threading.Event()
+        self._turn: Turn = lambda _wait_s: None
+        self._steps = 0
+        self._page_bytes = 0
+        self._remaining_max = 0
+        self._flushing: Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Until the copy is there and fsynced. Cancelled: the copy ends first, incomplete.
+
+        Raises:
+            Refused: storage_full, or storage_unavailable with why; the copy is incomplete.
+        """
+        try:
+            await asyncio.shield(self._done)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            while not self._done.done():  # also when it is cancelled again
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((self._done,))
+            raise
+
+    def end_if(self, failure: BaseException | None) -> None:
+        """It cannot begin, where there is a failure."""
+        if failure is not None:
+            self.end(failure)
+
+    def end(self, failure: BaseException | None) -> None:
+        """Nothing more happens. From any thread."""
+
+        def resolve() -> None:
+            if self._done.done():
+                return
+            if failure is None:
+                self._done.set_result(None)
+            else:
+                self._done.set_exception(failure)
+
+        try:
+            self._loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+    # --- In the writer's thread ------------------------------------------------------------------
+
+    def run(self, source: sqlite3.Connection, turn: Turn) -> None:
+        """Copy, with a turn for the writer between two steps; says how it went to `wait`."""
+        try:
+            self._run(source, turn)
+        except Refused as refused:
+            self.end(refused)
+        except (sqlite3.Error, OSError) as error:
+            self.end(Refused("storage_unavailable", f"the copy failed: {error}"))
+        else:
+            self.end(None)
+
+    def _run(self, source: sqlite3.Connection, turn: Turn) -> None:
+        self._turn = turn
+        (self._page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+        (pages,) = source.execute("PRAGMA page_count").fetchone()
+        self._check_space(pages * self._page_bytes)
+        self._remaining_max = pages
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        target = sqlite3.connect(self._path, isolation_level=None)
+        with ThreadPoolExecutor(1, thread_name_prefix="tocsin-store-copy") as flusher:
+            try:
+                target.execute(
+                    "PRAGMA journal_mode = OFF"
+                ).fetchall()  # nobody goes back to half a copy
+                target.execute("PRAGMA synchronous = OFF")  # the fsyncs are ours
+
+                def between(_status: int, remaining: int, total: int) -> None:
+                    self._between(remaining, total, lambda: flusher.submit(os.fsync, handle))
+
+                source.backup(target, pages=STEP_PAGES, progress=between)
+                target.close()
+                self._give_turns(flusher.submit(os.fsync, handle))
+            finally:
+                target.close()
+                os.close(handle)
+
+    def _between(self, remaining: int, total: int, flush: Callable[[], "Future[None]"]) -> None:
+        """After a step. The writer has a turn only while the copy comes nearer to its end by half
+        of what each step copies: it slows down a writer that is faster, and always ends."""
+        if self._cancelled.is_set():
+            raise Refused("storage_unavailable", "the copy was cancelled")
+        self._progress((total - remaining) * self._page_bytes, total * self._page_bytes)
+        if not remaining:
+            return  # the last step: what is committed now would not be in the copy
+        self._steps += 1
+        self._remaining_max -= STEP_PAGES // 2
+        may_turn = remaining <= self._remaining_max
+        if self._steps % FLUSH_STEPS == 0:
+            self._check_space(remaining * self._page_bytes)
+            if self._flushing is not None and may_turn:
+                self._give_turns(self._flushing)
+            elif self._flushing is not None:
+                self._flushing.result()
+            self._flushing = flush()
+        if may_turn:
+            self._turn(0)
+
+    def _give_turns(self, flushing: "Future[None]") -> None:
+        while not flushing.done():
+            self._turn(FLUSH_LOOK_S)
+        flushing.result()
+
+    def _check_space(self, needed_bytes: int) -> None:
+        folder = self._path.parent
+        space = os.statvfs(folder)
+        free = space.f_bavail * space.f_frsize
+        if needed_bytes > free - self._reserve_bytes:
+            raise Refused(
+                "storage_full",
+                f"{folder} has {free} bytes free; the copy needs {needed_bytes} more, and leaves "
+                f"{self._reserve_bytes} alone: name a folder with more room",
+            )
+
+
+GENERATION_MAX: Final = (1 << 32) - 1
+"""Receipts hold 32 bits of it."""
+EPOCHS_RAISED: Final = 1 << 24
+"""More than a lost history can have had owners of a partition."""
+_SLICE: Final = 1000
+_INSERT_PARTITION: Final = insert(
+    "partition",
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum, "
+    "queue_id, number",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A store that is one of its own now."""
+
+    incarnation: str
+    groups: frozenset[tuple[str, str]]
+    """(queue_id, group_id) of every cursor in it."""
+    queue_ids: frozenset[str]
+    damaged: int
+    """Rows of partitions and cursors that were damaged in the copy, and are left as they were."""
+
+
+def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) -> Renewed:
+    """Make the copy in this file a store of its own, of this program's schema; durable when this
+    returns. Blocks.
+
+    `raised_by`: at least 1, and another number for each restore of the same copy: two stores that
+    come from one copy must not be taken for each other. `partitions`: how many each queue of the
+    catalog has; those that are not in the copy are made, of a raised generation too.
+
+    Raises:
+        Refused: storage_unavailable: it cannot be opened, as the broker would not open it, or a
+            generation has no more room.
+    """
+    opened = open_store(path)
+    try:
+        connection = opened.writer
+        connection.execute("BEGIN IMMEDIATE")
+        renewed = _renew(connection, raised_by, partitions)
+        connection.execute("COMMIT")
+        mark_clean(connection)
+    except sqlite3.Error as error:
+        raise Refused("storage_unavailable", f"the copy cannot be used: {error}") from error
+    finally:
+        opened.close()
+    return renewed
+
+
+def _renew(
+    connection: sqlite3.Connection, raised_by: int, partitions: Mapping[str, int]
+) -> Renewed:
+    incarnation = uuid.uuid4().hex
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'incarnation'", (incarnation,))
+    damaged = _raise_generations(connection, raised_by) + _raise_epochs(connection)
+    _make_missing(connection, raised_by, partitions)
+    queue_ids = connection.execute("SELECT DISTINCT queue_id FROM partition").fetchall()
+    groups = connection.execute(
+        "SELECT DISTINCT queue_id, group_id FROM cursor "
+        "JOIN partition ON partition.id = cursor.partition"
+    ).fetchall()
+    return Renewed(
+        incarnation, frozenset(groups), frozenset(queue_id for (queue_id,) in queue_ids), damaged
+    )
+
+
+def _slices(
+    connection: sqlite3.Connection, table: str, columns: str
+) -> Iterator[list[codec.Found]]:
+    """All rows, a slice at a time, each read to its end: the caller may change it."""
+    after = -1
+    ids = f"SELECT id FROM {table} WHERE id > ? ORDER BY id LIMIT {_SLICE}"
+    while rows := connection.execute(
+        f"SELECT {columns} FROM {table} WHERE id IN ({ids}) ORDER BY id", (after,)
+    ).fetchall():
+        yield rows
+        (after,) = connection.execute(f"SELECT max(id) FROM ({ids})", (after,)).fetchone()
+
+
+def _raise_generations(connection: sqlite3.Connection, raised_by: int) -> int:
+    damaged = 0
+    for rows in _slices(connection, "partition", codec.PARTITION_COLUMNS):
+        raised = []
+        for log in map(codec.unpack_partition, rows):
+            if log is None:
+                damaged += 1  # the broker refuses it by its checksum, and goes on refusing it
+                continue
+            log.generation += raised_by
+            if log.generation > GENERATION_MAX:
+                raise Refused("storage_unavailable", "a log's generation has no more room")
+            row_id, generation, *_, checksum = codec.pack_partition(log)
+            raised.append((generation, checksum, row_id))
+        connection.executemany(
+            "UPDATE partition SET generation = ?, checksum = ? WHERE id = ?", raised
+        )
+    return damaged
+
+
+def _raise_epochs(connection: sqlite3.Connection) -> int:
+    damaged = 0
+    for rows in _slices(connection, "cursor", CURSOR_COLUMNS):
+        raised = []
+        for group_id, partition, row_id, epoch, token, *fields, passed, checksum in rows:
+            before = (group_id, partition, row_id, epoch, token, *fields)
+            if codec.row_checksum(*before, blob=passed) != checksum:
+                damaged += 1  # the broker begins it anew above any epoch
+                continue
+            now = (epoch + EPOCHS_RAISED, b"")
+            after = (group_id, partition, row_id, *now, *fields)
+            raised.append((*now, codec.row_checksum(*after, blob=passed), row_id))
+        connection.executemany(
+            "UPDATE cursor SET epoch = ?, token = ?, checksum = ? WHERE id = ?", raised
+        )
+    return damaged
+
+
+def _make_missing(
+    connection: sqlite3.Connection, raised_by: int, partitions: Mapping[str, int]
+) -> None:
+    """Partitions of queues that were made while the copy was. The broker would make them at its
+    start, but of the generation that they had in the lost history."""
+    there = set(connection.execute("SELECT queue_id, number FROM partition").fetchall())
+    (last_row,) = connection.execute(
+        "SELECT max(id) FROM (SELECT id FROM partition UNION ALL "
+        "SELECT id FROM garbage WHERE kind = 'partition')"
+    ).fetchone()
+    missing = [place for place in _places(partitions) if place not in there]
+    rows: list[codec.Row] = []
+    for row_id, place in enumerate(missing, (last_row or 0) + 1):
+        log = PartitionLog(place, row_id=row_id)
+        log.generation += raised_by
+        rows.append((*codec.pack_partition(log), *place))
+    if rows:
+        _INSERT_PARTITION.execute(connection, rows)
+
+
+def _places(partitions: Mapping[str, int]) -> Iterable[Partition]:
+    for queue_id, count in partitions.items():
+        for number in range(count):
+            yield Partition(queue_id, number)

@@ -1,0 +1,517 @@
+"""The cursors' part of the books: hot cursors, and what of them has to be written.
+
+A cursor's row holds all that it has passed, and is written in full while that is short. One with
+thousands of holes gets a row in `cursor_log` per commit, with the ranges that are new, until
+these are as long as the whole; so the bytes written follow what was settled, not what is held.
+
+What stands beside a cursor's row: retries, side lines and parked keys, one row each, and what of
+its past a late ack is told by.
+
+Changes wait here until the batch is written. They are exceptions: a cursor that only moves on
+has none of them.
+"""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from push.dead import dead_of
+from push.errors import Refused
+from push.places import GroupPartition, Parked, Partition
+from push.ranges import Range, RangeSet
+from push.storage_port import CursorWrite, Owned, Retry, Written
+from storage.rules.append import PartitionLog
+from storage.rules.cursor import Change, GroupCursor, check_write
+from storage.sqlite import codec
+from storage.sqlite.codec import delete_each, insert, update
+
+_INSERT_RETRY: Final = insert("retry", f"cursor, {codec.RETRY_COLUMNS}, checksum")
+_INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
+"""They come by the hundreds (P8)."""
+_INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
+_INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
+_INSERT_DEAD: Final = insert("dead", "cursor, ranges, checksum")
+_INSERT_ENDED: Final = insert("ended", "cursor, ranges, checksum")
+Key = tuple[int, int]
+"""(cursor row, offset or key hash)"""
+
+
+class Transaction(Protocol):
+    """Where statements go."""
+
+    connection: sqlite3.Connection
+
+    def begin(self) -> sqlite3.Connection:
+        """The connection, inside the batch's transaction."""
+
+
+class Beside:
+    """Rows that wait to be written; None, or a length of 0: the row goes."""
+
+    def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
+        self._transaction = transaction
+        self._report = report
+        self._retries: dict[Key, Retry | None] = {}
+        self._sides: dict[Key, int | None] = {}
+        self._lines: dict[Key, int] = {}
+        self._parked: dict[Key, Parked | None] = {}
+        self._ended: dict[int, bytes] = {}
+        self._dead: dict[int, str] = {}
+
+    def load(self, row_id: int, cursor: GroupCursor, name: str) -> None:
+        """Complete a cursor that was read from this row; `name` is for reports of damage."""
+        select = self._transaction.connection.execute
+        for *retry, checksum in select(
+            f"SELECT {codec.RETRY_COLUMNS}, checksum FROM retry WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            if codec.retry_checksum(row_id, *retry) == checksum:
+                cursor.put_retry(codec.unpack_retry(*retry))
+            else:
+                self._report(f"damaged: attempts of a message in {name}; they are counted anew")
+        for key_hash, entries, checksum in select(
+            "SELECT key_hash, entries, checksum FROM side_line WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            count = entries
+            if codec.row_checksum(row_id, key_hash, entries) != checksum:
+                self._report(f"damaged: the length of a side line in {name}; it is counted anew")
+                (count,) = select(
+                    "SELECT count(*) FROM side WHERE cursor = ? AND key_hash = ?",
+                    (row_id, key_hash),
+                ).fetchone()
+            cursor.lines[codec.unsigned(key_hash)] = count
+        for *parked, checksum in select(
+            "SELECT key_hash, reason, since_unix_ms, checksum FROM parked WHERE cursor = ?",
+            (row_id,),
+        ).fetchall():
+            if codec.row_checksum(row_id, *parked) != checksum:
+                self._report(f"damaged: why a key is parked in {name}")
+            key_hash = codec.unsigned(parked[0])
+            cursor.parked[key_hash] = Parked(key_hash, *parked[1:])
+        self._load_dead(row_id, cursor, name)
+        for ranges, checksum in select(
+            "SELECT ranges, checksum FROM ended WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            if codec.row_checksum(row_id, blob=ranges) == checksum:
+                cursor.ended = codec.unpack_ranges(ranges)
+            else:
+                self._report(f"damaged: what has ended in {name}; late acks of it count")
+
+    def _load_dead(self, row_id: int, cursor: GroupCursor, name: str) -> None:
+        for ranges, checksum in self._transaction.connection.execute(
+            "SELECT ranges, checksum FROM dead WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            if codec.row_checksum(row_id, ranges) == checksum:
+                cursor.dead = dead_of(ranges)
+            else:
+                self._report(f"damaged: what goes to the dead letters in {name}: it comes again")
+
+    def find_aside(self, row_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        """(offset, key hash) of the offsets in first..last that stand in a side line."""
+        if self._sides:
+            self._flush_sides()
+        rows = self._transaction.connection.execute(
+            "SELECT place, key_hash, checksum FROM side "
+            "WHERE cursor = ? AND place BETWEEN ? AND ? ORDER BY place",
+            (row_id, first, last),
+        ).fetchall()
+        for offset, key_hash, checksum in rows:
+            if codec.row_checksum(row_id, offset, key_hash) != checksum:
+                self._report(f"damaged: an entry of a side line, offset {offset}")
+        return [(offset, codec.unsigned(key_hash)) for offset, key_hash, _ in rows]
+
+    def note(self, row_id: int, cursor: GroupCursor, change: Change) -> None:
+        """These changes of a cursor have to be written."""
+        for retry in change.retries:
+            self._retries[(row_id, retry.offset)] = retry
+        for offset in change.retries_gone:
+            self._retries[(row_id, offset)] = None
+        if change.aside or change.aside_gone:
+            sides = self._sides
+            for offset in change.aside_gone:
+                sides[(row_id, offset)] = None
+            for offset, key_hash in change.aside.items():
+                sides[(row_id, offset)] = key_hash
+            for key_hash in {*change.aside.values(), *change.aside_gone.values()}:
+                self._lines[(row_id, key_hash)] = cursor.lines.get(key_hash, 0)
+        for parked in change.parked:
+            self._parked[(row_id, parked.key_hash)] = parked
+        for key_hash in change.unparked:
+            self._parked[(row_id, key_hash)] = None
+        if change.dead:
+            self._dead[row_id] = cursor.dead.text()
+        if change.ended:
+            self._ended[row_id] = codec.pack_ranges(cursor.ended)
+
+    def flush(self) -> None:
+        """Write them, inside the batch's transaction."""
+        if self._sides or self._lines:
+            self._flush_sides()
+        if self._retries:
+            self._flush_retries()
+        if self._parked:
+            self._flush_parked()
+        if self._dead:
+            self._flush_dead()
+        if self._ended:
+            rows = [
+                (row, ranges, codec.row_checksum(row, blob=ranges))
+                for row, ranges in self._ended.items()
+            ]
+            _INSERT_ENDED.execute(self._transaction.begin(), rows)
+            self._ended.clear()
+
+    def _flush_dead(self) -> None:
+        connection = self._transaction.begin()
+        rows: list[codec.Row] = [
+            (row, ranges, codec.row_checksum(row, ranges))
+            for row, ranges in self._dead.items()
+            if ranges
+        ]
+        _INSERT_DEAD.execute(connection, rows)
+        for row, ranges in self._dead.items():
+            if not ranges:
+                connection.execute("DELETE FROM dead WHERE cursor = ?", (row,))
+        self._dead.clear()
+
+    def _flush_retries(self) -> None:
+        connection = self._transaction.begin()
+        rows: list[codec.Row] = []
+        for (row, _), retry in self._retries.items():
+            if retry is not None:
+                values = codec.pack_retry(retry)
+                rows.append((row, *values, codec.retry_checksum(row, *values)))
+        _INSERT_RETRY.execute(connection, rows)
+        gone = [key for key, retry in self._retries.items() if retry is None]
+        delete_each(connection, "retry", "cursor", "place", gone)
+        self._retries.clear()
+
+    def _flush_parked(self) -> None:
+        connection = self._transaction.begin()
+        rows: list[codec.Row] = []
+        gone: list[Key] = []
+        for (row, key_hash), parked in self._parked.items():
+            key = codec.signed(key_hash)
+            if parked is None:
+                gone.append((row, key))
+            else:
+                reason = parked.reason.encode(errors="replace").decode()  # no lone surrogates
+                values = (key, reason, parked.since_unix_ms)
+                rows.append((row, *values, codec.row_checksum(row, *values)))
+        _INSERT_PARKED.execute(connection, rows)
+        delete_each(connection, "parked", "cursor", "key_hash", gone)
+        self._parked.clear()
+
+    def _flush_sides(self) -> None:
+        connection = self._transaction.begin()
+        rows: list[codec.Row] = []
+        gone: list[Key] = []
+        for place, key_hash in self._sides.items():
+            if key_hash is None:
+                gone.append(place)
+            else:
+                fields = (*place, codec.signed(key_hash))
+                rows.append((*fields, codec.row_checksum(*fields)))
+        _INSERT_SIDE.execute(connection, rows)
+        delete_each(connection, "side", "cursor", "place", gone)
+        self._sides.clear()
+        lengths = [(row, codec.signed(key), n) for (row, key), n in self._lines.items()]
+        _INSERT_LINE.execute(
+            connection,
+            [(*length, codec.row_checksum(*length)) for length in lengths if length[2]],
+        )
+        gone = [(row, key) for row, key, n in lengths if not n]
+        delete_each(connection, "side_line", "cursor", "key_hash", gone)
+        self._lines.clear()
+
+
+CURSORS_CACHED_WEIGHT_MAX: Final = 2_000_000
+"""Entries of all cached cursors together (ranges, retries, lines, parked keys), ~100 bytes each."""
+WRITTEN_WHOLE_BYTES_MAX: Final = 2048
+_EPOCH_SALVAGED: Final = 1 << 32
+"""A damaged row does not say which epochs there were; its successor's lie above any of them."""
+
+_CURSOR: Final = "id, epoch, token, assignment, floor, passed, checksum"
+_INSERT_CURSOR = insert("cursor", f"{_CURSOR}, version, partition, group_id")
+_UPDATE_CURSOR = update("cursor", _CURSOR)
+_INSERT_LOG = insert("cursor_log", "cursor, number, passed, checksum")
+
+
+class _Books(Transaction, Protocol):
+    """What the cursors need of the books around them."""
+
+    report: Callable[[str], None]
+
+    def find(self, partition: Partition) -> PartitionLog | None: ...
+
+
+@dataclass(slots=True)
+class StoredCursor:
+    """A cursor with its row."""
+
+    place: GroupPartition
+    partition_row: int
+    row_id: int
+    cursor: GroupCursor
+    fresh: list[Range] = field(default_factory=list)
+    """Passed since it was last written."""
+    fence_changed: bool = False
+    whole_bytes: int = 0
+    log_bytes: int = 0
+    log_rows: int = 0
+
+
+class CursorBooks:
+    """Hot cursors, by place."""
+
+    def __init__(self, books: _Books) -> None:
+        self._books = books
+        self._cursors: OrderedDict[GroupPartition, StoredCursor] = OrderedDict()
+        self._weights: dict[GroupPartition, int] = {}
+        self._weight = 0
+        self._changed: dict[int, StoredCursor] = {}
+        self._beside = Beside(books, books.report)
+        self.on_settled_aside: Callable[[int, int], None] = lambda _partition_row, _offset: None
+        """Called when an offset leaves a side line because it was settled: its record may go."""
+        self.on_replaced: Callable[[int], None] = lambda _partition_row: None
+        """Called when a partition gets, loses or resets a cursor."""
+        rows = books.connection.execute(
+            "SELECT max(id) FROM cursor UNION ALL SELECT max(id) FROM garbage WHERE kind = 'cursor'"
+        ).fetchall()
+        self._next_row = 1 + max(row[0] or 0 for row in rows)
+
+    # --- Loading -------------------------------------------------------------------------------
+
+    def find(self, place: GroupPartition) -> StoredCursor | None:
+        """The cursor of a group in a partition; None: there is none."""
+        stored = self._cursors.get(place)
+        if stored is not None:
+            self._cursors.move_to_end(place)
+            return stored
+        log = self._books.find(place.partition)
+        if log is None:
+            return None
+        row = self._books.connection.execute(
+            f"SELECT {_CURSOR} FROM cursor WHERE partition = ? AND group_id = ?",
+            (log.row_id, place.group_id),
+        ).fetchone()
+        if row is None:
+            return None
+        stored = self._load(place, log, row)
+        self._cursors[place] = stored
+        self._weigh(stored)
+        return stored
+
+    def _load(self, place: GroupPartition, log: PartitionLog, row: codec.Found) -> StoredCursor:
+        *fields, blob, checksum = row
+        row_id, epoch, token, assignment, floor = fields
+        if codec.row_checksum(place.group_id, log.row_id, *fields, blob=blob) != checksum:
+            return self._salvage(place, log, row_id, epoch)
+        cursor = GroupCursor(floor)
+        cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
+        cursor.passed = codec.unpack_ranges(blob)
+        stored = StoredCursor(place, log.row_id, row_id, cursor, whole_bytes=len(blob))
+        select = self._books.connection.execute
+        for number, ranges, checksum in select(
+            "SELECT number, passed, checksum FROM cursor_log WHERE cursor = ? ORDER BY number",
+            (row_id,),
+        ).fetchall():
+            stored.log_rows = number + 1
+            stored.log_bytes += len(ranges)
+            if codec.row_checksum(row_id, number, blob=ranges) != checksum:
+                self._damaged(place, "a settlement: what it named comes again")
+            else:
+                for first, last in codec.unpack_ranges(ranges):
+                    cursor.passed.add(first, last)
+        cursor.floor = cursor.passed.pop_prefix(cursor.floor)
+        self._beside.load(row_id, cursor, _name(place))
+        return stored
+
+    def _salvage(
+        self, place: GroupPartition, log: PartitionLog, row_id: int, epoch: int
+    ) -> StoredCursor:
+        """A cursor whose row is damaged begins anew at the earliest retained message: what was
+        settled comes again, nothing is lost (P1 before P5)."""
+        self._damaged(place, "a cursor: the group begins anew at the earliest message")
+        cursor = GroupCursor(log.start)
+        cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
+        self._beside.load(row_id, cursor, _name(place))
+        cursor.ended = RangeSet()  # it comes again
+        for offset, _ in self._beside.find_aside(row_id, log.start, log.next_offset):
+            cursor.passed.add(offset, offset)
+        cursor.floor = cursor.passed.pop_prefix(cursor.floor)
+        stored = StoredCursor(place, log.row_id, row_id, cursor, fence_changed=True, log_rows=1)
+        self._changed[row_id] = stored
+        return stored
+
+    def _damaged(self, place: GroupPartition, what: str) -> None:
+        self._books.report(f"damaged: {what} ({_name(place)})")
+
+    # --- Acts ----------------------------------------------------------------------------------
+
+    def create(self, place: GroupPartition, partition_row: int, floor: int) -> None:
+        """Make the cursor; there already: nothing happens."""
+        if self.find(place) is None:
+            self._insert(place, partition_row, GroupCursor(floor))
+
+    def _insert(self, place: GroupPartition, partition_row: int, cursor: GroupCursor) -> None:
+        stored = StoredCursor(place, partition_row, self._next_row, cursor)
+        self._next_row += 1
+        beside = (codec.CURSOR_VERSION, partition_row, place.group_id)
+        _INSERT_CURSOR.execute(self._books.begin(), [(*_pack(stored), *beside)])
+        self.on_replaced(partition_row)
+
+    def drop(self, place: GroupPartition) -> None:
+        """Forget it; its rows are garbage. Not there: nothing happens. The books are flushed."""
+        stored = self.find(place)
+        if stored is None:
+            return
+        connection = self._books.begin()
+        connection.execute("INSERT INTO garbage VALUES ('cursor', ?)", (stored.row_id,))
+        connection.execute("DELETE FROM cursor WHERE id = ?", (stored.row_id,))
+        self._evict(place)
+        self._changed.pop(stored.row_id, None)
+        self.on_replaced(stored.partition_row)
+
+    def replace(self, place: GroupPartition, partition_row: int, floor: int) -> None:
+        """Seek: a fresh cursor with a row of its own, so that the old one's rows can leave in
+        slices. The books are flushed."""
+        stored = self.find(place)
+        if stored is None:
+            raise AssertionError("the caller has found it")
+        self.drop(place)
+        self._insert(place, partition_row, stored.cursor.fresh(floor))
+
+    def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int
+    ) -> Owned:
+        """Raise the epoch for a new owner (R14, R15)."""
+        stored = self.find(place)
+        log = self._books.find(place.partition)
+        if stored is None or log is None:
+            raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
+        cursor = stored.cursor
+        previous = cursor.own(token=token, assignment=assignment, epoch_seen=epoch_seen)
+        stored.fence_changed = True
+        self._changed[stored.row_id] = stored
+        return Owned(cursor.epoch, cursor.snapshot(), log.next_offset, log.generation, previous)
+
+    def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """Apply fenced changes; when one names what is not certified, none."""
+        found = [self.find(write.place) for write in writes]
+        for write, stored in zip(writes, found, strict=True):
+            log = self._books.find(write.place.partition)
+            if stored is not None and log is not None:
+                check_write(write, log.next_offset)
+        answers: list[Written] = []
+        for write, stored in zip(writes, found, strict=True):
+            if stored is None:
+                answers.append(Written(fenced=True))
+                continue
+            row_id = stored.row_id
+
+            def find_aside(first: int, last: int, row_id: int = row_id) -> list[tuple[int, int]]:
+                return self._beside.find_aside(row_id, first, last)
+
+            change = stored.cursor.apply(write, find_aside)
+            if not change.written.fenced:
+                self._note(stored, change)
+            answers.append(change.written)
+        return answers
+
+    def _note(self, stored: StoredCursor, change: Change) -> None:
+        if change.passed:
+            stored.fresh += change.passed
+            self._changed[stored.row_id] = stored
+        self._beside.note(stored.row_id, stored.cursor, change)
+        for offset in change.aside_gone:
+            self.on_settled_aside(stored.partition_row, offset)
+        is_beside = change.retries or change.aside or change.aside_gone or change.parked
+        if is_beside or change.ended or change.dead:
+            self._weigh(stored)
+
+    # --- Settled by all ------------------------------------------------------------------------
+
+    def of_partition(self, partition_row: int, partition: Partition) -> list[StoredCursor]:
+        """Every group's cursor in the partition."""
+        rows = self._books.connection.execute(
+            "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
+        ).fetchall()
+        found = [self.find(GroupPartition(group_id, partition)) for (group_id,) in rows]
+        return [stored for stored in found if stored is not None]
+
+    def aside_between(self, stored: StoredCursor, first: int, last: int) -> list[int]:
+        """Offsets in first..last that stand in its side lines, ascending."""
+        if not stored.cursor.lines:
+            return []
+        return [offset for offset, _ in self._beside.find_aside(stored.row_id, first, last)]
+
+    # --- Writing down --------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has changed, inside the batch's transaction."""
+        if self._changed:
+            self._flush_cursors()
+        self._beside.flush()
+
+    def _flush_cursors(self) -> None:
+        whole: list[codec.Row] = []
+        logs: list[codec.Row] = []
+        rewritten: list[int] = []
+        connection = self._books.begin()
+        for row_id, stored in self._changed.items():
+            size = 16 * len(stored.cursor.passed)
+            logged = stored.log_bytes + 16 * len(stored.fresh)
+            if stored.fence_changed or size <= WRITTEN_WHOLE_BYTES_MAX or logged >= size:
+                whole.append(_pack(stored))
+                if stored.log_rows:
+                    rewritten.append(row_id)
+                stored.whole_bytes, stored.log_bytes, stored.log_rows = size, 0, 0
+            else:
+                blob = codec.pack_ranges(RangeSet(stored.fresh))
+                checksum = codec.row_checksum(row_id, stored.log_rows, blob=blob)
+                logs.append((row_id, stored.log_rows, blob, checksum))
+                stored.log_bytes, stored.log_rows = logged, stored.log_rows + 1
+            stored.fresh, stored.fence_changed = [], False
+            self._weigh(stored)
+        if rewritten:
+            places = ",".join("?" * len(rewritten))
+            connection.execute(f"DELETE FROM cursor_log WHERE cursor IN ({places})", rewritten)
+        _UPDATE_CURSOR.execute(connection, whole)
+        _INSERT_LOG.execute(connection, logs)
+        self._changed.clear()
+
+    # --- The cache -----------------------------------------------------------------------------
+
+    def _weigh(self, stored: StoredCursor) -> None:
+        weight = stored.cursor.weight()
+        self._weight += weight - self._weights.get(stored.place, 0)
+        self._weights[stored.place] = weight
+
+    def _evict(self, place: GroupPartition) -> None:
+        self._cursors.pop(place, None)
+        self._weight -= self._weights.pop(place, 0)
+
+    def forget_queue(self, queue_id: str) -> None:
+        """Its cursors are gone."""
+        for place in [p for p in self._cursors if p.partition.queue_id == queue_id]:
+            self._evict(place)
+
+    def shrink(self) -> None:
+        """After a commit: keep the cache within its bound."""
+        while self._weight > CURSORS_CACHED_WEIGHT_MAX and len(self._cursors) > 1:
+            self._evict(next(iter(self._cursors)))
+
+
+def _name(place: GroupPartition) -> str:
+    partition = place.partition
+    return f"group {place.group_id}, partition {partition.number} of {partition.queue_id}"
+
+
+def _pack(stored: StoredCursor) -> codec.Row:
+    cursor = stored.cursor
+    blob = codec.pack_ranges(cursor.passed)
+    row = (stored.row_id, cursor.epoch, cursor.token, cursor.assignment, cursor.floor)
+    checksum = codec.row_checksum(stored.place.group_id, stored.partition_row, *row, blob=blob)
+    return (*row, blob, checksum)

@@ -1,0 +1,580 @@
+"""Reading the embedded store, in a thread and on a connection of its own.
+
+Each read is one short transaction: a long one would keep the WAL from being reset (R31). What is
+committed is certified (R10), so a read sees exactly what may leave.
+
+What the embedded store shows of itself: `push.storage_port.Looking`, on the reading connection.
+
+Damaged records are put aside, so that what is behind them flows (R30, P13).
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from push import limits
+from push.dead import DeadRanges, dead_of
+from push.errors import Refused
+from push.places import GroupPartition, Parked, ParkedLine, Partition
+from push.ranges import RangeSet
+from push.record import Record, RecordDamaged
+from push.storage_port import Cursor, CursorState, Damage, PartitionState, Read, Sealer, Standing
+from storage.rules.append import PartitionLog
+from storage.rules.cursor import GroupCursor, settled_by_all
+from storage.sqlite import codec
+from storage.sqlite.state import Books
+
+T = TypeVar("T")
+_BAD_MAX: Final = 64
+"""Damaged records that one read meets before it answers with what it has."""
+_RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+
+
+class Reader:
+    """The reading thread. It holds `readers` during each transaction. `on_corrupt` gets the
+    sentence when SQLite finds broken structure."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        readers: threading.Lock,
+        on_corrupt: Callable[[str], None],
+    ) -> None:
+        self._readers = readers
+        self._connection = connection
+        self._loop = loop
+        self._on_corrupt = on_corrupt
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tocsin-store-reader", daemon=True)
+        self._thread.start()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run it in one reading transaction.
+
+        Raises:
+            Refused: storage_unavailable: SQLite could not read.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(lambda: self._answer(work, future))
+        return await future
+
+    def close(self) -> None:
+        """Finish what was asked for, then end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+
+    def _answer(self, work: Callable[[sqlite3.Connection], T], future: "asyncio.Future[T]") -> None:
+        if future.done():  # the caller was cancelled: the next one waits
+            return
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            with self._readers:
+                self._connection.execute("BEGIN")
+                try:
+                    result = work(self._connection)
+                finally:
+                    self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
+            if not isinstance(error, sqlite3.OperationalError):
+                self._on_corrupt(f"the store is damaged: {error}")
+        except Exception as error:  # a bug here must reach the caller, not end the thread
+            failure = error
+
+        def resolve() -> None:
+            if future.done():  # the caller was cancelled
+                return
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        try:
+            self._loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+
+def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
+    """The row of a partition; None: there is none. Raises Refused: it is damaged."""
+    row = connection.execute(
+        f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
+        partition,
+    ).fetchone()
+    return None if row is None else unpack_log(row)
+
+
+def unpack_log(row: codec.Found) -> PartitionLog:
+    """A row of PARTITION_COLUMNS. Raises Refused: it is damaged."""
+    log = codec.unpack_partition(row)
+    if log is None:
+        raise Refused(
+            "storage_unavailable", f"the row of partition {row[-1]} of {row[-2]} is damaged"
+        )
+    return log
+
+
+def read_records(
+    connection: sqlite3.Connection,
+    partition: Partition,
+    offset: int,
+    bytes_max: int,
+    *,
+    until: int | None,
+    sealer: Sealer,
+) -> tuple[Read, list[int]]:
+    """What `Storage.read` answers, and the rows that are damaged."""
+    log = log_of(connection, partition)
+    if log is None:
+        return Read((), 0, 0), []
+    end = log.next_offset if until is None else max(0, min(until + 1, log.next_offset))
+    # Positions come from clients; and below the start there may be what was purged.
+    offset = min(max(offset, log.start), limits.OFFSET_MAX)
+    base = log.row_id
+    rows = connection.execute(
+        f"SELECT {_RECORD} FROM record WHERE id >= coalesce((SELECT id FROM record "
+        "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3 ORDER BY id",
+        (
+            codec.record_row_id(base, 0),
+            codec.record_row_id(base, offset),
+            codec.record_row_id(base, end),
+        ),
+    )
+    records: list[Record] = []
+    bad: dict[int, str] = {}
+    size, read_until = 0, end
+    for row in rows:
+        try:
+            record = load_record(row, partition, sealer)
+        except RecordDamaged as error:
+            bad[row[0]] = str(error)
+            if len(bad) == _BAD_MAX:
+                read_until = codec.offset_of(row[0]) + 1
+                break
+            continue
+        if record.last >= offset:
+            if records and size + record.memory_bytes > bytes_max:
+                read_until = record.first
+                break
+            records.append(record)
+            size += record.memory_bytes
+    rows.close()
+    damage = _damage(connection, log, bad, offset, read_until)
+    return Read(tuple(records), log.start, log.next_offset, damage), list(bad)
+
+
+def read_each(
+    connection: sqlite3.Connection,
+    partition: Partition,
+    offsets: Sequence[int],
+    bytes_max: int,
+    sealer: Sealer,
+) -> tuple[tuple[Record | None, ...], list[int]]:
+    """What `Storage.read_each` answers, and the rows that are damaged."""
+    found: list[Record | None] = []
+    bad: list[int] = []
+    record: Record | None = None
+    size = 0
+    for offset in offsets:
+        if record is None or not record.first <= offset <= record.last:
+            read, damaged = read_records(
+                connection, partition, offset, 1, until=offset, sealer=sealer
+            )
+            bad += damaged
+            record = read.records[0] if read.records else None
+            size += record.memory_bytes if record is not None else 0
+            if found and size > bytes_max:
+                break
+        holds = record is not None and record.first <= offset <= record.last
+        found.append(record if holds else None)
+    return tuple(found), bad
+
+
+def load_record(row: codec.Found, partition: Partition, sealer: Sealer) -> Record:
+    """The record of a row, opened.
+
+    Raises:
+        RecordDamaged: with the reason (R30).
+        Refused: storage_unavailable: its key cannot be had at the moment.
+    """
+    if not record_is_sound(row):
+        raise RecordDamaged(CHECKSUM_REASON)
+    row_id, header, sealed = row[0], row[6], row[7]
+    payload = sealer.unseal(partition, header, sealed)
+    try:
+        return Record.load(codec.offset_of(row_id), header, payload, codec.unpack_skips(row[5]))
+    except ValueError as error:
+        raise RecordDamaged(str(error)) from None
+
+
+def record_is_sound(row: codec.Found) -> bool:
+    """Whether a row of the record table is as it was written."""
+    row_id, count, published_unix_ms, size, checksum, skips, header, payload = row
+    fields = (count, published_unix_ms, size)
+    expected = codec.record_checksum(row_id, fields, skips or b"", header, payload)
+    return bool(expected == checksum)
+
+
+def _damage(
+    connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
+) -> tuple[Damage, ...]:
+    """Damaged records of offset..end, those found now and those quarantined before: each group
+    and each reader has to be told."""
+    low = codec.record_row_id(log.row_id, 0)
+    high = codec.record_row_id(log.row_id, end)
+    known = connection.execute(
+        "SELECT id, count, reason FROM quarantine WHERE id >= coalesce((SELECT id FROM quarantine "
+        "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3",
+        (low, codec.record_row_id(log.row_id, offset), high),
+    ).fetchall()
+    found = [(row_id, span(connection, log, row_id), reason) for row_id, reason in bad.items()]
+    return tuple(
+        Damage(log.partition, codec.offset_of(row_id), count, reason)
+        for row_id, count, reason in sorted(known + found)
+        if codec.offset_of(row_id) + count > offset
+    )
+
+
+CHECKSUM_REASON: Final = "the checksum does not match"
+
+
+def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
+    """How many offsets a damaged record may have had: its own count may be what is damaged."""
+    (after,) = connection.execute(
+        "SELECT min(id) FROM record WHERE id > ? AND id < ?",
+        (row_id, codec.record_row_id(log.row_id, log.next_offset)),
+    ).fetchone()
+    end = log.next_offset if after is None else codec.offset_of(after)
+    (count,) = connection.execute("SELECT count FROM record WHERE id = ?", (row_id,)).fetchone()
+    room = end - codec.offset_of(row_id)
+    return int(count) if 0 < count <= room else room
+
+
+def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
+    """What `Storage.offset_at` answers, by bisection: exact where the clocks of publishers did not
+    run backwards, else one of the places where the time was crossed."""
+    log = log_of(connection, partition)
+    if log is None:
+        raise Refused("queue_not_found", "the storage has no such partition")
+    low, high = log.start, log.next_offset
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            "SELECT id, count, published_unix_ms FROM record WHERE id BETWEEN ? AND ? "
+            "ORDER BY id DESC LIMIT 1",
+            (
+                codec.record_row_id(log.row_id, low),
+                codec.record_row_id(log.row_id, middle),
+            ),
+        ).fetchone()
+        if row is None:
+            low = middle + 1
+        elif row[2] >= unix_ms:
+            high = codec.offset_of(row[0])
+        else:
+            low = max(middle + 1, codec.offset_of(row[0]) + row[1])
+    return min(low, log.next_offset)
+
+
+def read_side(
+    connection: sqlite3.Connection, place: GroupPartition, key_hash: int, after: int, count_max: int
+) -> tuple[int, ...]:
+    """What `Storage.read_side` answers."""
+    rows = connection.execute(
+        "SELECT place FROM side WHERE cursor = (SELECT cursor.id FROM cursor JOIN partition "
+        "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?) "
+        "AND key_hash = ? AND place > ? ORDER BY place LIMIT ?",
+        (*place.partition, place.group_id, codec.signed(key_hash), after, count_max),
+    )
+    return tuple(offset for (offset,) in rows)
+
+
+TRIMMABLE_ROWS: Final = 1000
+"""Records that one slice of `trimmable` looks at: a reading transaction stays short (R31)."""
+
+
+def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
+    """What `Storage.partitions` answers."""
+    rows = connection.execute(
+        f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? ORDER BY number",
+        (queue_id,),
+    ).fetchall()
+    return [unpack_log(row).state() for row in rows]
+
+
+def cursor_states(
+    connection: sqlite3.Connection, queue_id: str, group_id: str
+) -> list[CursorState]:
+    """What `Storage.cursors` answers."""
+    states: list[CursorState] = []
+    rows = connection.execute(
+        "SELECT cursor.id, number, epoch, floor, passed, "
+        "(SELECT coalesce(sum(entries), 0) FROM side_line WHERE cursor = cursor.id), "
+        "(SELECT count(*) FROM parked WHERE cursor = cursor.id), "
+        "(SELECT min(place) FROM side WHERE cursor = cursor.id), "
+        "(SELECT ranges FROM dead WHERE cursor = cursor.id) "
+        "FROM partition JOIN cursor ON cursor.partition = partition.id "
+        "WHERE queue_id = ? AND group_id = ? ORDER BY number",
+        (queue_id, group_id),
+    ).fetchall()
+    for row_id, number, epoch, floor, passed, aside, parked, first, dead in rows:
+        cursor = GroupCursor(floor)
+        cursor.passed = _passed(connection, row_id, passed)
+        cursor.floor = cursor.passed.pop_prefix(floor)
+        place = GroupPartition(group_id, Partition(queue_id, number))
+        states.append(
+            CursorState(
+                place=place,
+                epoch=epoch,
+                floor=cursor.floor,
+                settled_above=cursor.passed.size(),
+                aside=aside,
+                parked=parked,
+                aside_first=first,
+                dead=dead_of(dead or "").size(),
+            )
+        )
+    return states
+
+
+def standings(
+    connection: sqlite3.Connection, place: GroupPartition, first: int, last: int
+) -> list[Standing]:
+    """What `Storage.standings` answers."""
+    found = _cursor(connection, place)
+    if found is None:
+        return []
+    row_id, cursor = found
+    span_ = (row_id, first, last)
+    for row in connection.execute(
+        f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?",
+        span_,
+    ):
+        cursor.put_retry(codec.unpack_retry(*row))
+    cursor.ended = _ended(connection, row_id)
+    cursor.dead = _dead(connection, row_id)
+    aside: dict[int, int] = {}
+    for offset, key_hash, since_unix_ms in connection.execute(
+        "SELECT place, side.key_hash, since_unix_ms FROM side LEFT JOIN parked "
+        "ON parked.cursor = side.cursor AND parked.key_hash = side.key_hash "
+        "WHERE side.cursor = ? AND place BETWEEN ? AND ?",
+        span_,
+    ):
+        aside[offset] = key_hash
+        if since_unix_ms is not None:
+            cursor.parked[key_hash] = Parked(key_hash, "", since_unix_ms)
+    return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
+
+
+def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor | None:
+    """What `Storage.cursor` answers."""
+    found = _cursor(connection, place)
+    if found is None:
+        return None
+    row_id, cursor = found
+    cursor.floor = cursor.passed.pop_prefix(cursor.floor)
+    select = connection.execute
+    for row in select(f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ?", (row_id,)):
+        cursor.put_retry(codec.unpack_retry(*row))
+    for key_hash, entries in select(
+        "SELECT key_hash, entries FROM side_line WHERE cursor = ?", (row_id,)
+    ):
+        cursor.lines[codec.unsigned(key_hash)] = entries
+    for key_hash, reason, since_unix_ms in select(
+        "SELECT key_hash, reason, since_unix_ms FROM parked WHERE cursor = ?", (row_id,)
+    ):
+        mark = Parked(codec.unsigned(key_hash), reason, since_unix_ms)
+        cursor.parked[mark.key_hash] = mark
+    cursor.ended = _ended(connection, row_id)
+    cursor.dead = _dead(connection, row_id)
+    return cursor.snapshot()
+
+
+def _cursor(
+    connection: sqlite3.Connection, place: GroupPartition
+) -> tuple[int, GroupCursor] | None:
+    """(row, cursor) with what it has passed; None: there is none."""
+    row = connection.execute(
+        "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
+        "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?",
+        (*place.partition, place.group_id),
+    ).fetchone()
+    if row is None:
+        return None
+    cursor = GroupCursor(row[1])
+    cursor.passed = _passed(connection, row[0], row[2])
+    return row[0], cursor
+
+
+def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
+    """What was given out and then settled by no ack."""
+    row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
+    return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
+
+
+def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
+    """What of a cursor goes to the dead letters."""
+    dead = DeadRanges()
+    for (ranges,) in connection.execute("SELECT ranges FROM dead WHERE cursor = ?", (row_id,)):
+        dead = dead_of(ranges)
+    return dead
+
+
+def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
+    """What a cursor has passed: its row's ranges, and those of the commits since."""
+    passed = codec.unpack_ranges(whole)
+    for (ranges,) in connection.execute(
+        "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
+    ):
+        for first, last in codec.unpack_ranges(ranges):
+            passed.add(first, last)
+    return passed
+
+
+def trimmable(
+    connection: sqlite3.Connection,
+    partition: Partition,
+    due_unix_ms: int,
+    *,
+    keep_all: bool,
+    after: int,
+) -> tuple[int, int | None]:
+    """What `Storage.trimmable` answers. Reads no payload: its columns are the last ones."""
+    log = log_of(connection, partition)
+    if log is None:
+        return 0, None
+    cursors: dict[int, GroupCursor] = {}
+    for row_id, floor, passed in connection.execute(
+        "SELECT id, floor, passed FROM cursor WHERE partition = ?", (log.row_id,)
+    ).fetchall():
+        cursor = cursors[row_id] = GroupCursor(floor)
+        cursor.passed = _passed(connection, row_id, passed)
+        cursor.dead = _dead(connection, row_id)
+    if keep_all and not cursors:
+        return 0, None
+    settled = settled_by_all(cursors.values(), log.next_offset)
+    messages = 0
+    rows = connection.execute(
+        "SELECT id, count, published_unix_ms FROM record WHERE id BETWEEN ? AND ? "
+        "ORDER BY id LIMIT ?",
+        (
+            codec.record_row_id(log.row_id, max(after, log.start)),
+            codec.record_row_id(log.row_id, log.next_offset),
+            TRIMMABLE_ROWS,
+        ),
+    ).fetchall()
+    for row_id, count, published_unix_ms in rows:
+        first = codec.offset_of(row_id)
+        if published_unix_ms > due_unix_ms:
+            return messages, None  # retention passes in order
+        is_settled = settled.covers(first, first + count - 1)
+        if is_settled and not _stands_aside(connection, cursors, first, first + count - 1):
+            messages += count
+    if len(rows) < TRIMMABLE_ROWS:
+        return messages, None
+    return messages, first + count
+
+
+def _stands_aside(
+    connection: sqlite3.Connection, cursors: Iterable[int], first: int, last: int
+) -> bool:
+    return any(
+        connection.execute(
+            "SELECT 1 FROM side WHERE cursor = ? AND place BETWEEN ? AND ? LIMIT 1",
+            (cursor, first, last),
+        ).fetchone()
+        for cursor in cursors
+    )
+
+
+def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:
+    """What `Storage.parked` answers."""
+    rows = connection.execute(
+        "WITH line AS (SELECT cursor, key_hash, reason, since_unix_ms, "
+        "(SELECT min(place) FROM side WHERE side.cursor = parked.cursor "
+        "AND side.key_hash = parked.key_hash) AS head FROM parked WHERE cursor = "
+        "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
+        "WHERE queue_id = ? AND number = ? AND group_id = ?)) "
+        "SELECT line.key_hash, line.reason, since_unix_ms, coalesce(entries, 0), head, "
+        "coalesce(attempts, 0), retry.reason FROM line "
+        "LEFT JOIN side_line ON side_line.cursor = line.cursor "
+        "AND side_line.key_hash = line.key_hash "
+        "LEFT JOIN retry ON retry.cursor = line.cursor AND retry.place = head",
+        (*place.partition, place.group_id),
+    ).fetchall()
+    lines = [ParkedLine(codec.unsigned(key_hash), *rest) for key_hash, *rest in rows]
+    return sorted(lines, key=lambda line: line.key_hash)
+
+
+def published(
+    connection: sqlite3.Connection, places: Sequence[tuple[Partition, int]]
+) -> list[int | None]:
+    """What `Storage.published` answers. Reads no payload: its columns are the last ones."""
+    return [_published(connection, partition, offset) for partition, offset in places]
+
+
+def _published(connection: sqlite3.Connection, partition: Partition, offset: int) -> int | None:
+    log = log_of(connection, partition)
+    if log is None:
+        return None
+    offset = min(max(offset, log.start), limits.OFFSET_MAX)
+    row = connection.execute(
+        "SELECT published_unix_ms FROM record WHERE id >= coalesce((SELECT id FROM record "
+        "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3 "
+        "AND id + count > ?2 ORDER BY id LIMIT 1",
+        (
+            codec.record_row_id(log.row_id, 0),
+            codec.record_row_id(log.row_id, offset),
+            codec.record_row_id(log.row_id, log.next_offset),
+        ),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+_COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+
+
+def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
+    """Move these records to the quarantine, unless they are gone, purged, or sound after all: then
+    the reader met a fault of memory, or another reader was faster."""
+    books.flush()
+    log = books.find(partition)
+    if log is None:
+        return
+    for row_id in row_ids:
+        row = books.connection.execute(
+            f"SELECT {_COLUMNS} FROM record WHERE id = ?", (row_id,)
+        ).fetchone()
+        if row is None or codec.offset_of(row_id) < log.start:
+            continue
+        try:
+            load_record(row, partition, books.sealer)
+        except RecordDamaged as damage:
+            reason = str(damage)
+        else:
+            continue
+        count = span(books.connection, log, row_id)
+        _, _, _, size, checksum, skips, header, payload = row
+        connection = books.begin()
+        connection.execute(
+            "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (row_id, count, books.wall_unix_ms(), reason, size, checksum, skips, header, payload),
+        )  # fmt: skip
+        connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
+        log.remove(count, max(size, 0))
+        books.changed(log)
+        books.report(
+            f"damaged: a record of {count} messages from offset {codec.offset_of(row_id)} on in "
+            f"partition {partition.number} of {partition.queue_id}: {reason}; it is in the "
+            "quarantine"
+        )

@@ -1,0 +1,487 @@
+"""The books: what the writer keeps of the embedded store in memory, and has to write down.
+
+Acts decide on these values and change them; `flush` then writes all that changed with one
+statement per table. So an act that is refused has written nothing, an append needs no SELECT when
+its partition and producers are hot, and nothing is undone: when a commit fails the process stops.
+Used by the writer's thread alone.
+
+Client ids in the embedded store (R8): compared whole, remembered by buckets of time.
+"""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+from push.errors import Refused
+from push.places import GroupPartition, Partition
+from push.record import Header
+from push.storage_port import Append, Appended, Sealer, Start
+from storage.rules.append import (
+    Dropped,
+    Effect,
+    IdBuckets,
+    PartitionLog,
+    QueueTotal,
+    append_record,
+    nowhere,
+    open_header,
+)
+from storage.rules.cursor import start_floor
+from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
+from storage.sqlite import codec
+from storage.sqlite.codec import ROWS_MAX, insert, update
+from storage.sqlite.cursors import CursorBooks, Transaction
+
+_INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
+_FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
+_SLICE: Final = 2000
+"""Rows deleted at a time."""
+
+
+class IdBooks:
+    """Which buckets each partition has, and the ids that wait to be written."""
+
+    def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
+        self._transaction = transaction
+        self._report = report
+        self._buckets: dict[int, IdBuckets] = {}
+        self._waiting: dict[tuple[int, bytes], tuple[int, int]] = {}
+
+    def forget(self, partition_row: int) -> None:
+        """Keep nothing of the partition in memory."""
+        self._buckets.pop(partition_row, None)
+
+    def buckets(self, partition_row: int) -> IdBuckets:
+        """The partition's buckets of client ids."""
+        buckets = self._buckets.get(partition_row)
+        if buckets is None:
+            buckets = self._buckets[partition_row] = IdBuckets([])
+            until = 0
+            while until is not None:
+                (until,) = self._transaction.connection.execute(
+                    "SELECT min(until_unix_ms) FROM client_id "
+                    "WHERE partition = ? AND until_unix_ms > ?",
+                    (partition_row, until),
+                ).fetchone()
+                if until is not None:
+                    buckets.add(until)
+        return buckets
+
+    def find(self, partition_row: int, digests: list[bytes], wall_unix_ms: int) -> dict[bytes, int]:
+        """The offsets of those of these ids that are remembered."""
+        found: dict[bytes, int] = {}
+        ask: list[bytes] = []
+        for digest in digests:
+            waiting = self._waiting.get((partition_row, digest))
+            if waiting is not None:
+                found[digest] = waiting[0]
+            else:
+                ask.append(digest)
+        live = self.buckets(partition_row).live(wall_unix_ms)
+        for low in range(0, len(ask) if live else 0, ROWS_MAX):
+            some = ask[low : low + ROWS_MAX]
+            rows = self._transaction.connection.execute(
+                f"{_FIND_IDS} partition = ? AND until_unix_ms IN ({','.join('?' * len(live))}) "
+                f"AND digest IN ({','.join('?' * len(some))})",
+                (partition_row, *live, *some),
+            ).fetchall()
+            for digest, offset, until, checksum in rows:
+                if codec.row_checksum(partition_row, until, digest, offset) == checksum:
+                    found[digest] = offset
+                else:
+                    self._report(f"a client id in partition row {partition_row} is damaged")
+        return found
+
+    def remember(self, partition_row: int, ids: Iterable[tuple[bytes, int]], until: int) -> None:
+        """Remember (digest, offset) until this time (unix ms)."""
+        self.buckets(partition_row).add(until)
+        for digest, offset in ids:
+            self._waiting[(partition_row, digest)] = (offset, until)
+
+    def flush(self) -> None:
+        """Write what waits, inside the batch's transaction."""
+        if self._waiting:
+            rows: list[codec.Row] = []
+            for (row, digest), (offset, until) in self._waiting.items():
+                checksum = codec.row_checksum(row, until, digest, offset)
+                rows.append((row, until, digest, offset, checksum))
+            _INSERT_ID.execute(self._transaction.begin(), rows)
+            self._waiting.clear()
+
+    def drop_passed(self, partition_row: int, wall_unix_ms: int) -> bool:
+        """Delete a slice of the ids whose time has passed; whether there may be more."""
+        buckets = self.buckets(partition_row)
+        for until in buckets.passed(wall_unix_ms):
+            gone = self._transaction.begin().execute(
+                "DELETE FROM client_id WHERE partition = ? AND until_unix_ms = ? AND digest IN "
+                "(SELECT digest FROM client_id WHERE partition = ? AND until_unix_ms = ? LIMIT ?)",
+                (partition_row, until, partition_row, until, _SLICE),
+            )
+            if gone.rowcount == _SLICE:
+                return True
+            buckets.untils.remove(until)
+        return False
+
+
+PARTITIONS_CACHED_MAX: Final = 20_000
+"""About 1 KiB each."""
+LINES_CACHED_MAX: Final = 50_000
+LINE_ENTRIES_CACHED_MAX: Final = 2_000_000
+"""Sequences of all cached lines together, 16 bytes each."""
+PARTITION_ROWS_MAX: Final = 1 << 22
+"""A record's row id has 63 bits, 40 of them for the offset."""
+
+_INSERT_PARTITION = insert(
+    "partition",
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum, "
+    "queue_id, number",
+)
+_UPDATE_PARTITION = update(
+    "partition",
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum",
+)
+_INSERT_RECORD = insert(
+    "record", "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+)
+_INSERT_LINE = insert(
+    "producer", "id, bucket, resolved, top, sequences, checksum, partition, producer"
+)
+_UPDATE_LINE = update("producer", "id, resolved, top, sequences, checksum")
+LineKey = tuple[int, bytes]
+
+
+class Books:
+    """Hot partitions, producer lines and cursors, and the rows that wait to be written."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        wall: Callable[[], float],
+        publishable: Callable[[], bool],
+        report: Callable[[str], None],
+        sealer: Sealer,
+    ) -> None:
+        self.connection = connection
+        self.report = report
+        self.sealer = sealer
+        self.certified: dict[Partition, int] = {}
+        """Partitions that grew in this batch, with their certified ends: the wake-ups."""
+        self._wall = wall
+        self._publishable = publishable
+        self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
+        self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
+        """Of the queues of which a partition is in memory. Its logs hold a total: it goes with the
+        last of them, when all that moved it has been written."""
+        self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
+        self._line_entries: dict[LineKey, int] = {}
+        self._entries = 0
+        self._changed_partitions: dict[int, PartitionLog] = {}
+        self._changed_lines: dict[LineKey, ProducerLine] = {}
+        self._moved_lines: set[LineKey] = set()
+        self._records: list[codec.Row] = []
+        self.records_written = 0
+        """By the last transaction that wrote any."""
+        self._dropped = Dropped()
+        self.ids = IdBooks(self, report)
+        self.cursors = CursorBooks(self)
+        self._next_partition_row = 1 + self._highest("partition", "partition")
+        self._next_line_row = 1 + self._highest("producer", "")
+
+    def _highest(self, table: str, kind: str) -> int:
+        """The highest row number in use, also by garbage that is not swept yet."""
+        highest = f"SELECT max(id) FROM {table}"
+        waiting = "SELECT max(id) FROM garbage WHERE kind = ?"
+        rows = self.connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
+        return max(row[0] or 0 for row in rows)
+
+    def wall_unix_ms(self) -> int:
+        """The wall clock."""
+        return int(self._wall() * 1000)
+
+    def begin(self) -> sqlite3.Connection:
+        """The connection inside the batch's transaction, for statements that change something."""
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN IMMEDIATE")
+        return self.connection
+
+    # --- Partitions ----------------------------------------------------------------------------
+
+    def find(self, partition: Partition) -> PartitionLog | None:
+        """The partition's log; None: there is none.
+
+        Raises:
+            Refused: storage_unavailable: its row is damaged.
+        """
+        log = self._partitions.get(partition)
+        if log is not None:
+            self._partitions.move_to_end(partition)
+            return log
+        row = self.connection.execute(
+            f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
+            partition,
+        ).fetchone()
+        if row is None:
+            return None
+        log = codec.unpack_partition(row)
+        if log is None:
+            sentence = f"the row of partition {partition.number} of {partition.queue_id} is damaged"
+            self.report(sentence)
+            raise Refused("storage_unavailable", sentence)
+        log.total = self._total(partition.queue_id)
+        self._partitions[partition] = log
+        return log
+
+    def _total(self, queue_id: str) -> QueueTotal:
+        """The queue's total. Read from the file only while no partition of the queue is in memory,
+        so that its rows are the truth; one that is damaged counts nothing, and takes nothing."""
+        total = self._totals.get(queue_id)
+        if total is None:
+            total = self._totals[queue_id] = QueueTotal()
+            for row in self.connection.execute(
+                f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ?", (queue_id,)
+            ):
+                log = codec.unpack_partition(row)
+                if log is not None:
+                    total.messages += log.messages
+                    total.bytes += log.bytes
+        return total
+
+    def get(self, partition: Partition) -> PartitionLog:
+        """As `find`, where there must be one."""
+        log = self.find(partition)
+        if log is None:
+            raise Refused("queue_not_found", f"the storage has no queue {partition.queue_id}")
+        return log
+
+    def changed(self, log: PartitionLog) -> None:
+        """The log's row has to be written."""
+        self._changed_partitions[log.row_id] = log
+
+    def queue(self, queue_id: str) -> list[PartitionLog]:
+        """The queue's partitions by number; empty: unknown."""
+        rows = self.connection.execute(
+            "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
+        ).fetchall()
+        return [self.get(Partition(queue_id, number)) for (number,) in rows]
+
+    def with_starts(self, queue_id: str, starts: Sequence[Start]) -> list[tuple[PartitionLog, int]]:
+        """Each partition of a queue with the floor that its start means."""
+        logs = self.queue(queue_id)
+        if not logs:
+            raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
+        if len(starts) != len(logs):
+            raise Refused("invalid_request", f"{len(starts)} starts for {len(logs)} partitions")
+        return [(log, start_floor(s, log)) for log, s in zip(logs, starts, strict=True)]
+
+    def create_queue(self, queue_id: str, partitions: int) -> None:
+        """Make those of its partitions that are not there."""
+        self._dropped.check_queue(queue_id)
+        there = {log.partition.number for log in self.queue(queue_id)}
+        numbers = [number for number in range(partitions) if number not in there]
+        if self._next_partition_row + len(numbers) > PARTITION_ROWS_MAX:
+            raise Refused("limit_reached", "the storage has no room for more partitions")
+        rows: list[codec.Row] = []
+        for number in numbers:
+            log = PartitionLog(Partition(queue_id, number), row_id=self._next_partition_row)
+            self._next_partition_row += 1
+            rows.append((*codec.pack_partition(log), queue_id, number))
+        if rows:
+            _INSERT_PARTITION.execute(self.begin(), rows)
+
+    def drop_queue(self, queue_id: str) -> None:
+        """Nobody sees its partitions and cursors any more; their rows are garbage now."""
+        self.flush()
+        rows = self.connection.execute(
+            "SELECT id, number FROM partition WHERE queue_id = ?", (queue_id,)
+        ).fetchall()
+        for row_id, number in rows:
+            connection = self.begin()
+            connection.execute("INSERT INTO garbage VALUES ('partition', ?)", (row_id,))
+            connection.execute(
+                "INSERT INTO garbage SELECT 'cursor', id FROM cursor WHERE partition = ?",
+                (row_id,),
+            )
+            connection.execute("DELETE FROM cursor WHERE partition = ?", (row_id,))
+            connection.execute("DELETE FROM partition WHERE id = ?", (row_id,))
+            self._partitions.pop(Partition(queue_id, number), None)
+            self.ids.forget(row_id)
+        self._totals.pop(queue_id, None)
+        self.cursors.forget_queue(queue_id)
+        self._dropped.add(queue_id)
+
+    def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """Seal it here; sealed already: where it was."""
+        log = self.get(partition)
+        if log.sealed_at is None:
+            log.sealed_at, log.successors = log.next_offset, tuple(successors)
+            self.changed(log)
+        return log.sealed_at
+
+    # --- Appending -----------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """Append records (R5-R9); nothing is changed when it raises."""
+        headers = [open_header(append) for append in appends]
+        # Sealing may be refused, so it comes before anything is changed.
+        sealed = [
+            self.sealer.seal(append.partition, append.header, append.payload, header.count)
+            for append, header in zip(appends, headers, strict=True)
+        ]
+        logs = [self.find(append.partition) for append in appends]
+        refuse = None if self._publishable() else "storage_full"
+        wall = self.wall_unix_ms()
+        answers: list[Appended] = []
+        for append, header, blob, log in zip(appends, headers, sealed, logs, strict=True):
+            if log is None:
+                answers.append(nowhere(header.count))
+            else:
+                answers.append(self._append(log, append, header, blob, refuse=refuse, wall=wall))
+        return answers
+
+    def _append(
+        self,
+        log: PartitionLog,
+        append: Append,
+        header: Header,
+        sealed: bytes,
+        *,
+        refuse: str | None,
+        wall: int,
+    ) -> Appended:
+        row_id, bucket = log.row_id, line_bucket(wall)
+
+        def line_of(producer: bytes) -> ProducerLine:
+            return self._line((row_id, producer), bucket)
+
+        def find_ids(digests: list[bytes]) -> dict[bytes, int]:
+            return self.ids.find(row_id, digests, wall)
+
+        effect = append_record(
+            log, append, header, line_of=line_of, find_ids=find_ids, refuse=refuse
+        )
+        self._changed_partitions[row_id] = log
+        for producer, line in effect.lines.items():
+            self._changed_lines[(row_id, producer)] = line
+        if effect.ids:
+            self.ids.remember(row_id, effect.ids, id_bucket(wall, append.dedup_window_s))
+        if effect.appended.count:
+            # A gateway whose clock runs ahead must not keep its records for ever.
+            published_unix_ms = min(header.published_unix_ms, wall)
+            row = _record_row(row_id, append.header, sealed, effect, published_unix_ms)
+            self._records.append(row)
+            self.certified[log.partition] = log.next_offset
+        return effect.appended
+
+    def _line(self, key: LineKey, bucket: int) -> ProducerLine:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._load_line(key, bucket)
+        else:
+            self._lines.move_to_end(key)
+        if line.bucket < bucket:
+            line.wake(bucket)
+            self._changed_lines[key] = line
+            self._moved_lines.add(key)
+        return line
+
+    def _load_line(self, key: LineKey, bucket: int) -> ProducerLine:
+        row = self.connection.execute(
+            f"SELECT {codec.LINE_COLUMNS} FROM producer WHERE partition = ? AND producer = ?", key
+        ).fetchone()
+        if row is None:
+            return ProducerLine(bucket)
+        line = codec.unpack_line(row, *key)
+        if line is None:
+            # Its messages are there; only a repetition of one in flight would not be recognised.
+            self.report(f"the row of a producer in partition row {key[0]} is damaged: begun anew")
+            return ProducerLine(bucket, row_id=row[0])
+        return line
+
+    # --- Writing down --------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has changed, inside the batch's transaction."""
+        if self._changed_partitions:
+            rows = [codec.pack_partition(log) for log in self._changed_partitions.values()]
+            _UPDATE_PARTITION.execute(self.begin(), rows)
+            self._changed_partitions.clear()
+        if self._records:
+            self.records_written = len(self._records)
+            _INSERT_RECORD.execute(self.begin(), self._records)
+            self._records.clear()
+        if self._changed_lines:
+            self._flush_lines()
+        self.ids.flush()
+        self.cursors.flush()
+
+    def _flush_lines(self) -> None:
+        new: list[codec.Row] = []
+        old: list[codec.Row] = []
+        for key, line in self._changed_lines.items():
+            if not line.row_id or key in self._moved_lines:
+                if not line.row_id:
+                    line.row_id = self._next_line_row
+                    self._next_line_row += 1
+                new.append((*codec.pack_line(line, *key), *key))
+            else:
+                row_id, _, resolved, top, blob, checksum = codec.pack_line(line, *key)
+                old.append((row_id, resolved, top, blob, checksum))
+            self._entries += len(line.sequences) - self._line_entries.get(key, 0)
+            self._line_entries[key] = len(line.sequences)
+        connection = self.begin()
+        _INSERT_LINE.execute(connection, new)
+        _UPDATE_LINE.execute(connection, old)
+        self._changed_lines.clear()
+        self._moved_lines.clear()
+
+    def shrink(self) -> None:
+        """After a commit, when nothing waits to be written: keep the caches within bounds."""
+        while len(self._partitions) > PARTITIONS_CACHED_MAX:
+            _, log = self._partitions.popitem(last=False)
+            self.ids.forget(log.row_id)
+        while len(self._lines) > LINES_CACHED_MAX or self._entries > LINE_ENTRIES_CACHED_MAX:
+            key, _ = self._lines.popitem(last=False)
+            self._entries -= self._line_entries.pop(key, 0)
+        self.cursors.shrink()
+
+    # --- Cursors -------------------------------------------------------------------------------
+
+    def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Make its missing cursors."""
+        places = self.with_starts(queue_id, starts)
+        self._dropped.check_group(group_id)
+        for log, floor in places:
+            self.cursors.create(GroupPartition(group_id, log.partition), log.row_id, floor)
+
+    def drop_group(self, group_id: str, queue_id: str) -> None:
+        """Nobody sees its cursors any more; their rows are garbage now."""
+        self.flush()
+        for log in self.queue(queue_id):
+            self.cursors.drop(GroupPartition(group_id, log.partition))
+        self._dropped.add(group_id)
+
+    def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Replace its cursors by fresh ones."""
+        self.flush()
+        places = [
+            (GroupPartition(group_id, log.partition), log, floor)
+            for log, floor in self.with_starts(queue_id, starts)
+        ]
+        if any(self.cursors.find(place) is None for place, _, _ in places):
+            raise Refused("group_not_found", f"the storage has no group {group_id}")
+        for place, log, floor in places:
+            self.cursors.replace(place, log.row_id, floor)
+
+
+def _record_row(
+    partition_row: int, header: bytes, sealed: bytes, effect: Effect, published_unix_ms: int
+) -> codec.Row:
+    appended = effect.appended
+    row_id = codec.record_row_id(partition_row, appended.first)
+    fields = (appended.count, published_unix_ms, effect.size)
+    skips = codec.pack_skips(appended.skips)
+    checksum = codec.record_checksum(row_id, fields, skips or b"", header, sealed)
+    return (row_id, *fields, checksum, skips, header, sealed)

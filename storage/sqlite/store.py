@@ -1,0 +1,408 @@
+"""The embedded storage: SQLite behind `push.storage_port.Storage`.
+
+sqlite            this: the port, on the event loop
+sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
+  sqlite_looking  … for who looks at it
+sqlite_books      what the writer decides on: hot partitions and producers
+  sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
+sqlite_carry      out of the WAL into the file;  sqlite_turn  whose turn it is, loop or writer;
+  sqlite_core     … and on which core
+sqlite_purge      what an operator drops
+sqlite_trim       what leaves;  sqlite_copy  a copy of all of it, made while it works
+sqlite_verify, sqlite_restore  look through a store at rest, and give a copy a life of its own
+sqlite_open       pragmas, lock, schema;  sqlite_statement, sqlite_codec  rows
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from push import limits
+from push.errors import Refused
+from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.record import Record
+from push.storage_port import (
+    PLAIN,
+    Append,
+    Appended,
+    Cursor,
+    CursorState,
+    CursorWrite,
+    Lane,
+    Owned,
+    PartitionState,
+    Read,
+    Sealer,
+    Standing,
+    Start,
+    StorageState,
+    WakeUp,
+    Written,
+    one_lane,
+)
+from storage.sqlite import reader as looking
+from storage.sqlite import reader as reading
+from storage.sqlite.backup import Copying, CopyProgress
+from storage.sqlite.open import STEPS, Opened, open_store
+from storage.sqlite.reader import quarantine
+from storage.sqlite.state import Books
+from storage.sqlite.trim import SLICES, Trimmer, purge
+from storage.sqlite.writer import Writer
+
+T = TypeVar("T")
+_LOG: Final = logging.getLogger("tocsin.storage")
+_FREE_CHECK_S: Final = 0.5
+"""Between two looks at the free space: at 500 MB/s a disk loses less than the reserve."""
+_REPORTS_MAX: Final = 20
+"""Reports of damage that are kept for looking at."""
+
+
+class _FreeSpace:
+    """Whether there is more than the reserve; asked at most every _FREE_CHECK_S. Any thread."""
+
+    def __init__(self, folder: Path, reserve_bytes: int) -> None:
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._checked = time.monotonic()
+        self.free_bytes = self._look()
+
+    def enough(self) -> bool:
+        """Whether new messages may be stored."""
+        now = time.monotonic()
+        if now - self._checked >= _FREE_CHECK_S:
+            self._checked = now  # first: other threads go by what is known meanwhile
+            self.free_bytes = self._look()
+        return self.free_bytes >= self._reserve_bytes
+
+    def _look(self) -> int:
+        space = os.statvfs(self._folder)
+        return space.f_bavail * space.f_frsize
+
+
+class SqliteStorage:
+    """`push.storage_port.Storage` in one file. Open it with `SqliteStorage.open`.
+
+    Acts are committed in groups by one thread; reads go through another. Embedded, the levels
+    `local`, `quorum` and `all` are the same single fsync, and the certified end is the end.
+    """
+
+    inbox = None
+    lane = staticmethod(one_lane)
+
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        free_bytes_reserve: int,
+        on_fatal: Callable[[str], None] | None,
+        wall: Callable[[], float],
+        sealer: Sealer,
+    ) -> None:
+        """Use `open`: this takes over what it has opened."""
+        loop = asyncio.get_running_loop()
+        self._opened = opened
+        self._free_bytes_reserve = free_bytes_reserve
+        self._space = _FreeSpace(opened.path.parent, free_bytes_reserve)
+        self._reports: deque[str] = deque(maxlen=_REPORTS_MAX)
+        self._report_lock = threading.Lock()
+        self._reported = 0
+        self._sealer = sealer
+        self._books = Books(
+            opened.writer, wall=wall, publishable=self._space.enough, report=self._report,
+            sealer=sealer,
+        )  # fmt: skip
+        self._trimmer = Trimmer(self._books)
+        readers = threading.Lock()
+        self._writer = Writer(
+            opened, self._books, self._trimmer, loop, readers=readers, on_fatal=on_fatal
+        )
+        self._reader = reading.Reader(
+            opened.reader, loop, readers=readers, on_corrupt=self._writer.fail
+        )
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | Path,
+        *,
+        free_bytes_reserve: int = limits.FREE_BYTES_RESERVE,
+        synchronous: str = "FULL",
+        on_fatal: Callable[[str], None] | None = None,
+        wall: Callable[[], float] = time.time,
+        steps: Sequence[str] = STEPS,
+        sealer: Sealer = PLAIN,
+    ) -> "SqliteStorage":
+        """Open the store in this file, or make it.
+
+        `free_bytes_reserve`: below so much free space publishing stops. `synchronous`: with NORMAL
+        acknowledged messages, or the file, are lost with the power. `on_fatal`: called once
+        on the event loop, with a sentence, when a commit failed or the file turned out to be
+        broken: nothing is accepted any more, and the process should stop (R31). `wall`: unix
+        clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer
+        and the reader, in their threads.
+
+        Raises:
+            Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version.
+        """
+        opened = await asyncio.to_thread(
+            open_store, Path(path), synchronous=synchronous, steps=steps
+        )
+        try:
+            return cls(
+                opened, free_bytes_reserve=free_bytes_reserve, on_fatal=on_fatal, wall=wall,
+                sealer=sealer,
+            )  # fmt: skip
+        except sqlite3.Error as error:
+            opened.close()
+            raise Refused("storage_unavailable", f"{path} cannot be read: {error}") from error
+
+    def _report(self, sentence: str) -> None:
+        _LOG.warning("%s", sentence)
+        with self._report_lock:
+            self._reports.append(sentence)
+            self._reported += 1
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise Refused("storage_unavailable", "the storage is closed")
+        return await self._reader.read(work)
+
+    # --- Queues and groups ---------------------------------------------------------------------
+
+    async def incarnation(self) -> str:
+        """Made with the store; another one only after a restore (R30)."""
+        return self._opened.incarnation
+
+    async def create_queue(self, queue_id: str, partitions: int) -> None:
+        """Make those of its partitions that are not there."""
+        await self._writer.submit(lambda: self._books.create_queue(queue_id, partitions))
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """When this returns, the queue is durably gone; its space comes back in slices, also
+        after a restart."""
+
+        def run() -> None:
+            self._books.drop_queue(queue_id)
+            self._trimmer.has_garbage = True
+
+        await self._writer.submit(run)
+
+    async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Make its missing cursors, durable when this returns (R11)."""
+        await self._writer.submit(lambda: self._books.create_group(group_id, queue_id, starts))
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """As drop_queue, for the group's cursors and side lines."""
+
+        def run() -> None:
+            self._books.drop_group(group_id, queue_id)
+            self._trimmer.has_garbage = True
+
+        await self._writer.submit(run)
+
+    async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Fresh cursors at `starts`, under raised epochs."""
+
+        def run() -> None:
+            self._books.seek(group_id, queue_id, starts)
+            self._trimmer.has_garbage = True
+
+        await self._writer.submit(run)
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """Drop what stands there; its space comes back in slices."""
+
+        def run() -> int:
+            count = purge(self._books, queue_id, group_id)
+            self._trimmer.has_garbage = True
+            return count
+
+        return await self._writer.submit(run)
+
+    # --- Messages ------------------------------------------------------------------------------
+
+    def copies(self, partition: Partition, level: Durability) -> int:
+        """As Storage.copies."""
+        return 1
+
+    def append(
+        self, appends: Sequence[Append], *, lane: Lane | None = None
+    ) -> Awaitable[list[Appended]]:
+        """Append records; durable, and certified, when this is awaited (R10). It begins at once."""
+        size = sum(len(append.header) + len(append.payload) for append in appends)
+        return self._writer.submit(lambda: self._books.append(appends), size)
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
+    ) -> Read:
+        """Certified records. What is damaged is reported and put aside (R30)."""
+        result, bad = await self._read(
+            lambda connection: reading.read_records(
+                connection, partition, offset, bytes_max, until=until, sealer=self._sealer
+            )
+        )
+        if bad and not self._writer.failure:
+            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
+        return result
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """Certified records, one per offset."""
+        found, bad = await self._read(
+            lambda connection: reading.read_each(
+                connection, partition, offsets, bytes_max, self._sealer
+            )
+        )
+        if bad and not self._writer.failure:
+            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
+        return found
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """By bisection over the records' times of publishing."""
+        return await self._read(
+            lambda connection: reading.offset_at(connection, partition, unix_ms)
+        )
+
+    async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
+        """Delete a slice of what nobody needs (R12)."""
+        freed, more, slices, enough = 0, True, 0, limits.TRIM_BYTES_PER_COMMIT_MAX
+        while more and (not freed or (slices < SLICES and freed < enough)):
+            gone, more = await self._writer.submit(
+                lambda: self._trimmer.trim(partition, retention_s=retention_s, keep_all=keep_all),
+                is_beside=True,
+            )
+            freed, slices = freed + gone, slices + 1
+        return freed
+
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """How much `trim` would delete, in slices."""
+        due_unix_ms = self._books.wall_unix_ms() - int(retention_s * 1000)
+        return await self._read(
+            lambda connection: looking.trimmable(
+                connection, partition, due_unix_ms, keep_all=keep_all, after=after
+            )
+        )
+
+    async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """Accept no further append (R27)."""
+        return await self._writer.submit(lambda: self._books.seal(partition, successors))
+
+    # --- Cursors -------------------------------------------------------------------------------
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+    ) -> Owned:
+        """Raise and persist the epoch (R14, R15)."""
+        return await self._writer.submit(
+            lambda: self._books.cursors.own(
+                place, token=token, assignment=assignment, epoch_seen=epoch_seen
+            )
+        )
+
+    def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
+        """Fenced cursor changes (R16, R18, R29). They begin at once."""
+        return self._writer.submit(lambda: self._books.cursors.write(writes))
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """Offsets of a key's side line, in order."""
+        return await self._read(
+            lambda connection: reading.read_side(connection, place, key_hash, after, count_max)
+        )
+
+    # --- Looking -------------------------------------------------------------------------------
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """Every partition of a queue."""
+        return await self._read(lambda connection: looking.partition_states(connection, queue_id))
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """Every cursor of a group."""
+        return await self._read(
+            lambda connection: looking.cursor_states(connection, queue_id, group_id)
+        )
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """A cursor, as it is durable."""
+        return await self._read(lambda connection: looking.cursor_of(connection, place))
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """When what stands there was published."""
+        return await self._read(lambda connection: looking.published(connection, places))
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """Where messages stand for a group, as far as it is durable."""
+        return await self._read(
+            lambda connection: looking.standings(connection, place, first, last)
+        )
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """The parked keys of a (group, partition), by hash."""
+        return await self._read(lambda connection: looking.parked_keys(connection, place))
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """Register the one wake-up."""
+        self._writer.wake_up = wake_up
+
+    async def state(self) -> StorageState:
+        """`detail` has the file, its durability, free space, commits, and reports of damage."""
+        reasons: list[str] = []
+        writable = not self._closed and not self._writer.failure
+        if self._closed:
+            reasons.append("the storage is closed")
+        elif self._writer.failure:
+            reasons.append(self._writer.failure)
+        enough = self._space.enough()
+        if not enough:
+            reasons.append("free space is below the reserve: publishing has stopped")
+        with self._report_lock:
+            reports, reported = list(self._reports), self._reported
+        detail = {
+            "file": str(self._opened.path),
+            "synchronous": self._opened.synchronous,
+            "sqlite": sqlite3.sqlite_version,
+            "free_bytes": str(self._space.free_bytes),
+            "commits": str(self._writer.commits),
+            "damage_reports": str(reported),
+            "damage_latest": "; ".join(reports),
+        }
+        return StorageState(writable, writable and enough, (*reasons,), detail, self._writer.took)
+
+    async def copy_to(self, path: Path, progress: CopyProgress) -> None:
+        """A copy of the store in a new file, fsynced when this returns, while everything goes on:
+        with all that was acknowledged before this call, and perhaps what came during it. The
+        folder is not fsynced. Cancelled or raising: the file is incomplete, or not there.
+
+        Raises:
+            Refused: storage_full, storage_unavailable, with a sentence.
+        """
+        if self._closed:
+            raise Refused("storage_unavailable", "the storage is closed")
+        same_disk = os.stat(path.parent).st_dev == os.stat(self._opened.path).st_dev
+        reserve_bytes = self._free_bytes_reserve if same_disk else 0
+        await self._writer.copy(Copying(path, reserve_bytes=reserve_bytes, progress=progress))
+
+    async def close(self) -> None:
+        """Finish what was accepted, then close. Again: nothing happens."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.refuse("the storage is closed")
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.close()
+        self._reader.close()
+        self._opened.close(is_broken=bool(self._writer.failure))

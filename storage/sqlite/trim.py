@@ -1,0 +1,361 @@
+"""What leaves the embedded store, in slices: settled records (R12), garbage, idle producers.
+
+Trimming looks at each settled offset once. It remembers per partition what it has examined: there,
+everything is gone, or pinned by an offset that somebody has not settled. When that offset is
+settled, it is new, and its record is looked at again. So neither a stuck head nor a million
+records behind it are scanned twice.
+
+Dropping what stands in a queue, in one act, however much it is (R12).
+
+The cursors begin anew at the end, and the partitions' rows say that nothing below it is retained;
+no read goes below that. The records themselves leave in slices afterwards (R31).
+"""
+
+from bisect import bisect_left
+from typing import Final
+
+from push import limits
+from push.errors import Refused
+from push.places import GroupPartition, Partition
+from push.ranges import RangeSet
+from storage.rules.append import PartitionLog
+from storage.rules.cursor import settled_by_all
+from storage.rules.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS, line_bucket
+from storage.sqlite import codec
+from storage.sqlite.codec import update
+from storage.sqlite.cursors import StoredCursor
+from storage.sqlite.state import Books
+
+_ROWS: Final = 1000
+"""Deleted in one commit, at most."""
+
+
+def purge(books: Books, queue_id: str, group_id: str | None) -> int:
+    """What `Storage.purge` does, within the writer's batch."""
+    books.flush()
+    logs = books.queue(queue_id)
+    if not logs:
+        raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
+    if group_id is not None:
+        return _purge_group(books, logs, group_id)
+    count = 0
+    for log in logs:
+        count += log.messages
+        for stored in books.cursors.of_partition(log.row_id, log.partition):
+            books.cursors.replace(stored.place, log.row_id, log.next_offset)
+        books.cursors.on_replaced(log.row_id)
+        log.drop_all()
+        books.changed(log)
+        books.begin().execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log))
+    return count
+
+
+def _purge_group(books: Books, logs: list[PartitionLog], group_id: str) -> int:
+    found = [(log, books.cursors.find(GroupPartition(group_id, log.partition))) for log in logs]
+    count = 0
+    for log, stored in found:
+        if stored is None:
+            raise Refused("group_not_found", f"the storage has no group {group_id}")
+        count += stored.cursor.unsettled(log.next_offset)
+    for log, _ in found:
+        place = GroupPartition(group_id, log.partition)
+        books.cursors.replace(place, log.row_id, log.next_offset)
+    return count
+
+
+def sweep_purged(books: Books, log: PartitionLog) -> int:
+    """Delete a slice of the records below the partition's start, which nobody sees any more; the
+    bytes. There are some after a purge only."""
+    low, high = _below_start(log)
+    rows = books.connection.execute(
+        "SELECT id, length(header) + length(payload) FROM record WHERE id BETWEEN ? AND ? "
+        "ORDER BY id LIMIT ?",
+        (low, high, _ROWS),
+    ).fetchall()
+    freed = last = 0
+    for row_id, size in rows:
+        last, freed = row_id, freed + size
+        if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
+            break
+    if rows:
+        connection = books.begin()
+        connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))
+    return freed
+
+
+def _below_start(log: PartitionLog) -> tuple[int, int]:
+    """The row ids of what lies there, as far as there is something."""
+    low = codec.record_row_id(log.row_id, 0)
+    return low, codec.record_row_id(log.row_id, log.start) - 1
+
+
+LOOKS: Final = 128
+"""Records looked at, and statements, in one slice: half a millisecond or one, and as much more for
+who shares its transaction. Where transactions write many records, twice as many as those do: there
+may be one slice to each, and what is trimmed must not fall behind."""
+SLICES: Final = 8
+"""Of a partition, until others have their turn."""
+_GARBAGE_ROWS: Final = 1000
+_CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
+_KEYS: Final = {
+    "side_line": "key_hash", "parked": "key_hash", "ended": "cursor", "dead": "cursor",
+    "cursor_log": "number",
+}  # fmt: skip
+"""By table, what tells rows of a cursor from each other, where that is no `place`."""
+_EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
+
+
+class Trimmer:
+    """Deletes. Used by the writer's thread alone, between other acts."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._examined: dict[int, RangeSet] = {}
+        self._swept = 0
+        books.cursors.on_settled_aside = self._settled_aside
+        books.cursors.on_replaced = self._replaced
+        self.has_garbage = bool(
+            books.connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone()
+        )
+
+    def _settled_aside(self, partition_row: int, offset: int) -> None:
+        if partition_row in self._examined:
+            self._examined[partition_row].remove(offset, offset)
+
+    def _replaced(self, partition_row: int) -> None:
+        self._examined.pop(partition_row, None)
+
+    # --- Settled records -----------------------------------------------------------------------
+
+    def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> tuple[int, bool]:
+        """One slice: (bytes freed, whether there may be more to look at)."""
+        books = self._books
+        books.flush()
+        log = books.find(partition)
+        if log is None:
+            return 0, False
+        wall = books.wall_unix_ms()
+        more_ids = books.ids.drop_passed(log.row_id, wall)
+        purged = sweep_purged(books, log)
+        if purged:
+            return purged, True
+        cursors = books.cursors.of_partition(log.row_id, partition)
+        if keep_all and not cursors:
+            return 0, more_ids
+        examined = self._examined.setdefault(log.row_id, RangeSet())
+        due_unix_ms = wall - int(retention_s * 1000)
+        looks_max = max(LOOKS, 2 * books.records_written)
+        slice_ = _Slice(books, log, cursors, examined, due_unix_ms=due_unix_ms, looks_max=looks_max)
+        more = slice_.run()
+        if slice_.freed:
+            self._move_start(log)
+            examined.remove(0, log.start - 1)
+        return slice_.freed, more or more_ids
+
+    def _move_start(self, log: PartitionLog) -> None:
+        row = self._books.connection.execute(
+            "SELECT min(id) FROM record WHERE id >= ? AND id < ?",
+            (
+                codec.record_row_id(log.row_id, log.start),
+                codec.record_row_id(log.row_id, log.next_offset),
+            ),
+        ).fetchone()
+        log.start = log.next_offset if row[0] is None else codec.offset_of(row[0])
+        self._books.changed(log)
+
+    # --- Garbage and idle producers ------------------------------------------------------------
+
+    def pending(self) -> bool:
+        """Whether a slice of sweeping would find anything to do."""
+        return self.has_garbage or line_bucket(self._books.wall_unix_ms()) > self._swept
+
+    def sweep(self) -> None:
+        """One slice of what nobody sees any more."""
+        row = self._books.connection.execute("SELECT kind, id FROM garbage LIMIT 1").fetchone()
+        if row is None:
+            self.has_garbage = False
+            self._sweep_lines()
+            return
+        kind, row_id = row
+        done = self._sweep_partition(row_id) if kind == "partition" else self._sweep_cursor(row_id)
+        if done:
+            if kind == "partition":
+                self._examined.pop(row_id, None)
+            self._books.begin().execute("DELETE FROM garbage WHERE kind = ? AND id = ?", row)
+
+    def _sweep_partition(self, row_id: int) -> bool:
+        connection = self._books.begin()
+        low, high = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
+        rows = connection.execute(
+            "SELECT id, length(header) + length(payload) FROM record "
+            "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+            (low, high, _GARBAGE_ROWS),
+        ).fetchall()
+        if rows:
+            freed = last = 0
+            for row in rows:
+                last, freed = row[0], freed + row[1]
+                if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
+                    break
+            connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))
+            return False
+        connection.execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", (low, high))
+        for table, key in (("producer", "id"), ("client_id", "digest")):
+            gone = connection.execute(
+                f"DELETE FROM {table} WHERE partition = ?1 AND {key} IN "
+                f"(SELECT {key} FROM {table} WHERE partition = ?1 LIMIT {_GARBAGE_ROWS})",
+                (row_id,),
+            )
+            if gone.rowcount:
+                return False
+        return True
+
+    def _sweep_cursor(self, row_id: int) -> bool:
+        connection = self._books.begin()
+        for table in _CURSOR_TABLES:
+            key = _KEYS.get(table, "place")
+            gone = connection.execute(
+                f"DELETE FROM {table} WHERE cursor = ?1 AND {key} IN "
+                f"(SELECT {key} FROM {table} WHERE cursor = ?1 LIMIT {_GARBAGE_ROWS})",
+                (row_id,),
+            )
+            if gone.rowcount:
+                return False
+        return True
+
+    def _sweep_lines(self) -> None:
+        """Once per bucket of time: idle producers keep their watermark only, forgotten ones
+        nothing (R6). Lines in memory see to themselves when they are used."""
+        bucket = line_bucket(self._books.wall_unix_ms())
+        if bucket <= self._swept:
+            return
+        connection = self._books.begin()
+        forgotten = connection.execute(
+            "DELETE FROM producer WHERE id IN (SELECT id FROM producer WHERE bucket < ? LIMIT ?)",
+            (bucket - FORGOTTEN_BUCKETS, _GARBAGE_ROWS),
+        )
+        if forgotten.rowcount == _GARBAGE_ROWS:
+            return
+        rows = connection.execute(
+            f"SELECT {codec.LINE_COLUMNS}, partition, producer FROM producer "
+            "WHERE bucket < ? AND sequences != x'' LIMIT ?",
+            (bucket - IDLE_BUCKETS, _GARBAGE_ROWS),
+        ).fetchall()
+        empty: list[codec.Row] = []
+        for row in rows:
+            *fields, partition_row, producer = row
+            line = codec.unpack_line(tuple(fields), partition_row, producer)
+            if line is not None:
+                seen = line.bucket
+                line.wake(bucket)
+                line.bucket = seen  # the watermark ages on from when the producer was seen
+                empty.append(codec.pack_line(line, partition_row, producer))
+        _EMPTY_LINE.execute(connection, empty)
+        if len(empty) < _GARBAGE_ROWS:
+            self._swept = bucket
+
+
+class _Slice:
+    """One bounded look at a partition's settled records, deleting what may go."""
+
+    def __init__(
+        self,
+        books: Books,
+        log: PartitionLog,
+        cursors: list[StoredCursor],
+        examined: RangeSet,
+        *,
+        due_unix_ms: int,
+        looks_max: int,
+    ) -> None:
+        self.freed = 0
+        self._looks_max = looks_max
+        self._books = books
+        self._log = log
+        self._cursors = cursors
+        self._examined = examined
+        self._due_unix_ms = due_unix_ms
+        self._looks = 0
+
+    def run(self) -> bool:
+        """Whether there may be more: a bound was reached."""
+        settled = settled_by_all([stored.cursor for stored in self._cursors], self._log.next_offset)
+        for first, last in settled:
+            for gap in self._examined.gaps(max(first, self._log.start), last):
+                if not self._examine(*gap, settled):
+                    return False
+                if self._looks >= self._looks_max or self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
+                    return True
+        return False
+
+    def _examine(self, first: int, last: int, settled: RangeSet) -> bool:
+        """Look at the records of a settled range, within the slice's bounds. False: from here on,
+        retention has not passed."""
+        while first <= last:
+            self._looks += 1
+            rows = self._rows(first, last)
+            if not rows:
+                self._examined.add(first, last)
+                return True
+            aside = self._aside(rows)
+            doomed: list[tuple[int, int, int, int]] = []
+            for row_id, count, size, published_unix_ms, stored_bytes in rows:
+                begin = codec.offset_of(row_id)
+                end = begin + count - 1
+                if published_unix_ms > self._due_unix_ms:
+                    self._delete(doomed)
+                    return False
+                self._looks += 1
+                if settled.covers(begin, end) and not _any_between(aside, begin, end):
+                    doomed.append((row_id, count, size, stored_bytes))
+                    self.freed += stored_bytes
+                elif doomed:
+                    self._delete(doomed)
+                    doomed = []
+                if end >= first:
+                    self._examined.add(first, min(end, last))
+                    first = end + 1
+                if self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX or self._looks >= self._looks_max:
+                    self._delete(doomed)
+                    return True
+            self._delete(doomed)
+            if len(rows) < self._looks_max and first <= last:
+                self._examined.add(first, last)
+                return True
+        return True
+
+    def _rows(self, first: int, last: int) -> list[tuple[int, int, int, int, int]]:
+        """Records from the one that holds `first` on. The blobs themselves are not read."""
+        low = codec.record_row_id(self._log.row_id, 0)
+        at = codec.record_row_id(self._log.row_id, first)
+        return self._books.connection.execute(
+            "SELECT id, count, bytes, published_unix_ms, length(header) + length(payload) "
+            "FROM record WHERE id >= coalesce((SELECT id FROM record "
+            "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id <= ?3 "
+            "ORDER BY id LIMIT ?4",
+            (low, at, codec.record_row_id(self._log.row_id, last), self._looks_max),
+        ).fetchall()
+
+    def _aside(self, rows: list[tuple[int, int, int, int, int]]) -> list[int]:
+        first = codec.offset_of(rows[0][0])
+        last = codec.offset_of(rows[-1][0]) + rows[-1][1] - 1
+        offsets: list[int] = []
+        for stored in self._cursors:
+            offsets += self._books.cursors.aside_between(stored, first, last)
+        return sorted(offsets)
+
+    def _delete(self, doomed: list[tuple[int, int, int, int]]) -> None:
+        """Neighbours, in one statement."""
+        if doomed:
+            self._books.begin().execute(
+                "DELETE FROM record WHERE id BETWEEN ? AND ?", (doomed[0][0], doomed[-1][0])
+            )
+            self._log.remove(
+                sum(count for _, count, _, _ in doomed), sum(size for _, _, size, _ in doomed)
+            )
+            self._books.changed(self._log)
+
+
+def _any_between(offsets: list[int], first: int, last: int) -> bool:
+    place = bisect_left(offsets, first)
+    return place < len(offsets) and offsets[place] <= last

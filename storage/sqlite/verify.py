@@ -1,0 +1,262 @@
+"""Looking through an embedded store at rest: its structure, and the checksum of each row (R30).
+
+Nothing is written. Damage is counted, never raised: what one page has lost must not hide what
+another one has.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from push.places import Partition
+from push.record import RecordDamaged
+from push.storage_port import Sealer, is_sealed
+from storage.sqlite import codec
+from storage.sqlite.open import APPLICATION_ID, STEPS
+from storage.sqlite.reader import load_record, record_is_sound
+
+FINDINGS_MAX: Final = 20
+"""Sentences about the structure; a badly torn file has thousands."""
+_ROWS_AT_ONCE: Final = 256
+RowProgress = Callable[[int, int], None]
+"""(rows looked at, rows there are)."""
+
+
+def _partition_is_sound(row: codec.Found) -> bool:
+    return codec.unpack_partition(row) is not None
+
+
+def _cursor_is_sound(row: codec.Found) -> bool:
+    group_id, partition, *fields, passed, checksum = row
+    return codec.row_checksum(group_id, partition, *fields, blob=passed) == int(checksum)
+
+
+def _line_is_sound(row: codec.Found) -> bool:
+    partition, producer, *fields, sequences, checksum = row
+    return codec.row_checksum(partition, producer, *fields, blob=sequences) == int(checksum)
+
+
+def _log_is_sound(row: codec.Found) -> bool:
+    cursor, number, passed, checksum = row
+    return codec.row_checksum(cursor, number, blob=passed) == int(checksum)
+
+
+def _plain_is_sound(row: codec.Found) -> bool:
+    *fields, checksum = row
+    return codec.row_checksum(*fields) == int(checksum)
+
+
+def _retry_is_sound(row: codec.Found) -> bool:
+    *fields, checksum = row
+    return codec.retry_checksum(*fields) == int(checksum)
+
+
+def _ended_is_sound(row: codec.Found) -> bool:
+    cursor, ranges, checksum = row
+    return codec.row_checksum(cursor, blob=ranges) == int(checksum)
+
+
+CURSOR_COLUMNS: Final = "group_id, partition, id, epoch, token, assignment, floor, passed, checksum"
+_TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
+    "partition": (codec.PARTITION_COLUMNS, _partition_is_sound),
+    "record": (
+        "id, count, published_unix_ms, bytes, checksum, skips, header, payload",
+        record_is_sound,
+    ),
+    "producer": (
+        "partition, producer, id, bucket, resolved, top, sequences, checksum",
+        _line_is_sound,
+    ),
+    "client_id": ("partition, until_unix_ms, digest, place, checksum", _plain_is_sound),
+    "cursor": (CURSOR_COLUMNS, _cursor_is_sound),
+    "cursor_log": ("cursor, number, passed, checksum", _log_is_sound),
+    "retry": (f"cursor, {codec.RETRY_COLUMNS}, checksum", _retry_is_sound),
+    "side": ("cursor, place, key_hash, checksum", _plain_is_sound),
+    "side_line": ("cursor, key_hash, entries, checksum", _plain_is_sound),
+    "parked": ("cursor, key_hash, reason, since_unix_ms, checksum", _plain_is_sound),
+    "ended": ("cursor, ranges, checksum", _ended_is_sound),
+    "dead": ("cursor, ranges, checksum", _plain_is_sound),
+}
+"""Each table with what its rows' soundness is seen from."""
+
+
+def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
+    """As _TABLES, of a store that a program of before may have written."""
+    tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
+    if schema_version > 1:
+        return tables
+    before = ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound)
+    return {name: one for name, one in {**tables, "retry": before}.items() if name != "ended"}
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What is in a store, and what of it is damaged."""
+
+    findings: list[str] = field(default_factory=list)
+    """Sentences; empty: nothing is damaged."""
+    rows: dict[str, int] = field(default_factory=dict)
+    damaged: dict[str, int] = field(default_factory=dict)
+    """Rows that are not as they were written, by table; those without any are left out."""
+    quarantined: int = 0
+    """Records that were found damaged while the broker worked, and put aside: no news."""
+    sealed: int = 0
+    """Records whose payloads are sealed."""
+    unopened: int = 0
+    """Of those that were tried, sound ones that do not open."""
+    schema_version: int = 0
+    incarnation: str = ""
+    queue_ids: set[str] = field(default_factory=set)
+
+
+def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None) -> StoreReport:
+    """Look through the store in this file, which no process has open. Blocks, for long. With a
+    `sealer` every payload is opened, too.
+
+    Raises:
+        Refused: storage_unavailable: the sealer cannot have its keys at the moment.
+    """
+    report = StoreReport()
+    try:
+        with closing(open_at_rest(path)) as connection:
+            if _look_at_kind(connection, report):
+                _look_at_structure(connection, report)
+                _look_at_rows(connection, report, progress, _Payloads(connection, report, sealer))
+    except sqlite3.Error as error:
+        report.findings.append(f"the store cannot be read: {error}")
+    return report
+
+
+def open_at_rest(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, to an SQLite file that nobody uses. Where a write-ahead log
+    stands beside it, that is part of it."""
+    wal = Path(f"{path}-wal")
+    how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
+    connection.isolation_level = None
+    # Damaged text is to be counted, and not to end the counting.
+    connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def _look_at_kind(connection: sqlite3.Connection, report: StoreReport) -> bool:
+    """Whether it is a store that this program can read."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        report.findings.append("the file is not a store of this broker")
+        return False
+    meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
+    report.incarnation = meta.get("incarnation", "")
+    version = meta.get("schema_version", "")
+    report.schema_version = int(version) if version.isdecimal() else 0
+    if not 1 <= report.schema_version <= len(STEPS):
+        report.findings.append(
+            f"the store has schema version {version!r}, and this program knows 1 to {len(STEPS)}: "
+            "verify it with the program that wrote it"
+        )
+        return False
+    return True
+
+
+def _look_at_structure(connection: sqlite3.Connection, report: StoreReport) -> None:
+    try:
+        found = connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})").fetchall()
+    except sqlite3.DatabaseError as error:
+        found = [(str(error),)]
+    report.findings += [f"the store's structure: {text}" for (text,) in found if text != "ok"]
+
+
+class _Payloads:
+    """Counts what of the records is sealed, and what of that does not open."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, report: StoreReport, sealer: Sealer | None
+    ) -> None:
+        self._connection = connection
+        self._report = report
+        self._sealer = sealer
+        self._places: dict[int, Partition] = {}
+
+    def look(self, rows: list[codec.Found]) -> None:
+        """Records, as they were found sound or not."""
+        for row in rows:
+            if not (isinstance(row[-1], bytes) and is_sealed(row[-1])):
+                continue
+            self._report.sealed += 1
+            place = self._place(row[0] >> codec.OFFSET_BITS)
+            if self._sealer is None or place is None or not _is_sound(record_is_sound, row):
+                continue
+            try:
+                load_record(row, place, self._sealer)
+            except RecordDamaged:
+                self._report.unopened += 1
+
+    def _place(self, row_id: int) -> Partition | None:
+        """None: what it belongs to is damaged, or on its way out."""
+        if row_id not in self._places:
+            row = self._connection.execute(
+                "SELECT queue_id, number FROM partition WHERE id = ?", (row_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            self._places[row_id] = Partition(*row)
+        return self._places[row_id]
+
+
+def _look_at_rows(
+    connection: sqlite3.Connection,
+    report: StoreReport,
+    progress: RowProgress,
+    payloads: _Payloads,
+) -> None:
+    tables = _tables(report.schema_version)
+    counts = {table: _count(connection, table) for table in (*tables, "quarantine")}
+    report.quarantined = counts.pop("quarantine")
+    total = sum(counts.values())
+    seen = 0
+    for table, (columns, is_sound) in tables.items():
+        report.rows[table] = 0
+        damaged = 0
+        try:
+            cursor = connection.execute(f"SELECT {columns} FROM {table}")
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                report.rows[table] += len(rows)
+                damaged += sum(not _is_sound(is_sound, row) for row in rows)
+                if table == "record":
+                    payloads.look(rows)
+                seen += len(rows)
+                progress(seen, max(seen, total))
+        except sqlite3.DatabaseError as error:
+            report.findings.append(
+                f"table {table}: {report.rows[table]} of {counts[table]} rows can be read ({error})"
+            )
+        if damaged:
+            report.damaged[table] = damaged
+            report.findings.append(f"table {table}: {damaged} rows do not match their checksum")
+    if report.unopened:
+        report.findings.append(f"table record: {report.unopened} payloads do not open")
+    try:
+        ids = connection.execute("SELECT DISTINCT queue_id FROM partition").fetchall()
+    except sqlite3.DatabaseError:
+        return  # said already
+    report.queue_ids = {queue_id for (queue_id,) in ids}
+
+
+def _count(connection: sqlite3.Connection, table: str) -> int:
+    try:
+        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    except sqlite3.DatabaseError:
+        return 0  # what cannot be read is found again when its rows are
+    return int(count)
+
+
+def _is_sound(is_sound: Callable[[codec.Found], bool], row: codec.Found) -> bool:
+    try:
+        return is_sound(row)
+    except (TypeError, ValueError):  # a column of another type than it was
+        return False
