@@ -51,7 +51,8 @@ MESSAGES_PER_FRAME: Final = 100
 PAIRS: Final = 5
 REST_S: Final = 1.2
 """Between two stretches. Who brings much beside others that have brought little in the last second
-is taken for a flood, and what he has waiting is bounded (push.company): here nobody is beside."""
+is taken for a flood, and what he has waiting is bounded (push.commit_sharing): here nobody is
+beside."""
 _CREATED_AT_ONCE: Final = 32
 
 
