@@ -10,6 +10,7 @@ same name in `GOLDENS`. test_goldens.py compares; nothing but this command write
 
 import argparse
 import ast
+import asyncio
 import contextlib
 import difflib
 import hashlib
@@ -18,7 +19,10 @@ import json
 import os
 import re
 import runpy
+import secrets
+import sqlite3
 import sys
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +48,8 @@ from gateway.rest.app import OPERATIONS
 from gateway.rest.openapi import document
 from gateway.settings import SETTINGS
 from gateway.wire import frames
+from gateway.broker import Broker
+from gateway.server import OnFatal, Server
 from push.errors import CODES
 from runtime.metrics.registry import METRICS
 from storage.redis.library import library
@@ -483,6 +489,44 @@ def formats() -> str:
     return "\n".join([f"library {library().name}", *digests]) + "\n"
 
 
+def data_folder() -> str:
+    """The files that a gateway makes in its data folder, and the schemas of its databases."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-golden-") as name:
+        key, folder = Path(name, "key"), Path(name, "data")
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_hex(32))
+        config = Config(data_dir=folder, port=0, master_key_file=key)
+        running = asyncio.run(_started_once(config))
+        stopped = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        databases = [path for path in stopped if path.read_bytes().startswith(b"SQLite format 3")]
+        schemas = "\n".join(line for path in databases for line in _schema(path))
+    return f"files: {' '.join(running)}\n\n{schemas}\n"
+
+
+async def _started_once(config: Config) -> list[str]:
+    async def build(config: Config, on_fatal: OnFatal) -> Broker:
+        return await Broker.open(config, on_fatal=on_fatal)
+
+    server = await Server.open(config, build, on_fatal=sys.exit)
+    names = _names(config.data_dir)
+    await server.stop()
+    return sorted(names | _names(config.data_dir))
+
+
+def _names(folder: Path) -> set[str]:
+    """The files below it, with N for numbers; of a database its main file alone."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return {re.sub(r"\d[\dT]+", "N", one) for one in found if not one.endswith(("-wal", "-shm"))}
+
+
+def _schema(path: Path) -> Iterator[str]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        for pragma in ("application_id", "user_version"):
+            yield f"{path.name} {pragma} {database.execute(f'PRAGMA {pragma}').fetchone()[0]}"
+        made = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        yield from [f"{path.name} {' '.join(sql.split())}" for (sql,) in made]
+
+
 GOLDENS: dict[str, Callable[[], str]] = {
     "openapi.json": openapi,
     "wire_frames.json": wire_frames,
@@ -495,6 +539,7 @@ GOLDENS: dict[str, Callable[[], str]] = {
     "python_sdk.txt": python_sdk,
     "javascript_sdk.txt": javascript_sdk,
     "formats.txt": formats,
+    "data_folder.txt": data_folder,
 }
 """File → the function that makes its content."""
 
