@@ -42,14 +42,14 @@ from tocsin.proto import wire
 
 from gateway.accounting.audit import Entry
 from gateway.accounting.usage import UsageLine
+from gateway.broker import Broker
 from gateway.config import Config
 from gateway.deliverylog.lines import SCHEMA, Line
 from gateway.rest.app import OPERATIONS
 from gateway.rest.openapi import document
+from gateway.server import OnFatal, Server
 from gateway.settings import SETTINGS
 from gateway.wire import frames
-from gateway.broker import Broker
-from gateway.server import OnFatal, Server
 from push.errors import CODES
 from runtime.metrics.registry import METRICS
 from storage.redis.library import library
