@@ -10,5 +10,5 @@
     swarm      tens of thousands of idle sockets (`python -m loadtests.swarm`)
 
 Beside the rooms stand the tools that all of them use: `server` starts a broker, `chromium` and
-`node` find these programs, `histogram` counts durations.
+`node` find these programs, `histogram` counts durations, `plots` draws.
 """

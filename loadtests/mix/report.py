@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
+from loadtests import plots
 from loadtests.histogram import Histogram
-from loadtests.mix import plots
 from loadtests.mix.gates import Judged, percentiles
 from loadtests.mix.judge import Outcome
 from loadtests.mix.ledger import KINDS

@@ -9,10 +9,11 @@ from typing import Final
 
 import click
 
-from loadtests.peers import medians, plots, report
+from loadtests.peers import medians, report
 from loadtests.peers.contest import SCENARIOS, Plan, contest
 from loadtests.peers.entrants import ENTRANTS
 from loadtests.peers.medians import Results
+from loadtests.peers.pictures import pictures
 
 OUT: Final = Path("build/peers")
 PUBLISHED: Final = Path("loadtests/peers/published")
@@ -129,7 +130,7 @@ def readme(file: Path, document: Path) -> None:
     """
     results = _read(file)
     folder = document.parent / PUBLISHED
-    drawn = plots.pictures(results)
+    drawn = pictures(results)
     places = {name: f"{PUBLISHED}/{name}.svg" for name in drawn}
     try:
         text = report.into(document.read_text(), report.section(results, places))
@@ -152,7 +153,7 @@ def _read(file: Path) -> Results:
 def _show(results: Results, out: Path) -> None:
     table = report.markdown(results)
     (out / "table.md").write_text(table)
-    drawn = plots.pictures(results)
+    drawn = pictures(results)
     for name, svg in drawn.items():
         (out / f"{name}.svg").write_text(svg)
     click.echo(table)

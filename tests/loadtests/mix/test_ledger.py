@@ -7,10 +7,20 @@ import pytest
 from loadtests.mix import coordination
 from loadtests.mix.gates import figures
 from loadtests.mix.judge import Outcome, judge
-from loadtests.mix.ledger import Ledger, NotOurs, Stamp, Stream, read_stamp, stamp_body
+from loadtests.mix.ledger import (
+    SLOT_S,
+    Ledger,
+    NotOurs,
+    Series,
+    Stamp,
+    Stream,
+    read_stamp,
+    stamp_body,
+)
 
 QUEUE, LINE, KEY = "q", "1.0/k0001", "k0001"
 MS = 1_000_000
+NS = 1_000_000_000
 
 
 def stamp(number: int, line: str = LINE) -> Stamp:
@@ -243,3 +253,17 @@ def test_a_body_that_was_changed_anywhere_is_not_ours(place: int) -> None:
 def test_a_body_that_was_cut_or_padded_is_not_ours() -> None:
     with pytest.raises(NotOurs):
         read_stamp(stamp_body(stamp(7), 255), 256)
+
+
+def test_a_series_has_a_point_for_each_slot_and_a_rate_for_each_that_is_over() -> None:
+    series = Series()
+    for at_s in (0.0, 1.0, SLOT_S * 2 + 0.5, SLOT_S * 3):
+        series.record(int(at_s * NS), 2_000_000)
+    middles = [(slot + 0.5) * SLOT_S for slot in range(4)]
+    assert [x for x, _ in series.points(50)] == [middles[0], middles[2], middles[3]]
+    assert series.rates() == list(zip(middles[:3], (2 / SLOT_S, 0.0, 1 / SLOT_S), strict=True))
+    other = Series()
+    other.record(-5, 2_000_000)
+    series.add(other)
+    assert series.rates()[0] == (middles[0], 3 / SLOT_S)
+    assert Series().rates() == []

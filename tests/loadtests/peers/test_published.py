@@ -4,8 +4,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from loadtests.peers import medians, plots, report
+from loadtests.peers import medians, report
 from loadtests.peers.__main__ import PUBLISHED, peers
+from loadtests.peers.pictures import pictures
 from tests.layout.tree import ROOT
 from tests.loadtests.peers.found import contest, runs
 
@@ -23,7 +24,7 @@ def test_the_readme_shows_the_published_results() -> None:
         assert shown(readme) == ""
         return
     results = medians.read((published / "results.json").read_bytes())
-    drawn = plots.pictures(results)
+    drawn = pictures(results)
     places = {name: f"{PUBLISHED}/{name}.svg" for name in drawn}
     assert shown(readme) == report.section(results, places).strip()
     for name, svg in drawn.items():

@@ -1,14 +1,15 @@
-"""Plots and series draw what they were given, wherever it lies."""
+"""Plots draw what they were given, to scale and inside the picture, wherever it lies."""
 
 import re
+from xml.etree import ElementTree
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtests.mix.ledger import SLOT_S, Series
-from loadtests.mix.plots import HEIGHT, WIDTH, lines
+from loadtests.plots import HEIGHT, WIDTH, Panel, Row, bars, lines, ranges
 
-NS = 1_000_000_000
+SVG = "{http://www.w3.org/2000/svg}"
 POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9)), min_size=1, max_size=20)
 
 
@@ -60,15 +61,41 @@ def test_nothing_to_draw_is_said() -> None:
     assert "<over>" not in lines("p99 <over> time", {}, across="s", up="ms")
 
 
-def test_a_series_has_a_point_for_each_slot_and_a_rate_for_each_that_is_over() -> None:
-    series = Series()
-    for at_s in (0.0, 1.0, SLOT_S * 2 + 0.5, SLOT_S * 3):
-        series.record(int(at_s * NS), 2_000_000)
-    middles = [(slot + 0.5) * SLOT_S for slot in range(4)]
-    assert [x for x, _ in series.points(50)] == [middles[0], middles[2], middles[3]]
-    assert series.rates() == list(zip(middles[:3], (2 / SLOT_S, 0.0, 1 / SLOT_S), strict=True))
-    other = Series()
-    other.record(-5, 2_000_000)
-    series.add(other)
-    assert series.rates()[0] == (middles[0], 3 / SLOT_S)
-    assert Series().rates() == []
+def texts(svg: str) -> list[str]:
+    return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def lengths(svg: str) -> list[float]:
+    """Of the bars, the ground aside."""
+    nodes = list(ElementTree.fromstring(svg).iter(f"{SVG}rect"))[1:]
+    return [float(node.attrib["width"]) for node in nodes]
+
+
+def panel(*values: float) -> Panel:
+    rows = [Row(f"n{v}", "synced", "#1d4ed8", (v, v / 2, v), f"{v}") for v in values]
+    return Panel("title", "note", rows)
+
+
+def test_bars_are_as_long_as_their_values_say() -> None:
+    long, short = lengths(bars(panel(200.0, 50.0)))
+    assert long == pytest.approx(4 * short, rel=0.01)
+
+
+def test_no_bar_and_no_text_leaves_the_picture() -> None:
+    svg = bars(panel(1e9, 1.0), panel(0.0))
+    root = ElementTree.fromstring(svg)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for node in root.iter():
+        x, y = float(node.attrib.get("x", 0)), float(node.attrib.get("y", 0))
+        assert 0 <= x <= width
+        assert 0 <= y <= height
+        assert x + float(node.attrib.get("width", 0)) <= width
+
+
+def test_what_was_not_measured_is_said_instead_of_drawn() -> None:
+    failed = Row("B", "synced", "#1d4ed8", (), "failed")
+    svg = bars(Panel("t", "n", [Row("A", "synced", "#1d4ed8", (1,), "1"), failed]))
+    assert "failed" in texts(svg)
+    assert len(lengths(svg)) == 1
+    assert bars(Panel("t", "n", [failed])) == ""
+    assert ranges(Panel("t", "n", [failed])) == ""

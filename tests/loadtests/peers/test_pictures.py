@@ -1,12 +1,10 @@
-"""The plots show what was measured, to scale, and are SVG whatever the names are."""
+"""The pictures show what was measured, and are SVG whatever the names are."""
 
 import re
 from xml.etree import ElementTree
 
-import pytest
-
-from loadtests.peers.medians import Middle, Run
-from loadtests.peers.plots import Bar, Panel, bars, pictures
+from loadtests.peers.medians import Run
+from loadtests.peers.pictures import pictures
 from tests.loadtests.peers.found import contest, runs
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -15,41 +13,6 @@ LATENCY = {"p50_ms": 2.0, "p99_ms": 9.0, "p999_ms": 20.0}
 
 def texts(svg: str) -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-
-
-def lengths(svg: str) -> list[float]:
-    """Of the bars, the ground aside."""
-    nodes = list(ElementTree.fromstring(svg).iter(f"{SVG}rect"))[1:]
-    return [float(node.attrib["width"]) for node in nodes]
-
-
-def panel(*values: float) -> Panel:
-    rows = [Bar("nats", f"n{v}", "synced", Middle(v, v / 2, v, 3)) for v in values]
-    return Panel("title", "note", rows)
-
-
-def test_bars_are_as_long_as_their_values_say() -> None:
-    long, short = lengths(bars(panel(200.0, 50.0)))
-    assert long == pytest.approx(4 * short, rel=0.01)
-
-
-def test_no_bar_and_no_text_leaves_the_picture() -> None:
-    svg = bars(panel(1e9, 1.0), panel(0.0))
-    root = ElementTree.fromstring(svg)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for node in root.iter():
-        x, y = float(node.attrib.get("x", 0)), float(node.attrib.get("y", 0))
-        assert 0 <= x <= width
-        assert 0 <= y <= height
-        assert x + float(node.attrib.get("width", 0)) <= width
-
-
-def test_what_was_not_measured_is_said_instead_of_drawn() -> None:
-    failed = Bar("b", "B", "synced", None, "failed")
-    svg = bars(Panel("t", "n", [Bar("a", "A", "synced", Middle(1, 1, 1, 1)), failed]))
-    assert "failed" in texts(svg)
-    assert len(lengths(svg)) == 1
-    assert bars(Panel("t", "n", [failed])) == ""
 
 
 def test_names_are_written_as_they_are() -> None:
