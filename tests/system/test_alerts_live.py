@@ -30,11 +30,10 @@ from gateway.server import FILES_KEPT
 from loadtests.server import Server, free_port
 from push import limits
 from scripts.monitoring.alerts import ALERTS
-from scripts.monitoring.asking import Unanswered
 from storage.sqlite.open import FILE
 from tests.layout.tree import ROOT
 from tests.system.monitored import ENTER, TOKEN, World, monitored, settings
-from tests.system.prometheus import Running, scraping
+from tests.system.prometheus import Running, Unanswered, scraping
 from tests.system.talk import http_to, talking
 from tests.system.test_cluster import running
 from tests.waiting import becomes
