@@ -135,7 +135,7 @@ class Http(AdminCalls):
         give_up_at = loop.time() + timeout_s
         while True:
             try:
-                return await self._ask(method, path, content, headers, timeout_s)
+                return await self._request_once(method, path, content, headers, timeout_s)
             except Busy as error:
                 after_s = error.retry_after_s
                 if error.code != "rate_limited" or after_s is None:
@@ -145,7 +145,7 @@ class Http(AdminCalls):
                     raise
                 await asyncio.sleep(after_s)
 
-    async def _ask(
+    async def _request_once(
         self,
         method: str,
         path: str,

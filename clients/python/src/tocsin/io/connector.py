@@ -1,6 +1,6 @@
-"""Finding a way to the broker, and another one when it is lost, until the client is closed.
+"""The connector: it finds a carrier to the broker, and another one when that is lost.
 
-open ──► a session stands ──lost──► wait ──► open again, with the session's id
+open ──► a session is open ──lost──► wait ──► open again, with the session's id
                │
                └── over long poll: a WebSocket is tried beside it, and takes over
 """
@@ -36,28 +36,31 @@ from tocsin.proto.connect_policy import Mode, ReconnectDelay, Transport, Transpo
 logger = logging.getLogger("tocsin")
 
 NOT_A_BROKER_MAX: Final = 20
-"""So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
-client that was connected once gives up; a few minutes."""
+"""The number of times in a row that something else may answer, perhaps a proxy whose broker is
+gone, before a client that was connected once gives up; a few minutes."""
 _UPGRADE_SHARE: Final = 0.5
-"""Of the time for an attempt a WebSocket has so much, where long poll may follow."""
+"""The share of the time for an attempt that a WebSocket has, if long poll may follow."""
 
 OpenCarrier = Callable[[Transport, str | None], Awaitable[Carrier]]
 
 
 class ConnectorListener(Listener, Protocol):
-    """The session. As a Listener it hears the carrier that stands."""
+    """The session, which the connector serves. As a Listener it receives what the carrier brings.
+
+    A protocol, because the session makes the connector: this module must not import it.
+    """
 
     def hello(self) -> bytes:
-        """What to begin with."""
+        """Return the frame to begin with."""
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
-        """The session goes on here; `on_loss` was called for the carrier before."""
+        """Go on over this carrier; `on_loss` was called for the one before."""
 
     def on_loss(self) -> None:
-        """What was on its way is lost; perhaps the session goes on elsewhere."""
+        """Give up what was on its way; perhaps the session goes on over another carrier."""
 
     def on_failure(self, error: TocsinError) -> None:
-        """It goes on nowhere."""
+        """End the session for this reason: no other carrier follows."""
 
 
 class _Handshake:
@@ -69,7 +72,7 @@ class _Handshake:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(self, data: bytes) -> None:
-        """The welcome, or why there is none."""
+        """Take the welcome, or the reason why there is none."""
         try:
             frames = wire.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -85,10 +88,10 @@ class _Handshake:
                 self._refused(frame.exception())
 
     def on_writable(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing waits."""
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """There was no welcome."""
+        """Fail: there was no welcome."""
         error = self._carrier.refusal
         if error is None and close_code == close_codes.UNAUTHORIZED:
             error = Unauthorized("unauthorized", reason)
@@ -108,7 +111,7 @@ class ConnectionInterrupted(ConnectionResetError):
 
 
 class Connector:
-    """See the module. `open_carrier` is there for tests and for transports of one's own."""
+    """The way of one session to the broker. `open_carrier`: instead of the usual transports."""
 
     def __init__(
         self,
@@ -145,8 +148,9 @@ class Connector:
     # --- life -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect once, over whichever transport gets through; where too many connect, as soon as
-        the broker allows, if that is within the time for an attempt.
+        """Connect once, over the transport that gets through.
+
+        If too many clients connect, wait as the broker says, within the time for an attempt.
 
         Raises:
             CannotConnect: nothing answers, or no broker.
@@ -211,7 +215,7 @@ class Connector:
                 return
 
     async def _reconnect(self) -> TocsinError | None:
-        """Until a session stands; or why there will be none."""
+        """Try until a session is open. Returns None, or the reason why there will be none."""
         strangers = 0
         while True:
             await asyncio.sleep(self._delay.next_delay_s(now=self._loop.time()))
@@ -234,7 +238,7 @@ class Connector:
                 return None
 
     def _limited_s(self, error: Busy) -> float | None:
-        """How long to wait for the limit that was reached; None: it was none."""
+        """Return how long to wait for the limit that was reached; None: it was none."""
         if error.code != "rate_limited" or error.retry_after_s is None:
             return None
         self._delay.on_rate_limit(error.retry_after_s)
@@ -250,7 +254,7 @@ class Connector:
     # --- attempts -------------------------------------------------------------------------------
 
     async def _attempt_each(self) -> None:
-        """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
+        """Attempt once, and again by long poll if it failed as if WebSockets were kept out."""
         token = await fresh_token(self._token)
         transport = self._transport_choice.next
         try:
@@ -267,8 +271,10 @@ class Connector:
             logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
 
     async def _attempt(self, transport: Transport, token: str | None) -> None:
-        """A session over this transport, or an exception. Another one that stands goes on
-        meanwhile: whatever ends it counts only when this fails."""
+        """Open the session over this transport, or raise.
+
+        A carrier that is in use goes on meanwhile: its end counts only when this attempt fails.
+        """
         timeout_s = self._connect_timeout_s
         if transport == "websocket" and self._transport_choice.has_both:
             timeout_s *= _UPGRADE_SHARE
@@ -300,7 +306,7 @@ class Connector:
         return LongPoll(self._url, token, self._trace, self._tls)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
-        """A session stands on this carrier. What is in the message behind the welcome follows."""
+        """Go on over this carrier; the frames behind the welcome in its message follow."""
         before, self.carrier = self.carrier, carrier
         if before is not None:
             before.listen(None)
@@ -323,7 +329,7 @@ class Connector:
             self._return_task = self._loop.create_task(self._return(), name="tocsin-return")
 
     async def _return(self) -> None:
-        """Back to a WebSocket as soon as one gets through."""
+        """Return to a WebSocket as soon as one gets through."""
         standing = self.carrier
         while True:
             await asyncio.sleep(self._transport_choice.next_return_delay_s())
@@ -333,14 +339,14 @@ class Connector:
                 await self._attempt("websocket", await fresh_token(self._token))
                 return
 
-    # --- what the session tells -----------------------------------------------------------------
+    # --- for the session ------------------------------------------------------------------------
 
     def on_drain(self, after_s: float) -> None:
-        """The broker has said to come back after so many seconds."""
+        """Take the delay that a broker which drains has named."""
         self._delay.on_drain(after_s, now=self._loop.time())
 
     def on_carrier_closed(self, close_code: int, reason: str) -> None:
-        """The carrier that stood has ended."""
+        """Look for another carrier: the one in use has ended."""
         if self.carrier is not None:
             self._transport_choice.on_loss(
                 self.carrier.transport,
@@ -359,7 +365,7 @@ class Connector:
 
 
 def _is_reached(error: Exception) -> bool:
-    """Whether something was there, and only the WebSocket did not come through."""
+    """Whether something answered, and only the WebSocket did not get through."""
     if isinstance(error, CannotConnect):
         return True
     return isinstance(
@@ -368,7 +374,7 @@ def _is_reached(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """An error, for people."""
+    """Return a sentence about an error, for people."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if (distrust := tls_complaint(error)) is not None:

@@ -1,9 +1,9 @@
-"""A session's frames in requests: long poll (PROTOCOL.md). Two tasks, one that posts what the
-session says and one that polls for what there is for it.
+"""A session's frames in requests: long poll (PROTOCOL.md).
 
-Posts are numbered and polls name the batch that arrived last, so either is repeated when its
-answer is lost, and no frame is lost or doubled. What fails for longer than PATIENCE_S ends the
-carrier; the session then goes on over another one.
+Two tasks: one posts what the session sends, one polls for what the broker has for it. Posts are
+numbered, and polls name the batch that arrived last. So either is repeated when its answer is
+lost, and no frame is lost or doubled. What fails for longer than PATIENCE_S ends the carrier; the
+session then goes on over another one.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from tocsin.proto.wire import join_frames, without_tokens
 logger = logging.getLogger("tocsin")
 
 WAIT_S: Final = 20.0
-"""How long a poll waits for something to come."""
+"""The time that a poll waits for frames."""
 REQUEST_TIMEOUT_S: Final = 8.0
-"""For an answer to begin, and to go on; a poll's WAIT_S comes on top, and the time that the slowest
-line needs for what is posted."""
+"""The time for an answer to begin, and to go on. A poll has WAIT_S more, a post the time that the
+slowest connection needs for it."""
 BODY_TIMEOUT_S: Final = 30.0
-"""For the rest of it, and longer by what has come at the rate of the slowest line: an answer that
-trickles for ever is none."""
+"""The time for the rest of an answer, and longer by what has arrived, at the rate of the slowest
+connection: an answer that trickles for ever is none."""
 PATIENCE_S: Final = 10.0
-"""What cannot be said or heard for so long ends the carrier."""
+"""The time of failed requests after which the carrier ends."""
 PAUSE_S: Final = 0.2
-"""Before a request is repeated."""
+"""The pause before a request is repeated."""
 REQUEST_BYTES_AIM: Final = 512 * 1024
-"""Frames are posted together up to so much; one frame may be larger. Each post is a round trip."""
+"""The size of frames that are posted together; one frame may be larger. A post is a round trip."""
 ANSWER_BYTES_MAX: Final = 16 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 _SESSIONS: Final = "/v1/sessions"
@@ -63,7 +63,8 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 class LongPoll:
-    """A Carrier. Nothing is sent before the first `send`, whose first frame is the hello."""
+    """A Carrier over requests. Nothing is sent before the first `send`, which begins with the
+    hello."""
 
     transport: Transport = "long-poll"
 
@@ -85,8 +86,8 @@ class LongPoll:
         self._unsent_bytes = 0
         self._has_work = asyncio.Event()
         self._path = ""
-        self._ending: tuple[int, str] | None = None
-        self._ended = False
+        self._closing_with: tuple[int, str] | None = None
+        self._is_ended = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._tasks = {self._loop.create_task(self._work(self._post_all()), name="tocsin-post")}
 
@@ -104,7 +105,7 @@ class LongPoll:
         self._headers.update(bearer(token))
 
     def send(self, frames: Sequence[bytes]) -> None:
-        if self._ended:
+        if self._is_ended:
             return
         self._unsent.extend(frames)
         self._unsent_bytes += sum(map(len, frames))
@@ -112,12 +113,14 @@ class LongPoll:
         self._has_work.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Post what was said, then delete the session. With another
-        code than those of a good-bye it goes on without this carrier, which ends at once."""
+        """Post what waits, then delete the session.
+
+        With a code that does not end the session, end at once: it goes on over another carrier.
+        """
         if code not in _LAST_WORDS:
             self._end(code, reason)  # deleted, the session could not go on elsewhere
-        elif self._ending is None:
-            self._ending = (code, reason)
+        elif self._closing_with is None:
+            self._closing_with = (code, reason)
             self._has_work.set()
             self._loop.call_later(CLOSE_TIMEOUT_S, self._end, code, reason)
 
@@ -130,7 +133,7 @@ class LongPoll:
     # --- the two tasks --------------------------------------------------------------------------
 
     async def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it until the carrier ends, or it ends the carrier."""
+        """Run a task of the carrier; its failure ends the carrier."""
         try:
             await work
         except NotFound:
@@ -149,34 +152,34 @@ class LongPoll:
         await self._has_work.wait()
         hello = self._unsent.popleft()
         self._unsent_bytes -= len(hello)
-        self._show("sent", hello)
-        batch = await self._ask("POST", _SESSIONS, hello)
+        self._trace_message("sent", hello)
+        batch = await self._request_batch("POST", _SESSIONS, hello)
         self._path = f"{_SESSIONS}/{quote(batch.session, safe='')}/frames"
         self._deliver(batch)
-        if self._ended:
+        if self._is_ended:
             return
         poll = self._loop.create_task(self._work(self._poll_all(batch)), name="tocsin-poll")
         self._tasks.add(poll)
         number = 0
-        while not self._ended:
+        while not self._is_ended:
             while self._unsent:
                 message, count = self._next_message()
                 number += 1
-                self._show("sent", message)
-                await self._repeat("POST", f"{self._path}?number={number}", message)
+                self._trace_message("sent", message)
+                await self._request_repeatedly("POST", f"{self._path}?number={number}", message)
                 for _ in range(count):
                     self._unsent_bytes -= len(self._unsent.popleft())
-                self._drained()
-            if self._ending is not None:
+                self._resume_writing()
+            if self._closing_with is not None:
                 with contextlib.suppress(BrokerError, CannotConnect):
                     await self._request("DELETE", self._path.removesuffix("/frames"), None)
-                self._end(*self._ending)
+                self._end(*self._closing_with)
                 return
             self._has_work.clear()
             await self._has_work.wait()
 
     def _next_message(self) -> tuple[bytes, int]:
-        """What waits, as far as one message takes it: (message, how many frames of it)."""
+        """Return the next message of what waits, and the number of its frames."""
         frames: list[bytes] = []
         size = 0
         for frame in self._unsent:
@@ -188,7 +191,7 @@ class LongPoll:
             size += len(frame) + 1
         return join_frames(frames, REQUEST_BYTES_AIM)[0], len(frames)
 
-    def _drained(self) -> None:
+    def _resume_writing(self) -> None:
         if not self.writable and self._unsent_bytes < WRITE_BUFFER_BYTES:
             self.writable = True
             if self._listener is not None:
@@ -196,9 +199,11 @@ class LongPoll:
 
     async def _poll_all(self, first: _Batch) -> None:
         after = first.batch
-        while not self._ended:
+        while not self._is_ended:
             asked_at = self._loop.time()
-            batch = await self._ask("GET", f"{self._path}?after={after}&wait_s={WAIT_S:g}", None)
+            batch = await self._request_batch(
+                "GET", f"{self._path}?after={after}&wait_s={WAIT_S:g}", None
+            )
             if batch.session != first.session or batch.batch not in (after, after + 1):
                 raise NotABroker(
                     f"batch {batch.batch} of {batch.session!r} answers a poll of "
@@ -215,23 +220,25 @@ class LongPoll:
 
     def _deliver(self, batch: _Batch) -> None:
         data = bytes(batch.frames)
-        self._show("received", data)
+        self._trace_message("received", data)
         if self._listener is not None and data != b"[]":
             self._listener.on_message(data)
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def _ask(self, method: str, path: str, content: bytes | None) -> _Batch:
+    async def _request_batch(self, method: str, path: str, content: bytes | None) -> _Batch:
         opening = path == _SESSIONS  # once only: a repeated hello would open another session
-        data = await (self._request if opening else self._repeat)(method, path, content)
+        data = await (self._request if opening else self._request_repeatedly)(method, path, content)
         try:
             return _BATCH.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise NotABroker(f"what answers is not a Tocsin broker: {error}") from None
 
-    async def _repeat(self, method: str, path: str, content: bytes | None) -> bytes:
-        """Until it is answered, or has failed for PATIENCE_S. What is so large that it took longer
-        than that alone is not said again here."""
+    async def _request_repeatedly(self, method: str, path: str, content: bytes | None) -> bytes:
+        """Request until there is an answer, or it has failed for PATIENCE_S.
+
+        What is so large that it took longer than that alone is not sent again here.
+        """
         give_up_at: float | None = None
         while True:
             began_at = self._loop.time()
@@ -268,7 +275,7 @@ class LongPoll:
                     timeout=httpx2.Timeout(timeout_s, connect=REQUEST_TIMEOUT_S),
                 ) as answer,
             ):
-                data = await self._whole(answer, patience)
+                data = await self._read_body(answer, patience)
         except (httpx2.RequestError, TimeoutError) as error:
             raise CannotConnect(f"a request failed: {error or type(error).__name__}") from error
         finally:
@@ -281,8 +288,8 @@ class LongPoll:
             return data
         raise refusal_of(answer.status_code, data)
 
-    async def _whole(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
-        """The body of an answer; as long as it goes on, `patience` does."""
+    async def _read_body(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
+        """Read the body of an answer; while it goes on, prolong `patience`."""
         began_at = self.received_at = self._loop.time()
         parts: list[bytes] = []
         size = 0
@@ -298,14 +305,14 @@ class LongPoll:
             patience.reschedule(min(self.received_at + REQUEST_TIMEOUT_S, over_at))
         return b"".join(parts)
 
-    def _show(self, direction: Literal["sent", "received"], data: bytes) -> None:
+    def _trace_message(self, direction: Literal["sent", "received"], data: bytes) -> None:
         if self._trace is not None and data != b"[]":
             self._trace(direction, self.transport, without_tokens(data))
 
     def _end(self, code: int, reason: str) -> None:
-        if self._ended:
+        if self._is_ended:
             return
-        self._ended = True
+        self._is_ended = True
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()

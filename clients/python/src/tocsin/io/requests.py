@@ -14,11 +14,11 @@ from tocsin.answers import Difference
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
 Token = str | Callable[[], str | Awaitable[str]] | None
-"""A bearer token, or what returns a fresh one at each use, at once or when it is awaited."""
+"""A bearer token, or a function that returns a fresh one at each use, perhaps as an awaitable."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Of a proxy, or of a broker that starts: another attempt may succeed."""
+"""Statuses of a proxy, or of a broker that starts: another attempt may succeed."""
 TIMEOUT_S: Final = 30.0
-"""For an answer; a pull's `wait_s` comes on top."""
+"""The time for an answer; a pull has its `wait_s` more."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 _NO_TOKEN: Final = "{} is no token: a word of printable ASCII, without blanks or the end of a line"
 
@@ -36,7 +36,7 @@ class _Problem(msgspec.Struct):
 
 
 def checked_url(url: str) -> str:
-    """The URL of a broker, without slashes at its end.
+    """Return the URL of a broker without slashes at its end.
 
     Raises:
         ValueError: it is none, and why.
@@ -54,13 +54,13 @@ def checked_url(url: str) -> str:
 
 
 def open_http(url: str, tls: SSLContext | None, *, timeout_s: float) -> httpx2.AsyncClient:
-    """Connections to this broker, made with what `trust` has found."""
+    """Return a client for requests to this broker. `tls`: from `tls_context`."""
     context = tls or SSLContext(PROTOCOL_TLS_CLIENT)  # or it would read the system's authorities
     return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
 
 
 def path_to(*parts: str) -> str:
-    """The path of these names below /v1. Raises InvalidRequest: one of them is no name."""
+    """Return the path of these names below /v1. Raises InvalidRequest: one is no name."""
     for part in parts:
         if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
             raise broker_error("invalid_name", f"{part!r} is not a name")
@@ -68,8 +68,10 @@ def path_to(*parts: str) -> str:
 
 
 def checked_text(text: str) -> str:
-    """The text. Raises InvalidRequest: it has half of a character (a lone surrogate), and so no
-    bytes that could be sent."""
+    """Return the text. Raises InvalidRequest: it has half of a character (a lone surrogate).
+
+    Such a text has no bytes that could be sent.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -78,10 +80,10 @@ def checked_text(text: str) -> str:
 
 
 def checked_token(token: Token) -> Token:
-    """The token; what a function returns is checked when it has.
+    """Return the token; what a function returns is checked when it is used.
 
     Raises:
-        ValueError: it cannot stand in a header. What it is, is not said.
+        ValueError: it cannot be sent in a header. The text does not show it.
     """
     if isinstance(token, str) and not _TOKEN.fullmatch(token):
         raise ValueError(_NO_TOKEN.format("the token"))
@@ -89,7 +91,7 @@ def checked_token(token: Token) -> Token:
 
 
 async def fresh_token(token: Token) -> str | None:
-    """The text to present now; None: there is none.
+    """Return the token to present now; None: there is none.
 
     Raises:
         NoToken: the function that is to return one has failed, or returned none.
@@ -109,12 +111,12 @@ async def fresh_token(token: Token) -> str | None:
 
 
 def bearer(token: str | None) -> dict[str, str]:
-    """The headers that carry it."""
+    """Return the headers that carry a token."""
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
-    """Why a request was refused."""
+    """Return the error that the answer to a refused request means."""
     try:
         problem = msgspec.json.decode(content, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -134,8 +136,10 @@ def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
 
 
 def object_of(data: bytes) -> Any:
-    """The JSON object of an answer: a dict, of which the caller knows the fields. Raises
-    CannotConnect: it is none."""
+    """Return the JSON object of an answer: a dict, of which the caller knows the fields.
+
+    Raises CannotConnect: it is none.
+    """
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:

@@ -26,59 +26,65 @@ logger = logging.getLogger("tocsin")
 OnAnswer = Callable[[wire.Ok | wire.Error | None], None]
 """Called with the answer to a request; None: what carried it was lost before."""
 SILENT_SHARE: Final = 0.5
-"""After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
-after the whole of it given up: sooner than the broker gives up this client."""
+"""The share of the broker's heartbeat without a frame after which the client pings. After a whole
+heartbeat it gives the carrier up: sooner than the broker gives up this client."""
 RENEW_SHARE: Final = 0.8
-"""After this share of its life a token is followed by a fresh one."""
+"""The share of its life after which a token is followed by a fresh one."""
 AGAIN_S: Final = 5.0
-"""So long after an attempt that failed comes the next one, at the earliest."""
+"""The least time between a failed attempt to renew the token and the next one."""
 NAME: Final = "tocsin-python"
-"""What a client is called that says nothing else."""
+"""The name of a client that gives none."""
 _ENDING: Final = frozenset({"queue_not_found", "group_not_found", "unauthorized", "forbidden"})
 """With these an error that answers nothing ends its subscription."""
 
 
 class SessionPart(Protocol):
-    """A publisher, a subscription or a reader: what has something to say on the session."""
+    """A part of the session: a publisher, a subscription, a reader, or the token's renewal."""
 
     def opened(self) -> None:
-        """The session stands, or stands again: see `Session.resumed` and `Session.is_known`. What
-        was on its way when `disconnected` was called may be lost."""
+        """Begin, or go on: `Session.resumed` and `Session.is_known` say which.
+
+        What was on its way when `disconnected` was called may be lost.
+        """
 
     def disconnected(self) -> None:
-        """What carried the session is lost; perhaps another carrier follows."""
+        """Note that the carrier is lost; perhaps another one follows."""
 
     def failed(self, error: TocsinError) -> None:
-        """No other one follows."""
+        """End for this reason: no other carrier follows."""
 
     def collect(self, *, now: float) -> list[bytes]:
-        """The frames that are to be sent now."""
+        """Return the frames to send now."""
 
     def next_deadline(self) -> float | None:
-        """When to call `expire`, in the loop's seconds."""
+        """Return when to call `expire`, in the loop's seconds."""
 
     def expire(self, *, now: float) -> None:
-        """Time has passed."""
+        """Do what is due by now."""
 
 
 class Subscriber(SessionPart, Protocol):
-    """A part that is pushed to."""
+    """A part that receives pushes."""
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """A push has come."""
+        """Take a push."""
 
     def revoked(self, revoked: wire.Revoked) -> None:
-        """Deliveries were taken back."""
+        """Give up deliveries that the broker takes back."""
 
     def ended(self, error: TocsinError) -> None:
-        """The broker has ended the subscription."""
+        """End for this reason: the broker has ended the subscription."""
 
 
 class Session:
-    """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt. `name`:
-    what the broker's lists call this client. `mode`: the transport, or "auto". `linger_s`: for how
-    long the broker is to keep what this client holds while nothing connects them. `open_carrier`:
-    instead of the usual transports. `tls`: as `trust` found it; None: the URL is http."""
+    """The session of one client.
+
+    `url`: http or https. `token`: a text, or a function that returns a fresh one at each attempt.
+    `name`: the client's name in the broker's lists. `mode`: the transport, or "auto". `linger_s`:
+    how long the broker is to keep what this client holds while no carrier connects them.
+    `open_carrier`: instead of the usual transports. `tls`: from `tls_context`; None: the URL is
+    http.
+    """
 
     def __init__(
         self,
@@ -101,11 +107,11 @@ class Session:
         self.welcome = wire.Welcome()
         self.failure: TocsinError | None = None
         self.session_id = ""
-        """The broker's name for this session; empty: there is none yet."""
+        """The broker's id of this session; empty: there is none yet."""
         self.resumed: frozenset[int] = frozenset()
-        """The subscriptions that stand since the last welcome without having been opened anew."""
+        """The subscriptions that the last welcome says are still open."""
         self.is_known = False
-        """Whether the session has kept its name at the last welcome."""
+        """Whether the session has kept its id at the last welcome."""
         self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
         self._connector = Connector(
@@ -128,11 +134,11 @@ class Session:
         self._pending: dict[int, OnAnswer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        """uvloop's handles do not know it where it has passed."""
+        """The time of `_timer`: uvloop's handles do not know it when it has passed."""
         self._sent_at = 0.0
-        """When something was said last, in the loop's seconds."""
+        """The time when something was sent last, in the loop's seconds."""
         self._pinged_at = 0.0
-        """When it asked for a sign of life last."""
+        """The time of the last ping, in the loop's seconds."""
         self.is_open = False
         self.is_draining = False
         if callable(token):
@@ -161,7 +167,7 @@ class Session:
 
     @property
     def transport(self) -> Transport | None:
-        """What carries the session now; None: nothing does."""
+        """The transport that carries the session now; None: nothing does."""
         return self._carrier.transport if self._carrier is not None and self.is_open else None
 
     # --- connector.ConnectorListener ------------------------------------------------------------
@@ -208,23 +214,23 @@ class Session:
             part.failed(error)
 
     def restart(self) -> None:
-        """What the broker says of this session cannot be: end it, and go on with another one."""
+        """End the session, and go on with another one: the broker contradicts itself about it."""
         self.session_id = ""
         self._break_off(1000, "another session is needed")
 
     # --- for the parts --------------------------------------------------------------------------
 
     def add(self, part: SessionPart) -> None:
-        """From now on it is told what happens."""
+        """Add a part, which is told what happens from now on."""
         self._parts[part] = None
 
     def remove(self, part: SessionPart) -> None:
-        """It has left."""
+        """Remove a part."""
         self._parts.pop(part, None)
         self._dirty.pop(part, None)
 
     def route(self, subscription: int, part: Subscriber | None) -> None:
-        """Pushes of this subscription go to `part`; None: to nobody."""
+        """Hand pushes of this subscription to `part`; None: to nobody."""
         if part is None:
             self._subscribers.pop(subscription, None)
         else:
@@ -240,7 +246,8 @@ class Session:
         self._pending[ref] = on_answer
 
     def request(self, frame: wire.SentFrame) -> None:
-        """Send a frame at once, behind what the parts have to send. Not open: nothing happens."""
+        """Send a frame at once, behind what the parts have to send; without a carrier do
+        nothing."""
         self.flush()
         if self.is_open and self._carrier is not None:
             self._send(self._carrier, [wire.encode(frame)])
@@ -250,12 +257,13 @@ class Session:
         carrier.send(frames)
 
     def present(self, token: str) -> None:
-        """The broker has taken this token in the place of the one before."""
+        """Use this token from now on, which the broker has taken in place of the one before."""
         if self._carrier is not None:
             self._carrier.present(token)
 
     def mark_dirty(self, part: SessionPart) -> None:
-        """It has something to send: at the end of this turn of the loop."""
+        """Call `collect` of a part at the end of this turn of the loop: it has something to
+        send."""
         self._dirty[part] = None
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -279,12 +287,12 @@ class Session:
 
     @property
     def writable(self) -> bool:
-        """False: the socket's buffer is full, or the broker drains; publish nothing more now."""
+        """Whether to publish now; False: the socket's buffer is full, or the broker drains."""
         carrier = self._carrier
         return carrier is not None and carrier.writable and not self.is_draining
 
     def wake_at(self, when: float | None) -> None:
-        """Call the parts' `expire` then, in the loop's seconds, or before."""
+        """Call the parts' `expire` at `when`, in the loop's seconds, or before."""
         if when is None or when == float("inf") or self.failure is not None:
             return
         if self._timer is not None:
@@ -305,9 +313,11 @@ class Session:
             self.wake_at(part.next_deadline())
 
     def _beat(self, now: float) -> None:
-        """Ask for a sign of life where there was none for long, and give up where none comes. In
-        the middle of something large the broker hears one from here: what it asks for itself comes
-        behind that."""
+        """Ping after a long silence, and give the carrier up when nothing comes.
+
+        While something large arrives, ping as well: the broker needs a sign of life, and its own
+        ping waits behind what is large.
+        """
         carrier, heartbeat_s = self._carrier, self.welcome.heartbeat_s
         if not self.is_open or carrier is None:
             return
@@ -331,10 +341,10 @@ class Session:
         else:
             self.wake_at(carrier.received_at + share_s)
 
-    # --- what the carrier tells (carrier.Listener) ----------------------------------------------
+    # --- carrier.Listener -----------------------------------------------------------------------
 
     def on_message(self, data: bytes) -> None:
-        """A WebSocket message: one frame or several."""
+        """Take a message: one frame or several."""
         try:
             self._receive(wire.decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -390,7 +400,7 @@ class Session:
                 pass  # the welcome: `on_welcome` was called
 
     def _report(self, error: wire.Error) -> None:
-        """An error that answers nothing."""
+        """Log an error that answers nothing, or end its subscription."""
         number = -1 if error.subscription is None else error.subscription
         if error.code in _ENDING and (subscriber := self._subscribers.get(number)) is not None:
             subscriber.ended(error.exception())
@@ -400,12 +410,12 @@ class Session:
             logger.warning("the broker: %s", error.exception())
 
     def on_writable(self) -> None:
-        """The socket has drained: go on publishing."""
+        """Go on publishing: the socket has drained."""
         for part in self._parts:
             self.mark_dirty(part)
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """The carrier has ended."""
+        """Lose the carrier, which has ended, and let the connector find another one."""
         self.on_loss()
         self._connector.on_carrier_closed(close_code, reason)
 
@@ -431,7 +441,7 @@ class TokenRenewal:
         self._task: asyncio.Task[None] | None = None
 
     def opened(self) -> None:
-        self._lasts(self._session.welcome.right_lasts_s)
+        self._schedule(self._session.welcome.right_lasts_s)
 
     def disconnected(self) -> None:
         """Stop: the next attempt to connect brings a fresh token."""
@@ -458,29 +468,29 @@ class TokenRenewal:
             token = await fresh_token(self._token)
         except NoToken as error:  # there may be one the next time, or when the broker has closed
             logger.warning("no fresh token yet: %s", error)
-            self._again()
+            self._retry_later()
             return
         if token is not None and self._session.is_open:
             ref = next(self._session.refs)
-            self._session.expect(ref, lambda answer: self._answered(token, answer))
+            self._session.expect(ref, lambda answer: self._on_answer(token, answer))
             self._session.request(wire.Auth(ref=ref, token=token))
 
-    def _answered(self, token: str, answer: wire.Ok | wire.Error | None) -> None:
+    def _on_answer(self, token: str, answer: wire.Ok | wire.Error | None) -> None:
         if isinstance(answer, wire.Ok):
             self._session.present(token)
-            self._lasts(answer.right_lasts_s)
+            self._schedule(answer.right_lasts_s)
         elif answer is not None:
             logger.warning("the broker does not take the fresh token: %s", answer.exception())
-            self._again()
+            self._retry_later()
 
-    def _lasts(self, lasts_s: float | None) -> None:
+    def _schedule(self, lasts_s: float | None) -> None:
         self._due = None
         if lasts_s is not None:
             now = self._loop.time()
             self._ends = now + lasts_s
             self._wake_at(now + RENEW_SHARE * lasts_s)
 
-    def _again(self) -> None:
+    def _retry_later(self) -> None:
         now = self._loop.time()
         if self._ends - now > AGAIN_S:
             self._wake_at(now + max(AGAIN_S, RENEW_SHARE * (self._ends - now)))

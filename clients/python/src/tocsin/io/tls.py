@@ -1,8 +1,8 @@
-"""Whom a client trusts over https, and what it shows of itself.
+"""The authorities that a client trusts over https, and the certificate that it shows.
 
-Without an `ssl.SSLContext` of the program's own: the authorities of this system, or those in the
-file TOCSIN_CA_FILE; and where TOCSIN_CERT_FILE (with TOCSIN_KEY_FILE, unless the key is in it as
-well) is set, that client certificate. PEM files, read once.
+Without an `ssl.SSLContext` of the program's own it trusts the authorities of this system, or those
+in the file TOCSIN_CA_FILE. If TOCSIN_CERT_FILE is set (with TOCSIN_KEY_FILE, unless the key is in
+the same file), it shows that certificate. The files are PEM, and read once.
 """
 
 import os
@@ -19,8 +19,9 @@ _HINTS: Final = {
 
 
 def tls_context(url: str, given: SSLContext | None) -> SSLContext | None:
-    """What a connection to this URL is made with; None: it is http. `given` goes before the
-    environment. Reading the system's authorities takes 100 ms, once.
+    """Return the context for connections to this URL; None: it is http.
+
+    `given` goes before the environment. Reading the system's authorities is slow, and done once.
 
     Raises:
         ValueError: `given` for an http URL; a file of the environment is not what it should be.
@@ -58,7 +59,7 @@ def _why(error: OSError, what: str) -> str:
 
 
 def tls_complaint(error: BaseException | None) -> str | None:
-    """What TLS complains of, for people, where an error or a cause of it does; else None."""
+    """Return the complaint of TLS in an error or its causes, for people; None: there is none."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if error is None:

@@ -1,4 +1,4 @@
-"""One WebSocket, as an asyncio.Protocol around websockets' sans-I/O client.
+"""A session's frames over a WebSocket: an asyncio.Protocol around websockets' sans-I/O client.
 
 No task, no queue and no future per message: whole messages go to a callback from `data_received`.
 """
@@ -24,12 +24,12 @@ from tocsin.proto.connect_policy import Transport
 from tocsin.proto.wire import join_frames, without_tokens
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
-"""Until the broker's welcome has named its bound."""
+"""The bound until the broker's welcome has named its own."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class WebSocket(asyncio.Protocol):
-    """An open WebSocket, a Carrier. Made by `open_websocket`."""
+    """A Carrier over an open WebSocket. Made by `open_websocket`."""
 
     transport: Transport = "websocket"
 
@@ -58,7 +58,7 @@ class WebSocket(asyncio.Protocol):
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TCP, and TLS, stand: send the handshake."""
+        """Send the handshake: TCP, and TLS, are connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         request = self._ws.connect()
@@ -83,7 +83,7 @@ class WebSocket(asyncio.Protocol):
         if self._ws.handshake_exc is not None and not self.opened.done():
             self.opened.set_exception(_refusal(self._ws.handshake_exc))
         if self._ws.close_expected():
-            self._close_soon()
+            self._schedule_cut()
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.TEXT and frame.fin:
@@ -101,22 +101,22 @@ class WebSocket(asyncio.Protocol):
             self._listener.on_message(data)
 
     def eof_received(self) -> None:
-        """The broker has ended its side."""
+        """Note that the broker has ended its side."""
         self._ws.receive_eof()
         self._flush()
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full."""
+        """Stop writing: the socket's buffer is full."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """It has drained."""
+        """Go on writing: the buffer has drained."""
         self.writable = True
         if self._listener is not None:
             self._listener.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end, for whatever reason."""
+        """Tell the listener the end, for whatever reason."""
         self._ws.receive_eof()
         if self._closing is not None:
             self._closing.cancel()
@@ -159,7 +159,7 @@ class WebSocket(asyncio.Protocol):
         if self._ws.state is State.OPEN:
             self._ws.send_close(code, reason)
             self._flush()
-            self._close_soon()
+            self._schedule_cut()
         elif self._transport is not None and self._ws.state is State.CONNECTING:
             self._transport.abort()
 
@@ -167,18 +167,18 @@ class WebSocket(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _close_soon(self) -> None:
+    def _schedule_cut(self) -> None:
         if self._closing is None and self._transport is not None:
             unsent = self._transport.get_write_buffer_size()
             self._closing = self._loop.call_later(CLOSE_TIMEOUT_S, self._cut_off, unsent)
 
     def _cut_off(self, unsent_before: int) -> None:
-        """End it, unless what was said before the end still goes out."""
+        """Cut the connection off, unless what was sent before the end still goes out."""
         self._closing = None
         if self._transport is None:
             return
         if self._transport.get_write_buffer_size() < unsent_before:
-            self._close_soon()
+            self._schedule_cut()
         else:
             self._transport.abort()
 
@@ -197,7 +197,7 @@ class WebSocket(asyncio.Protocol):
 
 
 def _refusal(error: Exception) -> Exception:
-    """What the user is told of a failed handshake."""
+    """Return the error of a failed handshake, for the user."""
     if isinstance(error, InvalidStatus):
         found = refusal_of(error.response.status_code, bytes(error.response.body or b""))
         if isinstance(found, InvalidRequest):  # ours was valid: a proxy has made another one of it
@@ -211,7 +211,7 @@ def _refusal(error: Exception) -> Exception:
 async def open_websocket(
     url: str, token: str | None, trace: Trace | None = None, tls: SSLContext | None = None
 ) -> WebSocket:
-    """A WebSocket to the broker at this http or https URL, made with what `trust` has found.
+    """Open a WebSocket to the broker at this http or https URL. `tls`: from `tls_context`.
 
     Raises:
         OSError: no connection; perhaps later.
