@@ -24,7 +24,7 @@ class AllGroupSettings(GroupSettings):
 
 
 class QueueCounters(TypedDict):
-    """What has happened to a queue since `since_unix_ms`, when the gateway began."""
+    """Counters of a queue since `since_unix_ms`, when the gateway began."""
 
     since_unix_ms: int
     published: int
@@ -35,7 +35,7 @@ class QueueCounters(TypedDict):
 
 
 class GroupCounters(TypedDict):
-    """What has happened to a group since `since_unix_ms`, when the gateway began."""
+    """Counters of a group since `since_unix_ms`, when the gateway began."""
 
     since_unix_ms: int
     given: int
@@ -306,7 +306,7 @@ class _Lease(TypedDict):
 
 
 class Lease(_Lease, total=False):
-    """One delivery in flight."""
+    """A delivery in flight."""
 
     key: str
 
@@ -375,7 +375,7 @@ class _SubscriptionDescription(TypedDict):
 
 
 class SubscriptionDescription(_SubscriptionDescription, total=False):
-    """One subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a
+    """A subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a
     reader `keys` and `behind`."""
 
     in_flight: int

@@ -1,4 +1,4 @@
-"""What the SDK raises.
+"""The exceptions of the SDK.
 
 TocsinError                  base of all
 ├── CannotConnect            no broker answers
@@ -73,8 +73,8 @@ class CannotConnect(TocsinError):
 
 
 class NotABroker(CannotConnect):
-    """What answers at the URL does not talk as a Tocsin broker does: look at the URL, and at the
-    proxies on the way."""
+    """Something answers at the URL that is no Tocsin broker: look at the URL, and at the proxies
+    on the way."""
 
 
 class NoToken(CannotConnect):

@@ -27,7 +27,7 @@ class Alert(_NewAlert, total=False):
 
 
 class AlertChange(TypedDict, total=False):
-    """What changes of an alert; a new one needs `when` and `above`."""
+    """The changes of an alert; a new one needs `when` and `above`."""
 
     when: WhatAlerts
     above: float

@@ -1,4 +1,4 @@
-"""What operators do: pause queues, purge them, look into them, send dead letters back."""
+"""The calls of operators: pause and purge queues, look into them, send dead letters back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
@@ -22,9 +22,9 @@ from tocsin.proto import wire
 from tocsin.proto.message import Content
 
 PER_CALL_MAX: Final = 1000
-"""Messages that the broker shows, or sends back, in one answer."""
+"""The messages that the broker shows, or sends back, in one answer."""
 PURGE_TIMEOUT_S: Final = 300.0
-"""A queue of a thousand partitions and groups takes its time."""
+"""The time for a purge: that of a queue of a thousand partitions and groups takes long."""
 Decision = Literal["retry", "skip", "release"]
 
 
@@ -41,7 +41,7 @@ class _Peeked(_StoredMessage, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a dead letter was a message."""
+    """The place where a dead letter was a message."""
 
     queue: str
     group: str
@@ -71,19 +71,19 @@ class _RedriveAnswer(msgspec.Struct):
 
 
 class PeekedMessage(Content):
-    """A message as it stands in its queue; nobody has been given it by this."""
+    """A message as it is stored in its queue; peeking delivers it to nobody."""
 
     __slots__ = ("attempts", "expires_unix_ms", "state")
 
     def __init__(self, shown: _Peeked) -> None:
         super().__init__(_head(shown), shown.offset, shown)
         self.state = shown.state
-        """Where it stands for the group that was asked for: ready, in_flight, waiting (for its
-        retry, or behind an earlier one of its key), parked, dying. None: no group was."""
+        """The state for the group that was named: ready, in_flight, waiting (for its retry, or
+        behind an earlier message of its key), parked, dying. None: no group was named."""
         self.attempts = shown.attempts
-        """Failed attempts that are counted, of that group."""
+        """The failed attempts of that group that count."""
         self.expires_unix_ms = shown.expires_unix_ms
-        """0: never."""
+        """The time when it expires; 0: never."""
 
 
 class DeadLetter(Content):
@@ -96,10 +96,10 @@ class DeadLetter(Content):
         super().__init__(_head(letter), letter.offset, letter)
         self.origin = letter.origin
         self.reason = letter.reason
-        """exhausted, rejected, expired, overflow or skipped."""
+        """The reason: exhausted, rejected, expired, overflow or skipped."""
         self.attempts = letter.attempts
         self.nack = letter.nack
-        """What its last nack gave as the reason."""
+        """The reason that its last nack gave."""
 
 
 def _head(shown: _StoredMessage) -> wire.Push:
@@ -239,9 +239,11 @@ class AdminCalls(ABC):
         return found
 
     async def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
-        """What a key waits for: its `partition`, and in `groups` (all, or the one named) who has
-        it, until when, how often its first message was tried, and a stable code, `waits_for`,
-        with a sentence, `text`. A key that never was is told where it would go. All fields are in
+        """Explain what a key waits for.
+
+        The answer has its `partition`, and in `groups` (all, or the one named) who has it, until
+        when, how often its first message was tried, and a stable code, `waits_for`, with a
+        sentence, `text`. For a key that never was it says where the key would go. All fields are in
         PROTOCOL.md.
 
         Raises:
@@ -266,7 +268,7 @@ class AdminCalls(ABC):
             yield key
 
     async def leases(self, queue: str, group: str) -> AsyncGenerator[Lease, None]:
-        """What is in flight of a group, by partition and offset, page by page."""
+        """The deliveries in flight of a group, by partition and offset, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/leases"
         async for lease in self._pages(path, "leases"):
             yield lease
@@ -319,7 +321,7 @@ def _listed(page: Any, name: str) -> list[Any]:
 
 
 def _query(parameters: dict[str, object]) -> str:
-    """Those that are given."""
+    """Return the query of the parameters that are given."""
     given = {name: value for name, value in parameters.items() if value is not None}
     for value in given.values():
         if isinstance(value, str):

@@ -176,26 +176,26 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session stands right now; if not, one is being opened."""
+        """Whether a session is open now; if not, one is being opened."""
         return self._session is not None and self._session.is_open
 
     @property
     def transport(self) -> Transport | None:
-        """What carries the session right now; None: nothing does."""
+        """The transport that carries the session now; None: nothing does."""
         return None if self._session is None else self._session.transport
 
     @property
     def session_id(self) -> str:
-        """The broker's name for the session, as its logs and `queue show` have it."""
+        """The broker's id of the session, as its logs and `queue show` have it."""
         return "" if self._session is None else self._session.session_id
 
     # --- publishing -----------------------------------------------------------------------------
 
     @property
     def deferred(self) -> dict[str, int]:
-        """How many messages the broker has refused for the moment (`overloaded`, `rate_limited`),
-        by error code, since this client was opened. They are sent again without being asked for;
-        each counts once."""
+        """The number of messages that the broker has refused for the moment (`overloaded`,
+        `rate_limited`), by error code, since this client was opened. Each counts once, and is sent
+        again without being asked for."""
         return {} if self._publisher is None else self._publisher.deferred
 
     async def publish(
@@ -230,7 +230,7 @@ class Client(AdminCalls):
             ClientClosed, SessionEnded: likewise, and this client is of no more use.
         """
         message = NewMessage(body, key, id, headers, ttl_s, content_type)
-        return await self._publishing().publish(queue, message, timeout_s)
+        return await self._open_publisher().publish(queue, message, timeout_s)
 
     async def publish_many(
         self,
@@ -246,7 +246,7 @@ class Client(AdminCalls):
         Raises:
             PublishManyFailed: some were not stored; `outcomes` has each one's receipt or error.
         """
-        return await self._publishing().publish_many(queue, messages, timeout_s)
+        return await self._open_publisher().publish_many(queue, messages, timeout_s)
 
     # --- consuming ------------------------------------------------------------------------------
 
@@ -279,12 +279,12 @@ class Client(AdminCalls):
             settings: of the group, as in `create_group`, which is called before joining: a group
                 that is there with other ones stays as it is, and SettingsDiffer is raised.
         """
-        session = self._talking()
+        session = self._open_session()
         for text in (queue, group):
             checked_text(text)
 
         async def create_group() -> None:
-            await self._calling().create_group(
+            await self._open_http().create_group(
                 queue, group, start=start, deletes_max=deletes_max, **settings
             )
 
@@ -339,7 +339,7 @@ class Client(AdminCalls):
         for text in (queue, *(keys or ())):
             checked_text(text)
         return Reader(
-            self._talking(),
+            self._open_session(),
             next(self._numbers),
             queue,
             keys=keys,
@@ -363,7 +363,7 @@ class Client(AdminCalls):
             SettingsDiffer: it is there, and one of the settings that are named has another value.
             InvalidRequest: a name or a setting breaks a rule.
         """
-        return await self._calling().create_queue(name, **settings)
+        return await self._open_http().create_queue(name, **settings)
 
     async def update_queue(
         self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
@@ -380,15 +380,15 @@ class Client(AdminCalls):
             WouldDelete: it would be more, and nothing was changed.
             Conflict: `partitions` is fixed. QueueNotFound. InvalidRequest.
         """
-        return await self._calling().update_queue(name, deletes_max=deletes_max, **settings)
+        return await self._open_http().update_queue(name, deletes_max=deletes_max, **settings)
 
     async def queue(self, name: str) -> QueueDescription:
         """A queue's description: settings, holder, partitions, depth, each group's lag."""
-        return await self._calling().queue(name)
+        return await self._open_http().queue(name)
 
     def queues(self) -> AsyncIterator[QueueDescription]:
         """The descriptions of all queues, by name."""
-        return self._calling().queues()
+        return self._open_http().queues()
 
     async def create_group(
         self,
@@ -413,7 +413,7 @@ class Client(AdminCalls):
             WouldDelete: more messages would go, and the group was not made.
             QueueNotFound. InvalidRequest.
         """
-        return await self._calling().create_group(
+        return await self._open_http().create_group(
             queue, group, start=start, deletes_max=deletes_max, **settings
         )
 
@@ -427,11 +427,13 @@ class Client(AdminCalls):
     ) -> ChangedGroup:
         """Change the settings of a group that are named, and no others; None: the queue's. As
         `update_queue`. Raises GroupNotFound besides."""
-        return await self._calling().update_group(queue, group, deletes_max=deletes_max, **settings)
+        return await self._open_http().update_group(
+            queue, group, deletes_max=deletes_max, **settings
+        )
 
     async def group(self, queue: str, group: str) -> GroupDescription:
         """A group's description: settings, lag, owners."""
-        return await self._calling().group(queue, group)
+        return await self._open_http().group(queue, group)
 
     async def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
         """Delete a group; returns how many messages went with it: those that it alone had not
@@ -445,7 +447,7 @@ class Client(AdminCalls):
             WouldDelete: more messages would go, and the group stays.
             QueueNotFound. GroupNotFound.
         """
-        return await self._calling().delete_group(queue, group, deletes_max=deletes_max)
+        return await self._open_http().delete_group(queue, group, deletes_max=deletes_max)
 
     async def seek_group(
         self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
@@ -461,18 +463,18 @@ class Client(AdminCalls):
             WouldDelete: more messages would go, and the group stays where it is.
             QueueNotFound. GroupNotFound.
         """
-        return await self._calling().seek_group(queue, group, to, deletes_max=deletes_max)
+        return await self._open_http().seek_group(queue, group, to, deletes_max=deletes_max)
 
     async def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
     ) -> list[PulledMessage]:
         """Take messages without a subscription; settle them by their receipts. Waits up to
         `wait_s` seconds for the first one; nothing came: an empty list."""
-        return await self._calling().pull(queue, group, messages_max=messages_max, wait_s=wait_s)
+        return await self._open_http().pull(queue, group, messages_max=messages_max, wait_s=wait_s)
 
     async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
         """Settle pulled messages; durable when this returns."""
-        return await self._calling().ack_receipts(queue, group, receipts)
+        return await self._open_http().ack_receipts(queue, group, receipts)
 
     async def nack_receipts(
         self,
@@ -485,7 +487,7 @@ class Client(AdminCalls):
     ) -> Settled:
         """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
         `reason` is kept with them; durable when this returns."""
-        return await self._calling().nack_receipts(
+        return await self._open_http().nack_receipts(
             queue, group, receipts, delay_s=delay_s, reason=reason
         )
 
@@ -494,32 +496,32 @@ class Client(AdminCalls):
     ) -> Settled:
         """Return pulled messages for good: they move to the dead letters, or their keys are parked,
         at once."""
-        return await self._calling().reject_receipts(queue, group, receipts, reason=reason)
+        return await self._open_http().reject_receipts(queue, group, receipts, reason=reason)
 
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
     ) -> Settled:
         """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
-        return await self._calling().extend_receipts(queue, group, receipts, lease_s=lease_s)
+        return await self._open_http().extend_receipts(queue, group, receipts, lease_s=lease_s)
 
     # --- inside ---------------------------------------------------------------------------------
 
     async def _call(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
     ) -> bytes:
-        return await self._calling().request(method, path, body, timeout_s=timeout_s)
+        return await self._open_http().request(method, path, body, timeout_s=timeout_s)
 
-    def _talking(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             raise ClientClosed("the client is not connected: use `async with`")
         return self._session
 
-    def _publishing(self) -> Publisher:
+    def _open_publisher(self) -> Publisher:
         if self._publisher is None:
             raise ClientClosed("the client is not connected: use `async with`")
         return self._publisher
 
-    def _calling(self) -> Http:
+    def _open_http(self) -> Http:
         if self._http is None:
             raise ClientClosed("the client is not connected: use `async with`")
         return self._http

@@ -1,4 +1,4 @@
-"""The calls that go over HTTP: queues, groups, pull."""
+"""The client over HTTP alone: queues, groups, pull."""
 
 import asyncio
 import random
@@ -56,10 +56,10 @@ class _PullAnswer(msgspec.Struct):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What an ack, nack or extend of receipts did."""
+    """The effect of an ack, nack or extend of receipts."""
 
     settled: int
-    """How many it applied to."""
+    """The number of receipts that it applied to."""
     stale: list[str] = []
     """Receipts of deliveries that had ended before: settled, expired or given anew."""
     invalid: list[str] = []
@@ -81,7 +81,7 @@ class PulledMessage(Content):
         self.attempt = pulled.attempt
         """1 for the first delivery to the group, then one more each time."""
         self.lease_until_unix_ms = pulled.lease_until_unix_ms
-        """Until then, by the broker's clock, the receipt counts."""
+        """The time until which the receipt counts, by the broker's clock."""
 
 
 class Http(AdminCalls):
@@ -118,8 +118,10 @@ class Http(AdminCalls):
     async def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
     ) -> bytes:
-        """One call; returns the answer's body. Over a limit it waits as long as the broker says and
-        asks again, if that is within `timeout_s`.
+        """Make one call; returns the answer's body.
+
+        Over a limit it waits as long as the broker says and calls again, if that is within
+        `timeout_s`.
 
         Raises:
             CannotConnect: nothing answers, or no broker.
@@ -199,7 +201,7 @@ class Http(AdminCalls):
         return changed
 
     async def queue(self, name: str) -> QueueDescription:
-        """Its description: settings, holder, partitions, depth, each group's lag."""
+        """Return a queue's description: settings, holder, partitions, depth, each group's lag."""
         found: QueueDescription = object_of(await self.request("GET", path_to("queues", name)))
         return found
 
@@ -248,7 +250,7 @@ class Http(AdminCalls):
         return changed
 
     async def group(self, queue: str, group: str) -> GroupDescription:
-        """Its description: settings, lag, owners."""
+        """Return a group's description: settings, lag, owners."""
         path = path_to("queues", queue, "groups", group)
         found: GroupDescription = object_of(await self.request("GET", path))
         return found
@@ -312,7 +314,7 @@ class Http(AdminCalls):
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
     ) -> Settled:
-        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        """Extend the leases of pulled messages to `lease_s` seconds from now, or the group's."""
         return await self._settle(
             queue, group, "extend", {"receipts": receipts, "lease_s": lease_s}
         )
@@ -340,5 +342,5 @@ _SETTLED: Final = msgspec.json.Decoder(Settled)
 
 
 def _deletes(deletes_max: int | None) -> str:
-    """How many messages an act may delete, as a query; None: as many as there are."""
+    """Return the query of how many messages a call may delete; None: any number."""
     return "" if deletes_max == 0 else f"?deletes_max={deletes_max or MESSAGES_MAX}"

@@ -34,15 +34,17 @@ T = TypeVar("T")
 
 
 class PositionStore(Protocol):
-    """Where a reader's position is kept. Both calls may be plain or `async`; a plain one runs in
-    the event loop, so let it be quick. A reader calls them one after another, never two at once.
+    """A store of readers' positions.
+
+    Both calls may be plain or `async`; a plain one runs in the event loop, so let it be quick. A
+    reader calls them one after another, never two at once.
     """
 
     def load(self, name: str, /) -> Position | Awaitable[Position | None] | None:
-        """The position that was saved last under this name; None: none was."""
+        """Return the position that was saved last under this name; None: there is none."""
 
     def save(self, name: str, position: Position, /) -> Awaitable[None] | None:
-        """Keep it; when this returns, the next `load` finds it."""
+        """Save a position; when this returns, the next `load` finds it."""
 
 
 @runtime_checkable
@@ -50,12 +52,14 @@ class LockingPositionStore(Protocol):
     """A store whose `load` keeps other readers from the name until this one releases it."""
 
     def release(self, name: str, /) -> None:
-        """The reader is done with the name."""
+        """Let another reader have the name."""
 
 
 def name_of(queue: str, keys: Sequence[str] | None) -> str:
-    """The name of a reader that was given none: its queue's, and where it reads only some keys a
-    digest of these, because a position says nothing about keys that the reader has not asked for.
+    """Return the name of a reader that was given none: its queue's.
+
+    If it reads only some keys, a digest of these follows, because a position says nothing about
+    keys that the reader has not asked for.
     """
     if keys is None:
         return queue
@@ -79,7 +83,7 @@ class MemoryPositions:
 
 
 class _PositionFile(msgspec.Struct):
-    """What a file says. `crc32` is that of `position`, as it is written."""
+    """The content of a file. `crc32` is that of `position`, as it is written."""
 
     version: int
     name: str
@@ -169,8 +173,10 @@ class FilePositions:
 
 
 async def _run_to_completion(work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
-    """Have it done in a thread, which nothing can stop: who is cancelled meanwhile waits for it,
-    and undoes it."""
+    """Run `work` in a thread, which nothing can stop.
+
+    A caller that is cancelled meanwhile waits for the end of it, and undoes it.
+    """
     doing = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None
     while not doing.done():

@@ -21,19 +21,21 @@ _FRAME_OVERHEAD_BYTES = 512
 
 
 class _LaneQueue:
-    """A lane, and who waits, first come first served, for room in it."""
+    """A lane, and the callers that wait for room in it, first come first served."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._waiting: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
     def has_room(self) -> bool:
-        """Whether something may be added now: there is room, and nobody waits for it."""
+        """Whether a message may be added now: there is room, and nobody waits for it."""
         return not self._waiting and self.lane.room() > 0
 
     async def add(self, fill: Callable[[], bool]) -> None:
-        """Call `fill` as soon as there is room and it is this caller's turn, and again whenever
-        there is room, until it returns True: it has added everything."""
+        """Call `fill` when there is room and it is this caller's turn.
+
+        Calls it again whenever there is room, until it returns True: it has added everything.
+        """
         added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (fill, added)
         self._waiting.append(waiter)
@@ -46,8 +48,10 @@ class _LaneQueue:
             raise
 
     def admit(self) -> None:
-        """There may be room now. Everybody who fits adds in this turn, so that what was published
-        by many callers travels in one frame."""
+        """Let callers add while there is room.
+
+        All that fit add in this turn, so that what many callers publish travels in one frame.
+        """
         while self._waiting and self.lane.room():
             fill, added = self._waiting[0]
             if not added.cancelled() and not fill():
@@ -57,7 +61,7 @@ class _LaneQueue:
                 added.set_result(None)
 
     def fail(self, error: TocsinError) -> None:
-        """There never will be room."""
+        """End the waits with this error: there never will be room."""
         for _, added in self._waiting:
             if not added.done():
                 added.set_exception(error)
@@ -81,12 +85,12 @@ class _SingleTicket:
 
 
 class Publisher:
-    """This client's lanes, one per queue."""
+    """The publisher of one client: its lanes, one per queue."""
 
     def __init__(
         self, session: Session, *, rng: Random, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`now`: what the broker's clock is compared with; finer than the loop's may be."""
+        """`now`: the clock that the broker's is compared with; the loop's may be coarser."""
         self._now = now
         self._clock = BrokerClock(wall_unix_us=time.time_ns() // 1000, now=now())
         self._session = session
@@ -100,7 +104,7 @@ class Publisher:
     def publish(
         self, queue: str, message: NewMessage, timeout_s: float | None
     ) -> Awaitable[Receipt]:
-        """See Client.publish. Where there is room the message is queued when this returns."""
+        """Publish a message, as Client.publish; if there is room it is queued when this returns."""
         data = self._encode(message)
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
@@ -148,7 +152,7 @@ class Publisher:
         messages: Iterable[NewMessage | Mapping[str, Any]],
         timeout_s: float | None,
     ) -> list[Receipt]:
-        """See Client.publish_many."""
+        """Publish messages, as Client.publish_many."""
         encoded = [self._encode_one(message) for message in messages]
         line = self._line(queue)
         if not encoded:
@@ -184,12 +188,12 @@ class Publisher:
 
     @property
     def unanswered(self) -> int:
-        """Messages of this client that have no final answer yet."""
+        """The number of messages of this client without a final answer."""
         return sum(line.lane.unanswered for line in self._lines.values())
 
     @property
     def deferred(self) -> dict[str, int]:
-        """How many messages the broker has refused for the moment, by error code."""
+        """The number of messages that the broker has refused for the moment, by error code."""
         counts: Counter[str] = Counter()
         for line in self._lines.values():
             counts.update(line.lane.deferred)
@@ -198,7 +202,7 @@ class Publisher:
     def _encode_one(
         self, message: NewMessage | Mapping[str, Any]
     ) -> tuple[bytes, str | None] | InvalidRequest:
-        """(encoded, id), or why it cannot be sent: its own outcome, not that of the others."""
+        """Return (encoded, id), or why the message cannot be sent: its own outcome."""
         try:
             draft = message if isinstance(message, NewMessage) else NewMessage(**message)
             return self._encode(draft), draft.id
@@ -241,7 +245,7 @@ class Publisher:
     # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
-        """Everything unanswered is sent again, under the same sequences (P4)."""
+        """Send everything unanswered again, under the same sequences (P4)."""
         self._clock.on_welcome(self._session.welcome.clock_unix_us, now=self._now())
         for line in self._lines.values():
             line.lane.bounds = self._bounds()
@@ -249,18 +253,18 @@ class Publisher:
         self._session.mark_dirty(self)
 
     def disconnected(self) -> None:
-        """What was in flight will be sent again."""
+        """Queue what was in flight to be sent again."""
         for line in self._lines.values():
             line.lane.on_disconnect()
 
     def failed(self, error: TocsinError) -> None:
-        """Nothing will be sent any more."""
+        """End everything with this error: nothing will be sent any more."""
         for line in self._lines.values():
             line.lane.fail(error)
             line.fail(error)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """The publishes of this turn; none while the socket does not take them."""
+        """Return the publishes to send now; none while the socket does not take them."""
         frames: list[bytes] = []
         if not self._session.writable:
             return frames  # `on_writable` asks again
@@ -271,11 +275,11 @@ class Publisher:
                 self._session.expect(ref, partial(self._on_answer, line, ref))
                 frames.append(frame)
         if frames and self._clock.is_due(now):
-            frames.insert(0, self._ask(now))
+            frames.insert(0, self._ping(now))
         return frames
 
-    def _ask(self, now: float) -> bytes:
-        """What does the broker's clock show?"""
+    def _ping(self, now: float) -> bytes:
+        """Return a ping, whose answer shows the broker's clock."""
         ref, asked_at = next(self._session.refs), self._now()
         self._clock.on_ping(now)
 
@@ -299,7 +303,7 @@ class Publisher:
         self._session.wake_at(line.lane.next_deadline())
 
     def next_deadline(self) -> float | None:
-        """The earliest of the lanes."""
+        """Return the earliest deadline of the lanes."""
         return min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:
@@ -309,7 +313,7 @@ class Publisher:
                 yield deadline
 
     def expire(self, *, now: float) -> None:
-        """Give up what is late; send again what has waited long enough."""
+        """End what is late; send again what has waited long enough."""
         for line in self._lines.values():
             line.lane.expire(now=now)
             line.admit()

@@ -27,8 +27,10 @@ OnGap = Literal["raise"] | Callable[[Gap], None]
 
 
 class Reader(SessionSubscription):
-    """Made by `Client.read`; an async context manager and iterator. After a lost connection it goes
-    on behind what it has received."""
+    """A reader of a queue. Made by `Client.read`; an async context manager and iterator.
+
+    After a lost connection it goes on behind what it has received.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Reader(SessionSubscription):
         self._opening: ReaderOpening | None = None
         self._keeper: PositionKeeper | None = None
         self.verdicts: dict[int, Verdict] = {}
-        """Per partition, what was said of the position when the reader was opened, or opened again
+        """The verdict on the position, per partition, when the reader was opened, or opened again
         after a lost connection. Without a position it is "resumed" at the start."""
         if position_store is not None:
             self._keeper = PositionKeeper(
@@ -68,8 +70,10 @@ class Reader(SessionSubscription):
 
     @property
     def position(self) -> wire.Position | None:
-        """Behind the last message that was handed out: give it to `Client.read` as `start`, today
-        or later, to go on from there. None: not opened yet."""
+        """The position behind the last message that was handed out; None: not opened yet.
+
+        Give it to `Client.read` as `start`, today or later, to go on from there.
+        """
         return self._ledger.position()
 
     # --- opening and closing --------------------------------------------------------------------
@@ -80,7 +84,7 @@ class Reader(SessionSubscription):
         Raises:
             PositionUnknown: that position, or the one that is its `start`, belongs to another queue
                 of this name or to another history (where `on_unknown` is "raise").
-            PositionInUse, PositionDamaged: so says the position's store, and what to do.
+            PositionInUse, PositionDamaged: from the position's store, with what to do.
             QueueNotFound, Unauthorized, ...: what the broker says.
         """
         keeper = self._keeper
@@ -144,7 +148,7 @@ class Reader(SessionSubscription):
         """
         if self._keeper is not None:
             self._ledger.mark_handled()
-            self._keep()
+            self._report_move()
             await self._keeper.save_if_due()
         while (message := self.next_nowait()) is None:
             await self._wait()
@@ -154,16 +158,16 @@ class Reader(SessionSubscription):
         """The next message, if one is here; None: not now. Raises Gap as iterating does. A
         position that is kept is saved by the clock, and at the end."""
         while isinstance(item := self._ledger.next(), Gap):
-            self._keep()
+            self._report_move()
             if self._on_gap == "raise":
                 raise item
             self._on_gap(item)
-        self._keep()
+        self._report_move()
         if item is not None:
             self._session.mark_dirty(self)
         return item
 
-    def _keep(self) -> None:
+    def _report_move(self) -> None:
         if self._keeper is not None:
             self._keeper.on_move(self._ledger.handled_count, self._ledger.moves)
 
@@ -198,7 +202,7 @@ class Reader(SessionSubscription):
         try:
             is_last = opening.on_answer(answer)
         except TocsinError as error:
-            self._leave(error)
+            self._end(error)
             return
         if is_last:
             super()._on_answer(answer)
@@ -213,25 +217,25 @@ class Reader(SessionSubscription):
         assert opening is not None
         self.verdicts = opening.verdicts(answer)
         self._ledger.on_open(self._number, answer, opening.unknown(answer))
-        self._keep()
+        self._report_move()
         self._session.mark_dirty(self)
         self._waiters.wake(self._ledger.ready)
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """Take in a push."""
+        """Take a push."""
         if self._ledger.is_open:  # else it is of a reader that is being opened anew elsewhere
             self._ledger.receive(push)
             self._waiters.wake(self._ledger.ready)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """Credit of this turn."""
+        """Return the credit to send now."""
         return [wire.encode(frame) for frame in self._ledger.take()]
 
     def revoked(self, revoked: wire.Revoked) -> None:
-        """From a reader nothing is ever taken back."""
+        """Do nothing: from a reader nothing is ever taken back."""
 
     def next_deadline(self) -> float | None:
-        """Nothing is timed."""
+        """Return None: nothing is timed."""
         return None
 
     def expire(self, *, now: float) -> None:
@@ -272,14 +276,14 @@ class PositionKeeper:
         self._failure: BaseException | None = None
 
     async def load(self) -> Position | None:
-        """What was kept; None: nothing. Raises what the store raises."""
+        """Return the saved position; None: there is none. Raises what the store raises."""
         found = self._store.load(self._name)
         self._saved = await found if isawaitable(found) else found
         return self._saved
 
     def on_move(self, done: int, moves: int) -> None:
-        """`done` messages in all are done; `moves` is another number than before if the position
-        has moved."""
+        """Note that `done` messages in all are done; `moves` has changed if the position has
+        moved."""
         self._handled = done
         if moves == self._moves:
             return
@@ -289,8 +293,11 @@ class PositionKeeper:
             self._timer = loop.call_later(self._every_s, self._on_timer)
 
     async def save_if_due(self) -> None:
-        """Save, if so much is done that it is time. Raises what the store raised, now or when it
-        was called last by the clock; what was not saved then is saved the next time."""
+        """Save, if enough messages are done.
+
+        Raises what the store raised, now or when it was called last by the clock. What was not
+        saved then is saved the next time.
+        """
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""What a subscription to a group and a reader have in common: joining, leaving, waiting."""
+"""A subscription of a session: joining, leaving and waiting, as `Subscription` and `Reader` do."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -13,9 +13,9 @@ from tocsin.io.session import Session
 from tocsin.proto import wire
 
 MESSAGES_MAX: Final = (1 << 53) - 1
-"""More messages than there can be."""
+"""A number above that of all messages there can be."""
 RESUBSCRIBE_S: Final = 0.5
-"""After a subscribe that was refused for the moment, it is tried again so much later."""
+"""The pause after a subscribe that was refused for the moment."""
 LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime
@@ -24,13 +24,13 @@ SelfT = TypeVar("SelfT", bound="SessionSubscription")
 
 
 class Waiters:
-    """Tasks that wait for something to be there."""
+    """Tasks that wait, first come first served."""
 
     def __init__(self) -> None:
         self._futures: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Until `wake`."""
+        """Wait until `wake`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.append(future)
         try:
@@ -52,12 +52,12 @@ class Waiters:
                 count -= 1
 
     def wake_all(self) -> None:
-        """Let everybody go on."""
+        """Let all of them go on."""
         self.wake(len(self._futures))
 
 
 class SessionSubscription(ABC):
-    """A numbered subscription of a session, joined again where it has not outlived a carrier."""
+    """A numbered subscription of a session, joined again if it has not outlived a carrier."""
 
     def __init__(
         self,
@@ -79,15 +79,15 @@ class SessionSubscription(ABC):
 
     @abstractmethod
     def _subscribe(self, ref: int) -> wire.Subscribe:
-        """What is said to join."""
+        """Return the frame with which to join."""
 
     def _resume(self) -> bool:
-        """Go on where the subscription still stands at the broker; False: it has to be joined."""
+        """Go on if the broker still has the subscription; False: it has to be joined."""
         return False
 
     @abstractmethod
     def _on_accept(self, answer: wire.Ok) -> None:
-        """The broker has let us in."""
+        """Begin: the broker has accepted the subscription."""
 
     # --- joining and leaving --------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class SessionSubscription(ABC):
             self.opened()
             await self._joined
         except BaseException:
-            self._leave(ClientClosed("the subscription was not opened"))
+            self._end(ClientClosed("the subscription was not opened"))
             raise
         return self
 
@@ -127,11 +127,11 @@ class SessionSubscription(ABC):
             self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
         else:
             left.set_result(None)
-        self._leave(ClientClosed("the subscription has been closed"))
+        self._end(ClientClosed("the subscription has been closed"))
         await asyncio.wait((left,), timeout=LEAVE_TIMEOUT_S)
 
-    def _leave(self, error: TocsinError) -> None:
-        """It is over, and this is why."""
+    def _end(self, error: TocsinError) -> None:
+        """End the subscription for this reason."""
         if self._failure is not None:
             return
         self._failure = error
@@ -144,7 +144,7 @@ class SessionSubscription(ABC):
         self._waiters.wake_all()
 
     async def _wait(self) -> None:
-        """Until there may be something to hand out.
+        """Wait until there may be something to hand out.
 
         Raises:
             StopAsyncIteration: it has been closed.
@@ -160,7 +160,7 @@ class SessionSubscription(ABC):
     # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
-        """The session stands: join, or go on."""
+        """Join, or go on: the session is open."""
         self._retry = None
         if self._failure is not None or not self._session.is_open or self._resume():
             return
@@ -188,48 +188,48 @@ class SessionSubscription(ABC):
             if not self._joined.done():
                 self._joined.set_result(None)
         elif not answer.retry:
-            self._leave(answer.exception())
+            self._end(answer.exception())
         elif not self._session.is_draining:  # else the next connection follows
             pause_s = max(RESUBSCRIBE_S, answer.retry_after_s or 0.0)
             self._retry = self._loop.call_later(pause_s, self._join)
 
     def disconnected(self) -> None:
-        """The connection is lost."""
+        """Stop trying to join: the connection is lost."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
 
     def failed(self, error: TocsinError) -> None:
-        """No other connection follows."""
-        self._leave(error)
+        """End for this reason: no other connection follows."""
+        self._end(error)
 
     def ended(self, error: TocsinError) -> None:
-        """The broker has ended the subscription, e.g. because its queue was deleted."""
-        self._leave(error)
+        """End for this reason: the broker has ended it, e.g. because its queue was deleted."""
+        self._end(error)
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """When to call `expire`; None: nothing is timed."""
+        """Return when to call `expire`; None: nothing is timed."""
 
     @abstractmethod
     def expire(self, *, now: float) -> None:
-        """Time has passed."""
+        """Do what is due by now."""
 
     @abstractmethod
     def collect(self, *, now: float) -> list[bytes]:
-        """The frames of this turn."""
+        """Return the frames to send now."""
 
     @abstractmethod
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """A push has come."""
+        """Take a push."""
 
     @abstractmethod
     def revoked(self, revoked: wire.Revoked) -> None:
-        """Deliveries were taken back."""
+        """Give up deliveries that the broker takes back."""
 
 
 def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartAt | None:
-    """A start as frames and requests say it. A time without a zone is local.
+    """Return a start as frames and requests have it. A time without a zone is local.
 
     Raises:
         ValueError: no clock of this machine has it.

@@ -1,4 +1,4 @@
-"""The shell around a consumer's ledger: a subscription to a group."""
+"""A subscription to a group: the messages of a consumer, and the handlers that work on them."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger("tocsin")
 
 REASON_CHARS_MAX: Final = 500
 LEASE_S_DEFAULT: Final = 30.0
-"""Where the broker does not name the group's."""
+"""The lease if the broker does not name the group's."""
 
 
 class Subscription(SessionSubscription):
@@ -56,10 +56,10 @@ class Subscription(SessionSubscription):
             auto_extend=auto_extend,
         )
         self._is_held = False
-        """Whether the broker may still know of what is held here."""
-        self._running: dict[Message, asyncio.Task[object]] = {}
-        """Messages whose handlers run, each in the task that is cancelled when it is gone."""
-        self._cancelled: set[asyncio.Task[object]] = set()
+        """Whether the broker may still know what is held here."""
+        self._handlers: dict[Message, asyncio.Task[object]] = {}
+        """The messages whose handlers run, each with the task to cancel when it is gone."""
+        self._cancelled_workers: set[asyncio.Task[object]] = set()
 
     # --- for the user ---------------------------------------------------------------------------
 
@@ -140,36 +140,38 @@ class Subscription(SessionSubscription):
         worker = asyncio.current_task()
         assert worker is not None
         async for message in self:
-            self._running[message] = worker
+            self._handlers[message] = worker
             try:
                 await handler(message)
             except Exception as error:
-                if not self._was_cancelled(worker):
+                if not self._take_cancellation(worker):
                     logger.exception("the handler failed on %r", message)
                     reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
                     self._settle_quietly(message, partial(self.nack, message, None, reason))
             except asyncio.CancelledError:
-                if not self._was_cancelled(worker):
+                if not self._take_cancellation(worker):
                     # Nobody works on it any more; held, its lease would be prolonged for an hour.
                     self._settle_quietly(message, partial(self.nack, message, 0.0, "cancelled"))
                     raise
                 logger.warning("the handler was cancelled: %r is no longer held here", message)
             else:
-                if not self._was_cancelled(worker):
+                if not self._take_cancellation(worker):
                     self._settle_quietly(message, partial(self.ack, message))
             finally:
-                del self._running[message]
+                del self._handlers[message]
                 self._ledger.on_handler_end(message)
                 self._waiters.wake(self._ledger.ready)
             if worker.cancelling():
                 raise asyncio.CancelledError  # the handler has swallowed it
 
-    def _was_cancelled(self, worker: "asyncio.Task[object]") -> bool:
-        """Whether the handler was cancelled because its message is gone, and nobody else cancelled
-        its task; as asyncio.timeout does it."""
-        if worker not in self._cancelled:
+    def _take_cancellation(self, worker: "asyncio.Task[object]") -> bool:
+        """Whether the handler was cancelled because its message is gone, and for nothing else.
+
+        Takes that cancellation back, as asyncio.timeout does.
+        """
+        if worker not in self._cancelled_workers:
             return False
-        self._cancelled.discard(worker)
+        self._cancelled_workers.discard(worker)
         return not worker.uncancel()
 
     def _settle_quietly(self, message: Message, settle: Callable[[], None]) -> None:
@@ -220,7 +222,7 @@ class Subscription(SessionSubscription):
         await confirmed
 
     async def extend(self, message: Message, lease_s: float | None) -> None:
-        """Prolong the lease, and wait for the answer. Raises StaleDelivery."""
+        """Extend the lease, and wait for the answer. Raises StaleDelivery."""
         ledger, place = self._ledger, [[*message.held.place, message.offset, message.offset]]
         got: wire.Ok | wire.Error | None = None
         while got is None:  # lost on the way: it is asked again
@@ -252,12 +254,12 @@ class Subscription(SessionSubscription):
 
     def gone(self, message: Message) -> bool:
         """Cancel the handler that runs on it, unless that has nacked it itself."""
-        worker = self._running.get(message)
+        worker = self._handlers.get(message)
         if worker is None:
             return False
         cancels = message.state is State.GONE and worker is not asyncio.current_task()
-        if cancels and worker not in self._cancelled:
-            self._cancelled.add(worker)
+        if cancels and worker not in self._cancelled_workers:
+            self._cancelled_workers.add(worker)
             worker.cancel()
         return True
 
@@ -271,7 +273,7 @@ class Subscription(SessionSubscription):
         if comes_back:
             self._ledger.restart_count()
         else:
-            self._abandon()
+            self._give_up()
         return wire.Subscribe(
             ref=ref,
             subscription=self._number,
@@ -286,7 +288,7 @@ class Subscription(SessionSubscription):
     def _on_accept(self, answer: wire.Ok) -> None:
         lease_s = LEASE_S_DEFAULT if answer.lease_s is None else answer.lease_s
         if self._is_held:
-            self._hold()
+            self._send_held()
             return
         self._ledger.begin(credit=self._credit, lease_s=lease_s)
         self._is_held = True
@@ -294,11 +296,11 @@ class Subscription(SessionSubscription):
     def _resume(self) -> bool:
         if not self._is_held or self._number not in self._session.resumed:
             return False
-        self._hold()
+        self._send_held()
         return True
 
-    def _hold(self) -> None:
-        """Say what is held (R22); the answer to the last frame says what of it is not ours."""
+    def _send_held(self) -> None:
+        """Send what is held (R22); the answer to the last frame says what of it is not ours."""
         ledger, session = self._ledger, self._session
         lists = list(split_deliveries(ledger.report_held())) or [[]]
         for place, part in enumerate(lists, 1):
@@ -327,15 +329,14 @@ class Subscription(SessionSubscription):
         self._waiters.wake_all()
 
     def disconnected(self) -> None:
-        """Nothing is handed out until the session goes on; where the subscription is over, nothing
-        that is held counts any more."""
+        """Hand out nothing until the session goes on; if the subscription is over, give all up."""
         super().disconnected()
         self._ledger.pause()
         if self._failure is not None:
-            self._abandon()
+            self._give_up()
 
-    def _abandon(self) -> None:
-        """Nothing that was delivered can be settled any more."""
+    def _give_up(self) -> None:
+        """Give up every delivery: none can be settled any more."""
         self._is_held = False
         lost = OutcomeUnknown("unknown", "the session was lost before it was confirmed")
         for ticket in self._ledger.on_session_loss():
@@ -357,7 +358,7 @@ class Subscription(SessionSubscription):
         self._session.mark_dirty(self)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """Acks, nacks, marks, prolongations and credit of this turn."""
+        """Return the acks, nacks, marks, extensions and credit to send now."""
         frames: list[bytes] = []
         for frame in self._ledger.take(self._session.refs, now=now):
             ref: int | None = getattr(frame, "ref", None)
@@ -369,7 +370,7 @@ class Subscription(SessionSubscription):
 
     def _on_nack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is not None:  # else it is said again
-            self._finish(answer, partial(self._ledger.on_nack_answer, ref))
+            self._finish_tickets(answer, partial(self._ledger.on_nack_answer, ref))
 
     def _on_extend_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
@@ -387,14 +388,14 @@ class Subscription(SessionSubscription):
         if answer is None:
             return  # it is said again
         self._ledger.acks.on_durability_answer(ref, is_durable=isinstance(answer, wire.Ok))
-        self._finish(answer, partial(self._ledger.acks.on_ack_answer, ref))
+        self._finish_tickets(answer, partial(self._ledger.acks.on_ack_answer, ref))
 
-    def _finish(
+    def _finish_tickets(
         self,
         answer: wire.Ok | wire.Error,
         outcome: Callable[[wire.DeliveryList], Confirmations],
     ) -> None:
-        """End the waits for an answer to a confirmed ack or nack."""
+        """End the waits for the answer to confirmed acks or nacks."""
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
@@ -410,7 +411,7 @@ class Subscription(SessionSubscription):
             _finish(ticket, OutcomeUnknown("unknown", lost))
 
     def next_deadline(self) -> float | None:
-        """The earliest end of a lease."""
+        """Return the earliest end of a lease."""
         return self._ledger.next_deadline()
 
     def expire(self, *, now: float) -> None:
@@ -433,8 +434,10 @@ def _finish(ticket: Any, error: Exception | None) -> None:
 
 
 def _may_be_a_killer(message: Message) -> bool:
-    """R19: whether it may have killed a consumer already, and is to be marked as started before its
-    handler runs, so that a message that kills is counted before it kills."""
+    """Whether the message may have killed a consumer already (R19).
+
+    Then it is marked as started before its handler runs, so that it is counted before it kills.
+    """
     return message.held.doubtful or message.held.push.attempt > 1
 
 
@@ -446,7 +449,7 @@ def _answer(
 
 
 def _ignored(_: wire.Ok | wire.Error | None) -> None:
-    """What follows is answered as a whole."""
+    """Do nothing: the last frame of these is answered for all."""
 
 
 _ANSWERED: Final[dict[type, Callable[[Subscription, int, wire.Ok | wire.Error | None], None]]] = {

@@ -1,4 +1,4 @@
-"""What operators do, from where there is no event loop."""
+"""The calls of operators, without an event loop."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -90,7 +90,7 @@ class AdminCalls:
         return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
 
     def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
-        """What a key waits for, group by group. As tocsin.Client.explain."""
+        """Explain what a key waits for, group by group. As tocsin.Client.explain."""
         return self._loop.call(lambda: self._client.explain(queue, key, group=group))
 
     def held_keys(self, queue: str, group: str) -> list[HeldKey]:
@@ -98,7 +98,7 @@ class AdminCalls:
         return self._all(lambda: self._client.held_keys(queue, group))
 
     def leases(self, queue: str, group: str) -> list[Lease]:
-        """What is in flight: all of it, in memory. As tocsin.Client.leases."""
+        """Return all deliveries in flight, in memory. As tocsin.Client.leases."""
         return self._all(lambda: self._client.leases(queue, group))
 
     def sessions(self) -> list[SessionDescription]:

@@ -133,7 +133,7 @@ class Client(AdminCalls):
 
     @property
     def transport(self) -> Transport | None:
-        """What carries the session right now; None: nothing does."""
+        """The transport that carries the session now; None: nothing does."""
         return self._client.transport
 
     @property

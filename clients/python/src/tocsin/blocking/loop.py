@@ -1,4 +1,4 @@
-"""An event loop in a thread, and how other threads have something done there."""
+"""An event loop in a thread, and the calls of other threads into it."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 def _forget(answer: object) -> None:
-    """What nobody waits for any more."""
+    """Drop an answer that nobody waits for any more."""
 
 
 class LoopThread:
@@ -46,7 +46,7 @@ class LoopThread:
         timeout_s: float | None = None,
         unclaimed: Callable[[T], object] = _forget,
     ) -> T:
-        """Have this done there, and wait for it. A Ctrl-C while it waits ends the work too; where
+        """Run `work` in the loop, and wait for it. A Ctrl-C while it waits ends the work too; where
         that comes too late for the work, `unclaimed` gets what it answered.
 
         Raises:
@@ -77,7 +77,7 @@ class LoopThread:
         timeout_s: float | None,
         unclaimed: Callable[[T], object] = _forget,
     ) -> None:
-        """Have this done there; `future` tells of it, and ends it when it is cancelled. A Ctrl-C
+        """Run `work` in the loop; `future` has its outcome, and ends it when cancelled. A Ctrl-C
         may come between any two lines of the caller's: so the future is there before anything
         else, and the coroutine is made in the thread that awaits it."""
 
@@ -94,7 +94,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def run(self, act: Callable[[], T]) -> T:
-        """Have something short done there, and wait for it. Raises as `call`."""
+        """Run something short in the loop, and wait for it. Raises as `call`."""
 
         async def work() -> T:
             return act()
@@ -127,8 +127,10 @@ async def _within(work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float |
 
 
 def _tell(future: Future[T], unclaimed: Callable[[T], object], task: asyncio.Task[T]) -> None:
-    """What became of the task. Where a Ctrl-C came between its end and this, what it answered is
-    unclaimed."""
+    """Hand the outcome of a task to its future.
+
+    If a Ctrl-C came between the end of the task and this, its answer is unclaimed.
+    """
     if task.cancelled():
         future.cancel()
     error = None if task.cancelled() else task.exception()

@@ -1,4 +1,4 @@
-"""Subscriptions and readers whose messages are waited for where one stands."""
+"""Subscriptions and readers without an event loop: the calling thread waits for messages."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class Message(Content):
         return self._settling.attempt
 
     def ack(self, *, confirm: bool = False) -> None:
-        """It is done. Returns when the ack is queued; with `confirm` when it is durable.
+        """Settle the message. Returns when the ack is queued; with `confirm` when it is durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
@@ -41,7 +41,7 @@ class Message(Content):
     def nack(
         self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
     ) -> None:
-        """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
+        """Return the message: it comes again after `delay_s` seconds, or the queue's backoff; later
         messages of its key wait for it. Returns when the nack is queued: count, delay and reason
         may still be lost with the connection or the broker. With `confirm` it returns when they
         are durable.
@@ -54,9 +54,10 @@ class Message(Content):
         self._loop.call(lambda: self._settling.nack(delay_s, reason, confirm=confirm))
 
     def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
-        """Return it for good: it moves to the dead letters at once, or its key is parked where the
-        queue says so. Returns when the rejection is queued: where it is lost with the connection
-        or the broker, the message comes again. With `confirm` it returns when it is durable.
+        """Return the message for good: it moves to the dead letters at once, or its key is parked
+        where the queue says so. Returns when the rejection is queued: where it is lost with the
+        connection or the broker, the message comes again. With `confirm` it returns when it is
+        durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
@@ -66,7 +67,7 @@ class Message(Content):
         self._loop.call(lambda: self._settling.reject(reason, confirm=confirm))
 
     def extend(self, lease_s: float | None = None) -> None:
-        """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
+        """Extend the lease to `lease_s` seconds from now (None: the group's). Returns when the
         broker has agreed. Raises StaleDelivery."""
         self._loop.call(lambda: self._settling.extend(lease_s))
 
@@ -75,7 +76,7 @@ SourceT = TypeVar("SourceT", tocsin.Subscription, tocsin.Reader)
 
 
 class _Open(Generic[SourceT]):
-    """What a subscription and a reader have in common: a place that is taken and left."""
+    """The common part of a subscription and a reader: joining, leaving and waiting."""
 
     def __init__(
         self, owner: object, loop: LoopThread, make: Callable[[], SourceT], idle_s: float | None
@@ -85,7 +86,7 @@ class _Open(Generic[SourceT]):
         self._idle_s = idle_s
         self._is_open = False
         self._unclaimed: deque[Any] = deque()
-        """Messages that had come when a Ctrl-C ended the wait for them."""
+        """The messages that had arrived when a Ctrl-C ended the wait for them."""
         self._source: SourceT = loop.run(make)
 
     def _enter(self) -> None:

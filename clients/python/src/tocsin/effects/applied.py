@@ -1,4 +1,4 @@
-"""Which messages' effects a database holds, in the database itself. Speaks SQL, opens nothing."""
+"""The record of the messages whose effects a database holds, in that database. Opens nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ _HIGHEST: Final = (1 << 63) - 1
 
 
 class Cursor(Protocol):
-    """What is needed of a DB-API cursor (PEP 249)."""
+    """The part of a DB-API cursor (PEP 249) that is needed."""
 
     @property
     def rowcount(self) -> int:
-        """How many rows the last statement wrote."""
+        """The number of rows that the last statement wrote."""
 
     def execute(self, sql: str, parameters: Sequence[Any], /) -> object:
         """Run a statement."""
 
     def fetchall(self) -> list[Any]:
-        """The rows that it found."""
+        """Return the rows that it found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What databases disagree about: how a parameter is written, and what is put behind a SELECT
-    so that nobody changes the row before this transaction ends."""
+    """The differences of databases: how a parameter is written, and what is put behind a SELECT so
+    that nobody changes the row before this transaction ends."""
 
     parameter: str
     share_lock: str

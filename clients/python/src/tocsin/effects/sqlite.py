@@ -17,8 +17,10 @@ TransactionT_co = TypeVar("TransactionT_co", covariant=True)
 
 
 class EffectStore(Protocol[TransactionT_co]):
-    """What applies effects once: what a store for another database is to have, so that handlers
-    need not know which one it is."""
+    """A store that applies effects once.
+
+    The port for stores of other databases, so that handlers need not know which one it is.
+    """
 
     def once(self, message: Content, /) -> AbstractAsyncContextManager[TransactionT_co | None]:
         """A transaction for whoever is to apply the message's effect; None where it has been
@@ -74,7 +76,7 @@ class SqliteEffects:
         return Once(self, message)
 
     def forget(self, queue_id: str, *, partition: int | None = None, from_offset: int = 0) -> None:
-        """See `Applied.forget`; durable when this returns."""
+        """Let effects be applied again, as `Applied.forget`; durable when this returns."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -136,7 +138,7 @@ class SqliteEffects:
 
 
 class Once:
-    """One transaction: see `SqliteEffects.once`."""
+    """The transaction of one effect, as `SqliteEffects.once` returns it."""
 
     def __init__(self, store: SqliteEffects, message: Content) -> None:
         self._store = store
