@@ -331,7 +331,8 @@ def _printed(
     context = click.Context(
         top, info_name=named, parent=above, terminal_width=COLUMNS, max_content_width=COLUMNS
     )
-    yield name, top.get_help(context)
+    with mock.patch.object(top, "_help_option", None):  # a command that has run keeps its own
+        yield name, top.get_help(context)
     for below, command in sorted((top.commands if isinstance(top, click.Group) else {}).items()):
         yield from _printed(f"{name} {below}", command, context)
 
