@@ -33,7 +33,7 @@ from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
 from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import NO_PAGES, Pages
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire.protocol import Timing
 from metadata.port import Metadata
 from push import limits
@@ -91,13 +91,13 @@ class Server:
         auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
-        around = Surroundings(broker, auth, timing=timing, books=books, limiter=broker.limiter)
+        services = SessionServices(broker, auth, timing=timing, books=books, limiter=broker.limiter)
         addresses = Addresses(
             parse_networks(",".join(config.trusted_proxies)) if config.trusted_proxies else (),
             certificate_header=config.client_certificate_header,
             is_plain_allowed=config.plain or config.is_loopback,
         )
-        self.registry = Registry(around, sessions_max=_sessions_max(), addresses=addresses)
+        self.registry = Registry(services, sessions_max=_sessions_max(), addresses=addresses)
         broker.hit_rates["framed_messages"] = self.registry.framed
         broker.hit_rates |= self.credentials.hit_rates
         broker.audit = books.audit
@@ -121,10 +121,10 @@ class Server:
         self._listener = Listener(
             application,
             bound,
-            http=http_class(addresses, self.registry.intake, around.turns),
+            http=http_class(addresses, self.registry.intake, services.turns),
             ws=websocket_class(self.registry),
             tls=tls.context if tls is not None else None,
-            turns=around.turns,
+            turns=services.turns,
         )
 
     @classmethod
@@ -187,7 +187,7 @@ class Server:
 
     def _measure(self, samples: Samples) -> None:
         samples.put("tocsin_sessions", len(self.registry), "connected")
-        samples.put("tocsin_sessions", len(self.registry.around.sessions), "lingering")
+        samples.put("tocsin_sessions", len(self.registry.services.sessions), "lingering")
         samples.put("tocsin_sessions_max", _sessions_max())
         for code, count in sorted(self.books.usage.refusals().items()):
             samples.put("tocsin_refusals_total", count, code)

@@ -37,7 +37,16 @@ from gateway.deliverylog.lines import (
     encode,
     messages_of,
 )
-from gateway.deliverylog.spans import CARRIERS, Clock, Done, Given, Origin, Place, Placed, Session
+from gateway.deliverylog.spans import (
+    CARRIERS,
+    Clock,
+    Done,
+    Given,
+    LoggedSession,
+    Origin,
+    Place,
+    Placed,
+)
 from metadata.catalog import Group, Queue
 from push import limits
 
@@ -123,7 +132,12 @@ class DeliveryLog:
     # --- What comes in --------------------------------------------------------------------------
 
     def place(
-        self, queue: Queue, group: str, session: Session | None = None, *, is_nobody: bool = False
+        self,
+        queue: Queue,
+        group: str,
+        session: LoggedSession | None = None,
+        *,
+        is_nobody: bool = False,
     ) -> Place:
         """A new place in a group; see Place."""
         return Place(self, queue, group, session, is_nobody=is_nobody)
@@ -198,7 +212,7 @@ class DeliveryLog:
 
     def read(
         self, queue: Queue, number: int, runs: Iterable[tuple[int, int]], published_unix_ms: int, *,
-        session: Session | None = None, sessions: Sequence[str] = (), cause: Cause,
+        session: LoggedSession | None = None, sessions: Sequence[str] = (), cause: Cause,
         given_us: int, certified_us: int | None = None,
     ) -> None:  # fmt: skip
         """Readers are given these runs (first, last) of partition `number`: one, over `session`,

@@ -92,7 +92,7 @@ PUSHES_BYTES_MAX: Final = 32 * 1024
 CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-poll": "long_poll"}
 
 
-class Session(Protocol):
+class LoggedSession(Protocol):
     """Whoever is given something over a session."""
 
     @property
@@ -201,7 +201,7 @@ class Place:
     )  # fmt: skip
 
     def __init__(
-        self, log: PlaceLog, queue: Queue, group: str, session: Session | None = None, *,
+        self, log: PlaceLog, queue: Queue, group: str, session: LoggedSession | None = None, *,
         is_nobody: bool = False,
     ) -> None:  # fmt: skip
         self._log = log
@@ -505,7 +505,7 @@ def _extend(runs: list[tuple[int, int, int]], number: int, first: int, count: in
     runs.append((number, first, count))
 
 
-class Host(Session, Protocol):
+class Host(LoggedSession, Protocol):
     """A session that publishes."""
 
     @property

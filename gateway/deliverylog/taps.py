@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from gateway.counters import Published
 from gateway.deliverylog.lines import Cause, Ended, Event, Named
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import Place, Run, Session, Stages
+from gateway.deliverylog.spans import LoggedSession, Place, Run, Stages
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery.delivery import Delivery
@@ -335,7 +335,7 @@ class Reader(Protocol):
     is_socket: bool
 
     @property
-    def link(self) -> Session: ...
+    def link(self) -> LoggedSession: ...
 
 
 class Reads:
@@ -358,7 +358,7 @@ class Reads:
         return FanOut(self, number, record, stages)
 
     def alone(
-        self, session: Session, number: int, record: Record, offsets: Sequence[int],
+        self, session: LoggedSession, number: int, record: Record, offsets: Sequence[int],
         stages: Stages | None = None,
     ) -> None:  # fmt: skip
         """A reader is given these, ascending, by itself. `stages` None: it is behind, and reads the

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final, Protocol
 
 from gateway.counters import HitRate
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from gateway.wire.coalesce import Heard
 from gateway.wire.frames import Close
@@ -85,22 +85,22 @@ class Registry:
 
     def __init__(
         self,
-        around: Surroundings,
+        services: SessionServices,
         *,
         sessions_max: int = limits.SESSIONS_MAX,
         addresses: Addresses = NO_PROXIES,
         incoming: Incoming | None = None,
     ) -> None:
-        self.around = around
-        self.log = around.broker.delivery_log
-        self._soon = around.broker.soon
+        self.services = services
+        self.log = services.broker.delivery_log
+        self._soon = services.broker.soon
         self.addresses = addresses
-        around.sessions.has_room = self._has_room
+        services.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
         self.incoming = incoming or Incoming()
         """What clients have begun to send; request bodies count there, too."""
         self.intake = Intake(
-            lambda: around.broker.publisher.is_storing, around.broker.publisher.hurry
+            lambda: services.broker.publisher.is_storing, services.broker.publisher.hurry
         )
         self.is_draining = False
         self._sessions_max = sessions_max
@@ -140,7 +140,7 @@ class Registry:
 
     def _has_room(self) -> bool:
         """Whether the session that has just said `hello` is not one too many (P9)."""
-        there = len(self._connections) + len(self._lost) + len(self.around.sessions)
+        there = len(self._connections) + len(self._lost) + len(self.services.sessions)
         return there <= self._sessions_max
 
     def add(self, connection: Connection) -> None:
@@ -177,7 +177,7 @@ class Registry:
 
     def waits(self, connection: Talker, size: int) -> bool:
         """Whether who has sent `size` bytes at once has to wait for his turn with them."""
-        if size <= UNTURNED_BYTES or not self.around.broker.publisher.is_crowded:
+        if size <= UNTURNED_BYTES or not self.services.broker.publisher.is_crowded:
             return False
         spell = int(asyncio.get_running_loop().time() / _SPELL_S)
         if spell != self._spell:
@@ -188,11 +188,11 @@ class Registry:
 
     def part_bytes(self, size: int) -> int:
         """How much of what it has sent, `size` bytes, a socket may have worked off in one go."""
-        is_shared = size > PART_BYTES_SHARED and self.around.broker.publisher.has_company
+        is_shared = size > PART_BYTES_SHARED and self.services.broker.publisher.has_company
         return PART_BYTES_SHARED if is_shared else PART_BYTES_MAX
 
     def _turn(self) -> None:
-        loop, publisher = asyncio.get_running_loop(), self.around.broker.publisher
+        loop, publisher = asyncio.get_running_loop(), self.services.broker.publisher
         if not self._later:
             self._has_turn = False
             return
@@ -255,7 +255,7 @@ async def drain_sessions(registry: Registry, *, deadline_s: float, random: Rando
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s
     registry.is_draining = True
-    registry.around.sessions.end_lingering()
+    registry.services.sessions.end_lingering()
     connections = registry.connections()
     spread_s = min(deadline_s / 2, len(connections) / DRAINED_PER_S_MAX)
     slice_size = max(1, int(len(connections) * _SLICE_S / spread_s)) if spread_s else 1

@@ -11,8 +11,8 @@ from typing import Final
 
 from gateway.models import Admission, Transport
 from gateway.net.connections import Registry
-from gateway.session.directory import Sessions, fresh_session_id
-from gateway.session.session import Conversation
+from gateway.session.directory import SessionDirectory, fresh_session_id
+from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import Principal
@@ -36,7 +36,7 @@ _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
 class Poll:
-    """One session's transport: the Outlet of its conversation, a Connection of the registry."""
+    """One session's transport: the Outlet of its session, a Connection of the registry."""
 
     transport: Final[Transport] = "long-poll"
 
@@ -44,7 +44,7 @@ class Poll:
         self.address = address
         self._polls = polls
         self._registry = registry
-        self.conversation: Conversation | None = None
+        self.session: Session | None = None
         self.poll_id = secrets.token_urlsafe(16)
         """Its own, not the session's: a request to a transport that the session has left, late or
         repeated by a proxy, must not count here. [An old message 1 comes in; the new message 1,
@@ -83,17 +83,17 @@ class Poll:
         now = asyncio.get_running_loop().time()
         registry = self._registry
         self._opened_at = now
-        self.conversation = Conversation(
-            registry.around, self, fresh_session_id(), admission, now=now,
+        self.session = Session(
+            registry.services, self, fresh_session_id(), admission, now=now,
         )  # fmt: skip
-        began = self.conversation
+        began = self.session
         self.principal = admission.principal
         refusal = registry.refusal()
         registry.add(self)
         if refusal is not None:
             self.close(refusal)
             return
-        self.conversation.receive(hello, now=now)
+        self.session.receive(hello, now=now)
         if began.refusal is not None:
             raise began.refusal
         self._schedule()
@@ -111,8 +111,8 @@ class Poll:
         except TimeoutError:
             raise Refused("overloaded", "what came before takes its time: say it again") from None
         await self._paid()
-        conversation = self.conversation
-        if conversation is None:
+        session = self.session
+        if session is None:
             raise self.gone()
         if number == self._posted:
             return
@@ -124,13 +124,13 @@ class Poll:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
         self._posted = number
         now = asyncio.get_running_loop().time()
-        conversation.pay(conversation.receive(data, now=now), now=now)
+        session.pay(session.receive(data, now=now), now=now)
         self._schedule()
 
     async def _paid(self) -> None:
         """Wait until what came before is paid for."""
         now = asyncio.get_running_loop().time
-        while self.conversation is not None and (wait_s := self.conversation.pay(0, now=now())):
+        while self.session is not None and (wait_s := self.session.pay(0, now=now())):
             await asyncio.sleep(min(wait_s, _UNHEARD_S_MAX))
             self._heard()
 
@@ -180,9 +180,9 @@ class Poll:
         if self._transit is not None and self._marked:
             self._transit.answered(self._marked, now=asyncio.get_running_loop().time())
             self._marked = 0
-        if self._is_starved and self.conversation is not None:
+        if self._is_starved and self.session is not None:
             self._is_starved = False
-            self.conversation.resume()
+            self.session.resume()
 
     def _take(self) -> tuple[int, list[bytes]]:
         size = count = 0
@@ -197,8 +197,8 @@ class Poll:
             if size >= limits.MARK_BYTES or self._is_owed:
                 self._mark(size, self._taken_at)
             self._is_owed = bool(self._frames)
-            if self.conversation is not None and not self._frames:
-                self._registry.around.broker.delivery_log.taken(self.conversation.session_id)
+            if self.session is not None and not self._frames:
+                self._registry.services.broker.delivery_log.taken(self.session.session_id)
         return self._batch, self._answered
 
     def _mark(self, size: int, now: float) -> None:
@@ -215,9 +215,9 @@ class Poll:
 
     def finish(self) -> None:
         """The client is done. After the end nothing happens."""
-        conversation = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
-        if conversation is not None:
-            conversation.closed()
+        session = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
+        if session is not None:
+            session.closed()
 
     def gone(self) -> Refused:
         """What a request to it gets when it is over."""
@@ -225,13 +225,13 @@ class Poll:
         return Refused("session_not_found", f"the session is over here{why}")
 
     def _heard(self) -> None:
-        if self.conversation is not None:
-            self.conversation.heard(now=asyncio.get_running_loop().time())
+        if self.session is not None:
+            self.session.heard(now=asyncio.get_running_loop().time())
             self._schedule()
 
     def _schedule(self) -> None:
-        if self.conversation is not None:
-            self._registry.deadlines.set(self, self.conversation.next_deadline())
+        if self.session is not None:
+            self._registry.deadlines.set(self, self.session.next_deadline())
 
     # --- Outlet ---------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Poll:
 
     def writable(self) -> bool:
         """As Outlet.writable."""
-        if self.conversation is not None and self._byte_count <= limits.WRITE_BUFFER_BYTES_MAX:
+        if self.session is not None and self._byte_count <= limits.WRITE_BUFFER_BYTES_MAX:
             return True
         self._is_starved = True
         return False
@@ -290,29 +290,29 @@ class Poll:
         """As Outlet.close: the next poll hears of it behind what waits."""
         # Who has no right any more is given nothing more, also not what waits already (P11).
         is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
-        conversation = self._leave(close, is_mute=is_mute)
-        if conversation is None:
+        session = self._leave(close, is_mute=is_mute)
+        if session is None:
             return
         if close in (frames.HEARTBEAT, frames.DRAINING):
-            conversation.lost()
+            session.lost()
         else:
-            conversation.closed()
+            session.closed()
 
-    def adopt(self, conversation: Conversation) -> None:
+    def adopt(self, session: Session) -> None:
         """As Outlet.adopt."""
-        self.conversation = conversation
+        self.session = session
         self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
         self._leave(close, is_mute=True)
 
-    def _leave(self, close: Close, *, is_mute: bool = False) -> Conversation | None:
+    def _leave(self, close: Close, *, is_mute: bool = False) -> Session | None:
         """Returns whose transport it was. `is_mute`: what waits is worth nothing any more."""
-        conversation, self.conversation = self.conversation, None
-        if conversation is not None:
+        session, self.session = self.session, None
+        if session is not None:
             self.end = close
-            self._registry.around.broker.delivery_log.left(conversation.session_id)
+            self._registry.services.broker.delivery_log.left(session.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()
@@ -320,7 +320,7 @@ class Poll:
             self._forget_at = asyncio.get_running_loop().time() + KEPT_S
             self._polls.ended(self)
             self._wake()
-        return conversation
+        return session
 
     def drop(self) -> None:
         """Nobody will ask for what it has to say."""
@@ -349,14 +349,14 @@ class Poll:
 
     def drain(self, reconnect_after_s: float) -> None:
         """As Connection.drain."""
-        if self.conversation is not None:
-            self.conversation.drain(reconnect_after_s)
+        if self.session is not None:
+            self.session.drain(reconnect_after_s)
 
     def tick(self) -> None:
         """As Timed.tick."""
         now = asyncio.get_running_loop().time()
-        if self.conversation is not None:
-            self.conversation.expire(now=now)
+        if self.session is not None:
+            self.session.expire(now=now)
             self._schedule()
         elif now >= self._forget_at:
             self._polls.forget(self)
@@ -375,9 +375,9 @@ class Polls:
         self._ended_bytes = 0
 
     @property
-    def sessions(self) -> Sessions:
+    def sessions(self) -> SessionDirectory:
         """Those of the gateway, over whatever transport."""
-        return self._registry.around.sessions
+        return self._registry.services.sessions
 
     def open(self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN) -> Poll:
         """A new session, or one that goes on here, for a client at this address.
@@ -386,11 +386,11 @@ class Polls:
             Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many:
                 there is none.
         """
-        limiter, now = self._registry.around.limiter, asyncio.get_running_loop().time()
+        limiter, now = self._registry.services.limiter, asyncio.get_running_loop().time()
         limiter.connect(name_of(address.text), now=now)
         poll = Poll(self, self._registry, address)
         poll.open(admission, hello)
-        if poll.end is not None and poll.conversation is None:
+        if poll.end is not None and poll.session is None:
             raise _refusal(poll.end)
         self._by_id[poll.poll_id] = poll
         return poll

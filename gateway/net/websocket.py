@@ -1,7 +1,7 @@
 """WebSockets: uvicorn's protocol class, replaced by ours. `uvicorn.Config(ws=websocket_class(…))`.
 
 No task, no queue, no ASGI scope and no timer of its own per connection: an idle one is this object,
-its conversation, and the socket.
+its session, and the socket.
 
     handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
     reading     by a MessageReader, which holds nothing between two messages (gateway.net.websocket)
@@ -29,7 +29,7 @@ from gateway.models import Admission, Transport
 from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Registry
 from gateway.net.handshake import shake_hands
 from gateway.session.directory import fresh_session_id
-from gateway.session.session import Conversation
+from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.coalesce import Heard
 from gateway.wire.frames import Close
@@ -69,13 +69,13 @@ _UNHEARD_S_MAX: Final = 1.0
 class Reading(asyncio.Protocol, ABC):
     """See the module."""
 
-    __slots__ = ("_conversation", "_is_holding", "_read_holds", "_reader", "_transport")
+    __slots__ = ("_is_holding", "_read_holds", "_reader", "_session", "_transport")
     registry: ClassVar[Registry]
     scheduled: float
     _transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self._conversation: Conversation | None = None
+        self._session: Session | None = None
         """None before the handshake and after our close frame."""
         self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._is_holding = False
@@ -110,15 +110,15 @@ class Reading(asyncio.Protocol, ABC):
 
     # --- Hearing --------------------------------------------------------------------------------
 
-    def _hear(self, conversation: Conversation, data: bytes) -> None:
+    def _hear(self, session: Session, data: bytes) -> None:
         """Bytes of the client."""
         events = Heard(self._reader.receive(data))
         if self.registry.waits(self, len(data)):
             self._hold(_TURN)
             self.registry.later(self, events)
             return
-        self._work(conversation, events, self.registry.part_bytes(len(data)))
-        if len(data) >= FULL_READ_BYTES and self._conversation is not None:
+        self._work(session, events, self.registry.part_bytes(len(data)))
+        if len(data) >= FULL_READ_BYTES and self._session is not None:
             self._hold(_BREATH)
             asyncio.get_running_loop().call_soon(self._breathe)
         if len(data) >= LARGE_READ_BYTES and self._reader.held_bytes >= LARGE_READ_BYTES:
@@ -144,23 +144,23 @@ class Reading(asyncio.Protocol, ABC):
         if not self._transport.is_closing():
             self._unhold(_INTAKE)
 
-    def _work(self, conversation: Conversation, events: Heard, left: int) -> None:
+    def _work(self, session: Session, events: Heard, left: int) -> None:
         """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
-        conversation.heard(now=now)
+        session.heard(now=now)
         count, is_cut = 0, False
         for opcode, messages in events:
             if opcode == TEXT:
-                count += conversation.receive(*messages, now=now)
-                here = self._conversation  # not the shell that a hello came to
+                count += session.receive(*messages, now=now)
+                here = self._session  # not the shell that a hello came to
                 if here is not None and here.is_welcome:
                     reader.bytes_max = limits.FRAME_BYTES_MAX
             elif opcode != PONG or not self._answered(messages[0]):
                 count += 1
-                self._control(conversation, opcode, messages[0])
-            if self._conversation is None:
+                self._control(session, opcode, messages[0])
+            if self._session is None:
                 return
-            conversation = self._conversation  # a hello may have brought back another one
+            session = self._session  # a hello may have brought back another one
             left -= sum(map(len, messages))
             if left <= 0 or count >= PART_FRAMES_MAX:
                 is_cut = True
@@ -169,14 +169,14 @@ class Reading(asyncio.Protocol, ABC):
             self._break(reader.broken)
             return
         if count or is_cut or self._read_holds & _TURN:
-            self._pay(conversation, count, events, now, is_cut=is_cut)
+            self._pay(session, count, events, now, is_cut=is_cut)
         elif self._is_holding or not reader.is_idle:
             self._hold_incomplete(reader.held_bytes)
-            conversation.heard_part(now=now)
-        self.registry.deadlines.set(self, conversation.next_deadline())
+            session.heard_part(now=now)
+        self.registry.deadlines.set(self, session.next_deadline())
         self._flush_early()
 
-    def _control(self, conversation: Conversation, opcode: int, payload: bytes) -> None:
+    def _control(self, session: Session, opcode: int, payload: bytes) -> None:
         if opcode == PING:
             self._transport.write(control_frame(PONG, payload))
         elif opcode == CLOSE:
@@ -184,7 +184,7 @@ class Reading(asyncio.Protocol, ABC):
             is_end = payload[:2] in _LAST_WORDS
             self._end(control_frame(CLOSE, payload), ends_session=is_end)
         elif opcode == BINARY:
-            conversation.receive_binary()
+            session.receive_binary()
 
     def _break(self, broken: Close) -> None:
         if broken == frames.TOO_LARGE:
@@ -194,7 +194,7 @@ class Reading(asyncio.Protocol, ABC):
 
     def _pay(
         self,
-        conversation: Conversation,
+        session: Session,
         count: int,
         events: Heard,
         now: float,
@@ -203,7 +203,7 @@ class Reading(asyncio.Protocol, ABC):
     ) -> None:
         """For `count` frames; then the rest, if there is one, has its turn."""
         reader = self._reader
-        wait_s = conversation.pay(count, now=now)
+        wait_s = session.pay(count, now=now)
         if wait_s:
             self._hold(_TURN)
             later = min(wait_s, _UNHEARD_S_MAX)
@@ -219,16 +219,16 @@ class Reading(asyncio.Protocol, ABC):
 
     def _ask_again(self, events: Heard) -> None:
         """It has waited: has it paid?"""
-        conversation = self._conversation
-        if conversation is not None:  # else nobody listens any more
+        session = self._session
+        if session is not None:  # else nobody listens any more
             now = asyncio.get_running_loop().time()
-            conversation.heard(now=now)
-            self._pay(conversation, 0, events, now, is_cut=True)
+            session.heard(now=now)
+            self._pay(session, 0, events, now, is_cut=True)
 
     def go_on(self, rest: Heard) -> None:
         """As Talker.go_on; then the socket is read again."""
-        if self._conversation is not None:  # else nobody listens any more
-            self._work(self._conversation, rest, self.registry.part_bytes(PART_BYTES_MAX))
+        if self._session is not None:  # else nobody listens any more
+            self._work(self._session, rest, self.registry.part_bytes(PART_BYTES_MAX))
 
     # --- What is not complete -------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ _MARK: Final = struct.Struct("!Q")
 
 
 class WebSocketConnection(Reading):
-    """One socket: the Outlet of its conversation, a Connection of the registry."""
+    """One socket: the Outlet of its session, a Connection of the registry."""
 
     __slots__ = (
         "__weakref__",
@@ -314,7 +314,7 @@ class WebSocketConnection(Reading):
         self.scheduled = float("inf")
 
     def __repr__(self) -> str:
-        return f"<WebSocketConnection {self._conversation!r}>"
+        return f"<WebSocketConnection {self._session!r}>"
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -327,8 +327,8 @@ class WebSocketConnection(Reading):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
-        if self._conversation is not None:
-            self._hear(self._conversation, data)
+        if self._session is not None:
+            self._hear(self._session, data)
         elif self._is_begun:
             self._drop(data)
         else:
@@ -342,16 +342,16 @@ class WebSocketConnection(Reading):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._server_state.connections.discard(self)
-        conversation = self._conversation
-        if conversation is not None:
+        session = self._session
+        if session is not None:
             if self._is_dirty:
-                self.registry.log.gone(conversation.session_id)
-            self._detach(conversation)
-            self.registry.lost(partial(self._tell_lost, conversation))
+                self.registry.log.gone(session.session_id)
+            self._detach(session)
+            self.registry.lost(partial(self._tell_lost, session))
 
-    def _tell_lost(self, conversation: Conversation) -> None:
-        if conversation.carrier is self:  # its client has not come back meanwhile
-            conversation.lost()
+    def _tell_lost(self, session: Session) -> None:
+        if session.carrier is self:  # its client has not come back meanwhile
+            session.lost()
 
     def pause_writing(self) -> None:
         """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
@@ -361,8 +361,8 @@ class WebSocketConnection(Reading):
         """The socket has taken most of it."""
         self._write_is_paused = False
         self._large = 0
-        if self._conversation is not None:
-            self.registry.log.taken(self._conversation.session_id)
+        if self._session is not None:
+            self.registry.log.taken(self._session.session_id)
         if not self._goes_on:
             self._goes_on = True
             self.registry.resumed.add(self._write_on)
@@ -376,7 +376,7 @@ class WebSocketConnection(Reading):
 
     def shutdown(self) -> None:
         """uvicorn ends. The sessions have been drained before; whoever is left is sent away."""
-        if self._conversation is not None:
+        if self._session is not None:
             self.close(frames.DRAINING)
         else:
             self._transport.close()
@@ -384,15 +384,15 @@ class WebSocketConnection(Reading):
     # --- The handshake --------------------------------------------------------------------------
 
     def _shake_hands(self, data: bytes) -> None:
-        around = self.registry.around
+        services = self.registry.services
         handshake = shake_hands(
             data,
-            around.auth,
+            services.auth,
             now=asyncio.get_running_loop().time(),
-            wall=around.wall(),
+            wall=services.wall(),
             peer=peer_of(self._transport.get_extra_info),
             addresses=self.registry.addresses,
-            limiter=around.limiter,
+            limiter=services.limiter,
         )
         self.address = handshake.address
         self._transport.write(handshake.response)
@@ -400,22 +400,20 @@ class WebSocketConnection(Reading):
             self._open(handshake.admission)
         else:
             error = handshake.error or Refused("invalid_request")
-            around.books.handshake_refused(error, self.address.text or None)
+            services.books.handshake_refused(error, self.address.text or None)
             self._transport.close()
 
     def _open(self, admission: Admission | None) -> None:
         registry, now = self.registry, asyncio.get_running_loop().time()
         refusal = registry.refusal()
         self._opened_at = now
-        self._conversation = Conversation(
-            registry.around, self, fresh_session_id(), admission, now=now
-        )
+        self._session = Session(registry.services, self, fresh_session_id(), admission, now=now)
         registry.add(self)
         if refusal is not None:
             # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
             self.close(refusal)
             return
-        registry.deadlines.set(self, self._conversation.next_deadline())
+        registry.deadlines.set(self, self._session.next_deadline())
 
     # --- Writing --------------------------------------------------------------------------------
 
@@ -431,7 +429,7 @@ class WebSocketConnection(Reading):
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""
-        if self._conversation is None:
+        if self._session is None:
             return
         if len(frame) > limits.ANNOUNCED_BYTES:
             self._large += len(frame)
@@ -445,7 +443,7 @@ class WebSocketConnection(Reading):
         """As Outlet.writable."""
         # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
         # it is not paused: nobody would call again.
-        is_open = not self._write_is_paused and self._conversation is not None
+        is_open = not self._write_is_paused and self._session is not None
         if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX and self._has_room():
             return True
         self._is_starved = True
@@ -474,18 +472,18 @@ class WebSocketConnection(Reading):
 
     def close(self, close: Close) -> None:
         """As Outlet.close. Closing again does nothing."""
-        if self._conversation is not None:
+        if self._session is not None:
             comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
             self._end(close_frame(close), ends_session=not comes_back)
 
-    def adopt(self, conversation: Conversation) -> None:
+    def adopt(self, session: Session) -> None:
         """As Outlet.adopt."""
-        self._conversation = conversation
+        self._session = session
         self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
-        if self._conversation is not None:
+        if self._session is not None:
             self._end(close_frame(close), ends_session=None)
 
     def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
@@ -493,25 +491,25 @@ class WebSocketConnection(Reading):
         come back (False), or has already (None). `last_words` go out behind what is queued; the
         socket then has `close_timeout_s` to take them and to be closed by the client before it is
         cut off."""
-        conversation = self._conversation
-        if conversation is None:
+        session = self._session
+        if session is None:
             return
         if not self._transport.is_closing():
             self._write_out()
             self._transport.write(last_words)
         elif self._is_dirty:
-            self.registry.log.gone(conversation.session_id)
-        self._detach(conversation)
+            self.registry.log.gone(session.session_id)
+        self._detach(session)
         if ends_session:
-            conversation.closed()
+            session.closed()
         elif ends_session is not None:
-            conversation.lost()
+            session.lost()
         self._half_close()
 
-    def _detach(self, conversation: Conversation) -> None:
+    def _detach(self, session: Session) -> None:
         """This socket says and hears nothing more of it."""
-        self.registry.log.left(conversation.session_id)
-        self._conversation = None
+        self.registry.log.left(session.session_id)
+        self._session = None
         self.registry.discard(self)
         self._reader.forget()
         if self._is_holding:
@@ -552,20 +550,20 @@ class WebSocketConnection(Reading):
             self._mark(asyncio.get_running_loop().time())
         self._flush_early()
         self._feed()
-        if self._write_is_paused and self._conversation is not None:
-            self.registry.log.full(self._conversation.session_id)
+        if self._write_is_paused and self._session is not None:
+            self.registry.log.full(self._session.session_id)
 
     def tick(self) -> None:
         """As Timed.tick: a deadline, or one that has moved on."""
-        conversation, now = self._conversation, asyncio.get_running_loop().time()
-        if conversation is None:
+        session, now = self._session, asyncio.get_running_loop().time()
+        if session is None:
             if now >= self._cut_off_at:
                 self._transport.abort()
             else:
                 self.registry.deadlines.set(self, self._cut_off_at)
             return
-        conversation.expire(now=now)
-        self.registry.deadlines.set(self, conversation.next_deadline())
+        session.expire(now=now)
+        self.registry.deadlines.set(self, session.next_deadline())
         if self._transit is not None and self._transit.is_awaited:
             self._transit.look(self.taken_bytes(), now=now)
             if self._transit.give_up(now=now):
@@ -573,8 +571,8 @@ class WebSocketConnection(Reading):
 
     def drain(self, reconnect_after_s: float) -> None:
         """As Connection.drain."""
-        if self._conversation is not None:
-            self._conversation.drain(reconnect_after_s)
+        if self._session is not None:
+            self._session.drain(reconnect_after_s)
 
     # --- In transit -----------------------------------------------------------------------------
 
@@ -590,7 +588,7 @@ class WebSocketConnection(Reading):
         transit = self._transit
         if transit is None:
             transit = self._transit = Transit(opened_at=self._opened_at)
-        if self._conversation is None or self._transport.is_closing():
+        if self._session is None or self._transport.is_closing():
             return
         if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked):
             return
@@ -648,9 +646,9 @@ class WebSocketConnection(Reading):
             self._transport.write(text_frame(payload))
 
     def _feed(self) -> None:
-        if self._is_starved and not self._write_is_paused and self._conversation is not None:
+        if self._is_starved and not self._write_is_paused and self._session is not None:
             self._is_starved = False
-            self._conversation.resume()
+            self._session.resume()
 
 
 def websocket_class(registry: Registry) -> type[WebSocketConnection]:

@@ -2,7 +2,8 @@
 
 A session outlives its socket: who lost it comes back, over either transport, with the session's id
 in `hello`, and finds its subscriptions, its place in its groups and what it holds. Until then a
-`Lingering` stands where the transport was. It takes nothing, and after `linger_s` the session ends.
+`DetachedTransport` stands where the transport was. It takes nothing, and after `linger_s` the
+session ends.
 
 It may come back to another gateway, or to this one after its restart: there it keeps its name, by
 which its place in its groups waits for it.
@@ -64,13 +65,13 @@ class Resumable(Protocol):
         """Go on over this transport, with the rights that its client has shown now."""
 
 
-class Sessions:
+class SessionDirectory:
     """The welcomed sessions of one gateway. `len` counts those without a transport."""
 
     def __init__(self) -> None:
         self._by_id: dict[tuple[str, str], Resumable] = {}
         """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
-        self._lingering: dict[tuple[str, str], Lingering] = {}
+        self._lingering: dict[tuple[str, str], DetachedTransport] = {}
         self.has_room: Callable[[], bool] = lambda: True
         """Whether one more fits; set by the registry, which knows the transports."""
         self.going_down = False
@@ -125,9 +126,9 @@ class Sessions:
         more = len(behind) > len(shown)
         return SessionList(sessions=shown, next=shown[-1].session if more else None)
 
-    def linger(self, session: Resumable, linger_s: float) -> "Lingering":
+    def linger(self, session: Resumable, linger_s: float) -> "DetachedTransport":
         """Its transport is gone: what stands in for one, for so many seconds."""
-        lingering = Lingering(self, session, linger_s)
+        lingering = DetachedTransport(self, session, linger_s)
         self._lingering[_place(session)] = lingering
         return lingering
 
@@ -146,14 +147,14 @@ def _place(session: Resumable) -> tuple[str, str]:
     return session.principal.tenant, session.session_id
 
 
-class Lingering:
+class DetachedTransport:
     """The Outlet of a session that has no transport."""
 
     transport: Final = None
     address: Final = UNKNOWN
     unsent_bytes: Final = 0
 
-    def __init__(self, sessions: Sessions, session: Resumable, linger_s: float) -> None:
+    def __init__(self, sessions: SessionDirectory, session: Resumable, linger_s: float) -> None:
         self._sessions = sessions
         self._session = session
         self.until_unix_ms = int((time.time() + linger_s) * 1000)

@@ -1,4 +1,4 @@
-"""The conversation: the shell between the session machine and the broker's inside.
+"""The session: the shell between the session machine and the broker's inside.
 
 Effects of the machine come in, calls to publisher, groups and readers go out, and their outcomes
 become answers. It belongs to one transport, its Outlet, and is the Link that consumers and readers
@@ -33,14 +33,14 @@ from gateway.session import publishing, subscriptions
 from gateway.session import subscriptions as returning
 from gateway.session import subscriptions as settling
 from gateway.session import subscriptions as subscribing
-from gateway.session.directory import Lingering, Sessions
+from gateway.session.directory import DetachedTransport, SessionDirectory
 from gateway.session.publishing import Charges, producer_id
 from gateway.session.subscriptions import Subscriptions
 from gateway.session.transport import Broker, Outlet
 from gateway.wire import frames
 from gateway.wire.coalesce import Said, Together, together
 from gateway.wire.frames import Close
-from gateway.wire.protocol import Effect, Ping, Reply, Session, State, Timing
+from gateway.wire.protocol import Effect, Refusal, SendPing, SessionProtocol, State, Timing
 from metadata.catalog import Principal, check_name
 from metadata.port import has_queue
 from push.errors import Refused, TocsinError
@@ -56,7 +56,7 @@ class Host(
     subscriptions.Admitted,
     Protocol,
 ):
-    """The conversation, as its parts see it."""
+    """The session, as its parts see it."""
 
 
 class Parts:
@@ -65,7 +65,7 @@ class Parts:
 
     __slots__ = ("publishing", "returning", "settling", "subscribing", "subscriptions")
 
-    def __init__(self, host: Host, broker: Broker, session: Session, turns: Turns) -> None:
+    def __init__(self, host: Host, broker: Broker, session: SessionProtocol, turns: Turns) -> None:
         self.publishing = publishing.Publishing(host)
         self.subscriptions = subscriptions.Subscriptions(broker, host)
         self.returning = returning.Returning(host, self.subscriptions)
@@ -116,7 +116,7 @@ class Tasks:
 
 
 class Described(Link, Protocol):
-    """A conversation, as this module sees it."""
+    """A session, as this module sees it."""
 
     @property
     def opened_unix_ms(self) -> int: ...
@@ -137,7 +137,9 @@ def describe(
         principal=session.principal.name,
         transport=outlet.transport,
         linger_s=session.linger_s,
-        linger_until_unix_ms=outlet.until_unix_ms if isinstance(outlet, Lingering) else None,
+        linger_until_unix_ms=outlet.until_unix_ms
+        if isinstance(outlet, DetachedTransport)
+        else None,
         draining=draining,
         opened_unix_ms=session.opened_unix_ms,
         heard_unix_ms=int((time.time() - silent_s) * 1000),
@@ -147,7 +149,7 @@ def describe(
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SessionServices:
     """See the module."""
 
     broker: Broker
@@ -156,7 +158,7 @@ class Surroundings:
     timing: Timing = field(default_factory=Timing)
     wall: Callable[[], float] = time.time
     """Unix seconds."""
-    sessions: Sessions = field(default_factory=Sessions)
+    sessions: SessionDirectory = field(default_factory=SessionDirectory)
     books: Books = field(default_factory=Books)
     limiter: Limiter = field(default_factory=Limiter)
     turns: Turns = field(default_factory=Turns)
@@ -166,24 +168,24 @@ class Surroundings:
         return has_queue(self.broker.metadata, principal, name)
 
 
-class Standing:
+class SessionCredential:
     """Of one session; while it has an admission, the end of that one's credential ends it."""
 
-    __slots__ = ("_around", "_session", "account", "admission", "charges")
+    __slots__ = ("_services", "_session", "account", "admission", "charges")
 
     def __init__(
         self,
-        around: Surroundings,
+        services: SessionServices,
         session: Endable | None,
         admission: Admission | None,
         address: ClientAddress,
     ) -> None:
         """`session`: what the end of the credential ends. `admission` None: a credential is owed.
         `address`: where its client is."""
-        self._around = around
+        self._services = services
         self._session = session
-        self.account = Account(around.books, around.has_queue, address.text or None, admission)
-        self.charges = Charges(around.limiter)
+        self.account = Account(services.books, services.has_queue, address.text or None, admission)
+        self.charges = Charges(services.limiter)
         self.admission: Admission | None = None
         if admission is not None:
             self._take(admission)
@@ -223,7 +225,7 @@ class Standing:
 
     def _judge(self, token: str | None, address: ClientAddress, now: float) -> Admission:
         with self.charges.guessing(address, now=now):
-            return self._around.auth.check_spoken(token, now=now, wall=self._around.wall())
+            return self._services.auth.check_spoken(token, now=now, wall=self._services.wall())
 
     def take(self, admission: Admission) -> None:
         """From now on it is here by this."""
@@ -234,7 +236,7 @@ class Standing:
         self._leave()
         self.admission = admission
         if self._session is not None:
-            self._around.auth.admitted.add(admission.credential, self._session)
+            self._services.auth.admitted.add(admission.credential, self._session)
 
     def end(self) -> None:
         """The session has ended, or its transport is another one's now. Again: nothing happens."""
@@ -243,48 +245,67 @@ class Standing:
 
     def _leave(self) -> None:
         if self.admission is not None and self._session is not None:
-            self._around.auth.admitted.discard(self.admission.credential, self._session)
+            self._services.auth.admitted.discard(self.admission.credential, self._session)
 
 
-class Conversation:
+class Session:
     """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
-        "_around", "_is_closed", "_is_draining", "_outlet", "_parts", "_session", "_standing",
-        "_tasks", "_unanswered", "account", "broker", "charges", "client", "linger_s",
-        "opened_unix_ms", "refusal", "session_id",
+        "_credential",
+        "_is_closed",
+        "_is_draining",
+        "_outlet",
+        "_parts",
+        "_protocol",
+        "_services",
+        "_tasks",
+        "_unanswered",
+        "account",
+        "broker",
+        "charges",
+        "client",
+        "linger_s",
+        "opened_unix_ms",
+        "refusal",
+        "session_id",
     )  # fmt: skip
 
     def __init__(
-        self, around: Surroundings, outlet: Outlet, session_id: str, admission: Admission | None, *,
+        self,
+        services: SessionServices,
+        outlet: Outlet,
+        session_id: str,
+        admission: Admission | None,
+        *,
         now: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.session_id = session_id
         self.refusal: Refused | None = None
         """Why it was not welcomed, where a limit was reached."""
-        self._around = around
-        self.broker: Broker = around.broker  # as Host.broker
+        self._services = services
+        self.broker: Broker = services.broker  # as Host.broker
         self._outlet = outlet
-        self._standing = Standing(around, self, admission, outlet.address)
-        self.account, self.charges = self._standing.account, self._standing.charges
+        self._credential = SessionCredential(services, self, admission, outlet.address)
+        self.account, self.charges = self._credential.account, self._credential.charges
         right_ends = now + admission.lasts_s if admission is not None else inf
-        self._session = Session(around.timing, now=now, right_ends=right_ends)
-        self._parts: Parts = Parts(self, around.broker, self._session, around.turns)
+        self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
+        self._parts: Parts = Parts(self, services.broker, self._protocol, services.turns)
         self._tasks: Tasks | None = None
         self.client: str | None = None
-        self.linger_s, self.opened_unix_ms = 0.0, int(around.wall() * 1000)
+        self.linger_s, self.opened_unix_ms = 0.0, int(services.wall() * 1000)
         self._unanswered = 0  # publishes and confirmed acks whose answer the client awaits
         self._is_draining = self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Conversation {self.session_id} {self._session!r}>"
+        return f"<Session {self.session_id} {self._protocol!r}>"
 
     # --- Link: what consumers and readers use ---------------------------------------------------
 
     @property
     def admission(self) -> Admission:
         """What it may. Nobody asks before `hello` has been accepted (P11)."""
-        admission = self._standing.admission
+        admission = self._credential.admission
         assert admission is not None
         return admission
 
@@ -315,7 +336,7 @@ class Conversation:
     @property
     def heard_at(self) -> float:
         """As Host.heard_at."""
-        return self._session.heard_at
+        return self._protocol.heard_at
 
     def described(self) -> SessionDescription:
         """As Resumable.described."""
@@ -325,7 +346,7 @@ class Conversation:
     @property
     def is_welcome(self) -> bool:
         """Whether its `hello` has been accepted."""
-        return not self._is_closed and self._session.state is not State.HELLO
+        return not self._is_closed and self._protocol.state is not State.HELLO
 
     def writable(self) -> bool:
         """As Link.writable. A draining session is given nothing more (P14)."""
@@ -363,7 +384,7 @@ class Conversation:
 
     def receive(self, *messages: bytes, now: float) -> int:
         """Whole text messages arrived. Returns how many frames they had, but for publishes."""
-        session, before = self._session, self._session.others
+        session, before = self._protocol, self._protocol.others
         self._hear([effect for data in messages for effect in session.receive(data, now=now)])
         return session.others - before
 
@@ -374,7 +395,7 @@ class Conversation:
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self._hear(self._session.receive_binary())
+        self._hear(self._protocol.receive_binary())
 
     def _hear(self, effects: list[Effect]) -> None:
         self.account.heard(effects)
@@ -382,20 +403,20 @@ class Conversation:
 
     def heard(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
-        self._session.heard(now=now)
+        self._protocol.heard(now=now)
 
     def heard_part(self, *, now: float) -> None:
         """A part of a message arrived, behind `heard`."""
-        if self._session.heard_part(now=now):
+        if self._protocol.heard_part(now=now):
             self.send(frames.pong(None, self.broker.delivery_log.told()))
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: never."""
-        return self._session.next_deadline()
+        return self._protocol.next_deadline()
 
     def expire(self, *, now: float) -> None:
         """Time has passed."""
-        effect = self._session.expire(now=now, taken_bytes=self._outlet.taken_bytes)
+        effect = self._protocol.expire(now=now, taken_bytes=self._outlet.taken_bytes)
         if effect is not None:
             self.apply([effect])
 
@@ -410,7 +431,7 @@ class Conversation:
         if self._is_closed or self._is_draining:
             return
         self._is_draining = True
-        self._session.drain()
+        self._protocol.drain()
         self.send(frames.drain(reconnect_after_s, "the gateway is going down"))
         self.settled()
 
@@ -422,12 +443,12 @@ class Conversation:
         if self._is_closed:
             return
         self._is_closed = True
-        self._session.closed()
-        self._standing.end()
+        self._protocol.closed()
+        self._credential.end()
         self._parts.publishing.closed()
         self._parts.returning.forget()
-        if self._standing.admission is not None:
-            self._around.sessions.discard(self)
+        if self._credential.admission is not None:
+            self._services.sessions.discard(self)
         self._parts.subscriptions.leave_all(moves=moves)
         self.account.closed()
         self.charges.end()
@@ -450,8 +471,8 @@ class Conversation:
     def _renew(self, frame: frames.Auth) -> None:
         """Another token of the same principal, before the end of the one before (P11)."""
         now = self.heard_at  # when the frame came
-        admission = self._standing.renew(frame.token, self._outlet.address, now=now)
-        self._session.right_ends = now + admission.lasts_s
+        admission = self._credential.renew(frame.token, self._outlet.address, now=now)
+        self._protocol.right_ends = now + admission.lasts_s
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
         self._parts.subscriptions.judge()
 
@@ -461,17 +482,17 @@ class Conversation:
         """The transport is gone, and nobody said that this is the end. A session with a place in
         a group keeps it for a while: here, or at the next gateway when this one goes down."""
         keeps = self.is_welcome and self._parts.subscriptions.has_consumers and self.linger_s > 0
-        if not keeps or self._is_draining or self._around.sessions.going_down:
+        if not keeps or self._is_draining or self._services.sessions.going_down:
             self._end(moves=keeps)
             return
-        right_lasts_s = max(0.0, self._session.right_ends - asyncio.get_running_loop().time())
-        self._outlet = self._around.sessions.linger(self, min(self.linger_s, right_lasts_s))
+        right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
+        self._outlet = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
         self._suspend()
 
     def _suspend(self) -> None:
         self.account.disconnected()
         for number in (*self._parts.returning.forget(), *self._parts.subscriptions.suspend()):
-            self._session.dropped(number)
+            self._protocol.dropped(number)
 
     def come_back(
         self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
@@ -483,13 +504,13 @@ class Conversation:
         self._outlet, self.linger_s = outlet, linger_s
         self._parts.publishing.producer = producer or self._parts.publishing.producer
         now = asyncio.get_running_loop().time()
-        self._standing.take(admission)
-        self._session.came_back(now=now, right_ends=now + admission.lasts_s)
+        self._credential.take(admission)
+        self._protocol.came_back(now=now, right_ends=now + admission.lasts_s)
         self.charges.begin(admission, outlet.address, now=now, goes_on=True)
         outlet.adopt(self)
         if self._parts.publishing.is_waiting:
             outlet.pause_reading()
-        self._welcome(self._session.subscribed)
+        self._welcome(self._protocol.subscribed)
         self._parts.subscriptions.judge()
         self._parts.subscriptions.await_held()
 
@@ -514,19 +535,19 @@ class Conversation:
         logger.exception("session %s: an unexpected error", self.session_id)
         self.refuse(TocsinError("internal"), ref)
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: Refusal) -> None:
         self.account.refused(reply.code)
         self.send(reply.frame)
 
     def _greet(self, hello: frames.Hello) -> None:
-        now = self._session.heard_at
-        if self._standing.admission is None or hello.token is not None:
+        now = self._protocol.heard_at
+        if self._credential.admission is None or hello.token is not None:
             try:
-                admission = self._standing.enter(hello.token, self._outlet.address, now=now)
+                admission = self._credential.enter(hello.token, self._outlet.address, now=now)
             except Refused as error:
                 self._turn_away(error)
                 return
-            self._session.right_ends = now + admission.lasts_s
+            self._protocol.right_ends = now + admission.lasts_s
         if hello.producer is not None:
             try:
                 check_name(hello.producer, "producer")
@@ -536,20 +557,20 @@ class Conversation:
                 return
             self._parts.publishing.producer = producer_id(self.principal, hello.producer)
         if hello.session is not None:
-            session = self._around.sessions.find(hello.session, self.principal)
+            session = self._services.sessions.find(hello.session, self.principal)
             if session is not None:
                 self._is_closed = True  # an empty shell: its transport is the session's now
-                self._standing.end()
-                producer, left_s = self._parts.publishing.producer, self._session.right_ends - now
+                self._credential.end()
+                producer, left_s = self._parts.publishing.producer, self._protocol.right_ends - now
                 admission = self.admission._replace(lasts_s=left_s)
                 self.account.moved_to(session.account)
                 session.come_back(self._outlet, hello.linger_s, producer, admission)
                 self._let_go()
                 return
-            if hello.linger_s and self._around.sessions.is_free(hello.session, self.principal):
+            if hello.linger_s and self._services.sessions.is_free(hello.session, self.principal):
                 self.session_id = hello.session  # a gateway before this one gave it
         self.linger_s, self.client = hello.linger_s, hello.client
-        if not self._around.sessions.add(self):
+        if not self._services.sessions.add(self):
             self._outlet.close(frames.OVERLOADED)
             return
         try:
@@ -570,9 +591,9 @@ class Conversation:
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
         self.send(frames.welcome(
-            session=self.session_id, broker=self._around.broker_name,
-            heartbeat_s=self._around.timing.heartbeat_s, linger_s=self.linger_s, resumed=resumed,
-            right_lasts_s=self._session.right_ends - self._session.heard_at,
+            session=self.session_id, broker=self._services.broker_name,
+            heartbeat_s=self._services.timing.heartbeat_s, linger_s=self.linger_s, resumed=resumed,
+            right_lasts_s=self._protocol.right_ends - self._protocol.heard_at,
             clock_unix_us=self.broker.delivery_log.told(),
         ))  # fmt: skip
 
@@ -616,20 +637,20 @@ class Conversation:
             self._outlet.close(frames.DRAINING)
 
 
-_HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
-    Reply: Conversation._reply,
-    Ping: lambda conversation, _: conversation._outlet.ping(),
-    Close: lambda conversation, close: conversation._outlet.close(close),
-    frames.Hello: Conversation._greet,
-    frames.Publish: lambda conversation, frame: conversation._parts.publishing.publish(frame),
+_HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
+    Refusal: Session._reply,
+    SendPing: lambda session, _: session._outlet.ping(),
+    Close: lambda session, close: session._outlet.close(close),
+    frames.Hello: Session._greet,
+    frames.Publish: lambda session, frame: session._parts.publishing.publish(frame),
     Together: lambda one, publishes: one._parts.publishing.publish_together(publishes),
     frames.Subscribe: lambda one, frame: one.start(one._parts.subscribing.open(frame)),
-    frames.Unsubscribe: lambda conversation, frame: conversation._parts.subscribing.leave(frame),
-    frames.Credit: lambda conversation, frame: conversation._parts.subscribing.grant(frame),
-    frames.Ack: lambda conversation, frame: conversation._parts.settling.ack(frame),
-    frames.Nack: lambda conversation, frame: conversation._parts.settling.nack(frame),
-    frames.Extend: lambda conversation, frame: conversation._parts.settling.extend(frame),
-    frames.Auth: Conversation._renew,
-    frames.Held: lambda conversation, frame: conversation._parts.returning.hold(frame),
+    frames.Unsubscribe: lambda session, frame: session._parts.subscribing.leave(frame),
+    frames.Credit: lambda session, frame: session._parts.subscribing.grant(frame),
+    frames.Ack: lambda session, frame: session._parts.settling.ack(frame),
+    frames.Nack: lambda session, frame: session._parts.settling.nack(frame),
+    frames.Extend: lambda session, frame: session._parts.settling.extend(frame),
+    frames.Auth: Session._renew,
+    frames.Held: lambda session, frame: session._parts.returning.hold(frame),
     frames.Ping: lambda one, ping: one.send(frames.pong(ping.ref, one.broker.delivery_log.told())),
 }

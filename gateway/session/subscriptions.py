@@ -25,7 +25,7 @@ from gateway.session.transport import Broker, Consumer, Outlet, Reader, Settled
 from gateway.wire import frames
 from gateway.wire.coalesce import Said
 from gateway.wire.frames import check_deliveries
-from gateway.wire.protocol import Session
+from gateway.wire.protocol import SessionProtocol
 from metadata.catalog import Group, GroupSettings, Queue, check_name
 from metadata.rights import Rights
 from push import limits
@@ -484,7 +484,7 @@ class Subscribing:
     def __init__(
         self,
         host: SubscribingHost,
-        session: Session,
+        session: SessionProtocol,
         subscriptions: Subscriptions,
         returning: Returning,
         turns: Turns,

@@ -6,7 +6,7 @@ when its right to be here ends. Pure.
           └────────────────────┴───────────────────┴──► closed
 
 Data and `now` (seconds, monotonic) in, effects out, in order: a client's frame that may be acted
-upon, a `Reply` to send, a `Ping`, or a `Close`, which is the last one.
+upon, a `Refusal` to send, a `SendPing`, or a `Close`, which is the last one.
 
 What nobody can decode changes nothing: each of its frames that has a `ref` gets an error, so that
 no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSION_MAX (P12).
@@ -44,23 +44,23 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Reply(NamedTuple):
+class Refusal(NamedTuple):
     """Send this frame: a refusal, of this code."""
 
     frame: bytes
     code: str
 
     @classmethod
-    def to(cls, refusal: Refused, ref: int | None = None) -> "Reply":
+    def to(cls, refusal: Refused, ref: int | None = None) -> "Refusal":
         """What a frame gets that is refused."""
         return cls(frames.error(refusal, ref), refusal.code.name)
 
 
-class Ping(NamedTuple):
+class SendPing(NamedTuple):
     """Ask for a sign of life."""
 
 
-Effect = frames.ClientFrame | Reply | Ping | Close
+Effect = frames.ClientFrame | Refusal | SendPing | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Timing:
     heartbeat_timeout_s: float = limits.HEARTBEAT_TIMEOUT_S
 
 
-class Session:
-    """One client's conversation on one transport."""
+class SessionProtocol:
+    """One client's session: sans I/O, whatever transport carries it."""
 
     __slots__ = (
         "_bad_count", "_deadline", "_is_pinged", "_part_since", "_subscriptions", "_taken",
@@ -104,7 +104,7 @@ class Session:
         """Those that were being opened when their transport was lost: the answer reaches nobody."""
 
     def __repr__(self) -> str:
-        return f"<Session {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
+        return f"<SessionProtocol {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
 
     # --- What the client says -------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Session:
             if isinstance(effect, frames.Hello) and effect.session and place < len(received):
                 # What stands behind it is meant for the other session, if there is one.
                 refusal = Refused("invalid_request", "a hello with a session is alone in a message")
-                return [Reply.to(refusal), self._close(frames.PROTOCOL)]
+                return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
             if effect is not None:
                 effects.append(effect)
             if effect.__class__ is Close:
@@ -139,7 +139,7 @@ class Session:
         if self.state is State.CLOSED:
             return []
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
-        return [Reply.to(refusal), self._close(frames.PROTOCOL)]
+        return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
 
     def _judge(self, frame: frames.ClientFrame, now: float) -> Effect | None:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
@@ -147,7 +147,7 @@ class Session:
         match frame:
             case frames.Publish():
                 refusal = _check_publish(frame)
-                return frame if refusal is None else Reply.to(refusal, frame.ref)
+                return frame if refusal is None else Refusal.to(refusal, frame.ref)
             case frames.Ping() | frames.Auth():
                 return frame
             case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
@@ -186,7 +186,7 @@ class Session:
                 f"a session has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
             )
         if refusal is not None:
-            return Reply.to(refusal, frame.ref)
+            return Refusal.to(refusal, frame.ref)
         self._subscriptions[frame.subscription] = None
         return frame
 
@@ -201,13 +201,13 @@ class Session:
                 "limit_reached",
                 f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
             )
-            return Reply.to(refusal)
+            return Refusal.to(refusal)
         return frame
 
     def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
-        effects: list[Effect] = [Reply.to(error, ref) for ref in _refs(data)]
+        effects: list[Effect] = [Refusal.to(error, ref) for ref in _refs(data)]
         if not effects:
-            effects.append(Reply.to(error))
+            effects.append(Refusal.to(error))
         self._bad_count += 1
         if not _is_utf8(data):
             effects.append(self._close(INVALID_UTF8))
@@ -292,7 +292,7 @@ class Session:
 
     def expire(
         self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
-    ) -> Ping | Close | None:
+    ) -> SendPing | Close | None:
         """What time alone made due. `taken_bytes`: as Outlet.taken_bytes; a client that is in the
         middle of something large answers a ping behind it."""
         if self.state is State.CLOSED:
@@ -307,7 +307,7 @@ class Session:
         if not self._is_pinged:
             self._is_pinged = True
             self._deadline = now + self._timing.heartbeat_timeout_s
-            return Ping()
+            return SendPing()
         if before is None or self._taken is None or self._taken <= before:
             return self._close(frames.HEARTBEAT)
         self._deadline = now + self._timing.heartbeat_timeout_s  # what moves is alive
@@ -345,9 +345,9 @@ def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
     return None
 
 
-def _not_subscribed(subscription: int, ref: int | None) -> Reply:
+def _not_subscribed(subscription: int, ref: int | None) -> Refusal:
     refusal = Refused("not_subscribed", f"no subscription {subscription}, or not yet")
-    return Reply.to(refusal, ref)
+    return Refusal.to(refusal, ref)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -14,7 +14,7 @@ from gateway.limits.limiter import UNLIMITED, Limiter
 from gateway.limits.spec import Limits
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY
@@ -66,7 +66,7 @@ class GatewayReplay(Replay):
             **{name: s for name, s in self._settings.items() if name.startswith("he")}  # seconds
         )
         auth = Auth(self._settings.get("token"))
-        around = Surroundings(self._house.broker, auth, timing=timing, limiter=self._limiter())
+        around = SessionServices(self._house.broker, auth, timing=timing, limiter=self._limiter())
         self._registry = Registry(around)
         self._polls = Polls(self._registry)
 
@@ -82,7 +82,7 @@ class GatewayReplay(Replay):
         for wire in self._wires.values():
             wire.end(1000)
         self._registry.deadlines.close()
-        self._registry.around.sessions.end_lingering()
+        self._registry.services.sessions.end_lingering()
         await self._house.stop()
         self._folder.cleanup()
 
@@ -134,7 +134,9 @@ class GatewayReplay(Replay):
         self._tokens[name] = None if token is None else self.captures.fill(token)
         if transport == "websocket":
             principal = ANYBODY if self._settings.get("token") is None else None
-            wire = WebSocketWire(self._registry.around, tell, secrets.token_urlsafe(16), principal)
+            wire = WebSocketWire(
+                self._registry.services, tell, secrets.token_urlsafe(16), principal
+            )
             self._wires[name] = wire
         else:
             self._wires[name] = LongPollWire(self._polls, tell, ANYBODY)
@@ -218,7 +220,7 @@ class GatewayReplay(Replay):
             wire.end(None)
         self._wires.clear()
         self._registry.deadlines.close()
-        self._registry.around.sessions.end_lingering()
+        self._registry.services.sessions.end_lingering()
         await self._house.stop()
         await self._open()
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.models import Admission, Transport
 from gateway.net.longpoll import Poll, Polls
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import Principal
@@ -44,20 +44,20 @@ class Wire(Protocol):
 
 
 class WebSocketWire:
-    """A WebSocket without the socket: the Outlet of a conversation. Whoever pings is answered."""
+    """A WebSocket without the socket: the Outlet of a session. Whoever pings is answered."""
 
     transport: Transport | None = "websocket"
     address = UNKNOWN
     unsent_bytes = 0
 
     def __init__(
-        self, around: Surroundings, tell: Tell, name: str, principal: Principal | None
+        self, around: SessionServices, tell: Tell, name: str, principal: Principal | None
     ) -> None:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.is_deaf = False
-        self.conversation: Conversation | None = Conversation(
+        self.session: Session | None = Session(
             around,
             self,
             name,
@@ -68,60 +68,60 @@ class WebSocketWire:
 
     async def say(self, data: bytes) -> None:
         """As Wire.say."""
-        if self.conversation is not None:
-            self.conversation.receive(data, now=self._loop.time())
+        if self.session is not None:
+            self.session.receive(data, now=self._loop.time())
             self._schedule()
 
     def say_binary(self) -> None:
         """As Wire.say_binary."""
-        if self.conversation is not None:
-            self.conversation.receive_binary()
+        if self.session is not None:
+            self.session.receive_binary()
 
     def end(self, code: int | None) -> None:
         """As Wire.end."""
-        conversation = self._leave()
-        if conversation is not None and code in LAST_WORDS:
-            conversation.closed()
-        elif conversation is not None:
-            conversation.lost()
+        session = self._leave()
+        if session is not None and code in LAST_WORDS:
+            session.closed()
+        elif session is not None:
+            session.lost()
 
     def drain(self, reconnect_after_s: float) -> None:
         """As Wire.drain."""
-        if self.conversation is not None:
-            self.conversation.drain(reconnect_after_s)
+        if self.session is not None:
+            self.session.drain(reconnect_after_s)
 
-    def _leave(self) -> Conversation | None:
-        conversation, self.conversation = self.conversation, None
+    def _leave(self) -> Session | None:
+        session, self.session = self.session, None
         if self._timer is not None:
             self._timer.cancel()
-        return conversation
+        return session
 
     def _schedule(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        at = None if self.conversation is None else self.conversation.next_deadline()
+        at = None if self.session is None else self.session.next_deadline()
         self._timer = None if at is None else self._loop.call_at(at, self._tick)
 
     def _tick(self) -> None:
-        if self.conversation is not None:
-            self.conversation.expire(now=self._loop.time())
+        if self.session is not None:
+            self.session.expire(now=self._loop.time())
             self._schedule()
 
     # --- Outlet ---------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""
-        if self.conversation is not None:
+        if self.session is not None:
             self._tell("frame", msgspec.json.decode(frame))
 
     def writable(self) -> bool:
         """As Outlet.writable."""
-        return self.conversation is not None
+        return self.session is not None
 
     def ping(self) -> None:
         """As Outlet.ping."""
-        if self.conversation is not None and not self.is_deaf:
-            self.conversation.heard(now=self._loop.time())
+        if self.session is not None and not self.is_deaf:
+            self.session.heard(now=self._loop.time())
 
     def taken_bytes(self) -> int | None:
         """As Outlet.taken_bytes."""
@@ -145,18 +145,18 @@ class WebSocketWire:
 
     def close(self, close: Close) -> None:
         """As Outlet.close."""
-        conversation = self._leave()
-        if conversation is None:
+        session = self._leave()
+        if session is None:
             return
         if close is frames.HEARTBEAT:
-            conversation.lost()
+            session.lost()
         else:
-            conversation.closed()
+            session.closed()
         self._tell("close", close.code)
 
-    def adopt(self, conversation: Conversation) -> None:
+    def adopt(self, session: Session) -> None:
         """As Outlet.adopt."""
-        self.conversation = conversation
+        self.session = session
         self._schedule()
 
     def let_go(self, close: Close) -> None:

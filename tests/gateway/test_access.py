@@ -16,9 +16,9 @@ from gateway.net.connections import Registry
 from gateway.net.handshake import shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
-from gateway.wire.protocol import Session, Timing
+from gateway.wire.protocol import SessionProtocol, Timing
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
@@ -282,7 +282,7 @@ TIMING = Timing(hello_timeout_s=10, heartbeat_s=20, heartbeat_timeout_s=20)
 
 
 def test_a_session_ends_with_its_right_whatever_it_says() -> None:
-    session = Session(TIMING, now=0.0, right_ends=50.0)
+    session = SessionProtocol(TIMING, now=0.0, right_ends=50.0)
     assert session.next_deadline() == 10.0
     session.receive(b'{"type":"hello"}', now=1.0)
     assert session.next_deadline() == 21.0
@@ -295,13 +295,13 @@ def test_a_session_ends_with_its_right_whatever_it_says() -> None:
 
 
 def test_a_right_that_ended_before_hello_ends_that_too() -> None:
-    session = Session(TIMING, now=0.0, right_ends=5.0)
+    session = SessionProtocol(TIMING, now=0.0, right_ends=5.0)
     assert session.next_deadline() == 5.0
     assert session.expire(now=5.0) == frames.UNAUTHORIZED
 
 
 def test_who_comes_back_brings_its_right_along() -> None:
-    session = Session(TIMING, now=0.0, right_ends=5.0)
+    session = SessionProtocol(TIMING, now=0.0, right_ends=5.0)
     session.receive(b'{"type":"hello"}', now=1.0)
     session.came_back(now=4.0, right_ends=10.0)
     assert session.expire(now=9.9) is None
@@ -500,7 +500,7 @@ async def test_an_open_broker_wants_nothing() -> None:
 
 @pytest.fixture
 async def gateway(wall: Wall) -> AsyncIterator[Gateway]:
-    async with serve(Registry(Surroundings(EchoBroker(), LOCKED, wall=wall))) as made:
+    async with serve(Registry(SessionServices(EchoBroker(), LOCKED, wall=wall))) as made:
         yield made
 
 
@@ -559,7 +559,7 @@ async def test_a_token_in_hello_goes_on_where_the_cookie_ends(gateway: Gateway, 
     assert (await wire.receive())["type"] == "welcome"
     (connection,) = gateway.registry.connections()
     ends: Any = connection
-    assert ends._conversation._session.right_ends == float("inf")
+    assert ends._session._protocol.right_ends == float("inf")
     await wire.close()
 
 
@@ -602,7 +602,7 @@ async def test_over_tls_a_page_without_it_is_foreign(application: Application) -
 
 async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: Wall) -> None:
     """P11: its request was admitted, and what it waits for would come too late."""
-    registry = Registry(Surroundings(house.broker, LOCKED))
+    registry = Registry(SessionServices(house.broker, LOCKED))
     application = Application(house.broker, LOCKED, Polls(registry), wall=wall)
     async with client_of(application, origin=OURS, cookie=cookie()) as http:
         wall.now += ACCESS_S - 0.1

@@ -18,7 +18,7 @@ from gateway.net.connections import Registry
 from gateway.net.handshake import TICKET, shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from gateway.wire.frames import Close
 from loadtests.trials.credentials.bad_credentials import (
     AUDIENCE,
@@ -95,7 +95,7 @@ class Http:
     """The application, without a client between."""
 
     def __init__(self, auth: Auth) -> None:
-        around = Surroundings(EchoBroker(), auth, wall=lambda: WALL)
+        around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
         registry = Registry(around)
         self.application = Application(PlainBroker(), auth, Polls(registry), wall=lambda: WALL)
 
@@ -129,15 +129,15 @@ class Outlet:
     def __init__(self, auth: Auth, admission: Admission | None = None) -> None:
         self.sent: list[bytes] = []
         self.closed: Close | None = None
-        around = Surroundings(EchoBroker(), auth, wall=lambda: WALL)
-        self.conversation = Conversation(around, self, "s-1", admission, now=NOW)
+        around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
+        self.session = Session(around, self, "s-1", admission, now=NOW)
 
     def send(self, frame: bytes) -> None:
         self.sent.append(frame)
 
     def close(self, close: Close) -> None:
         self.closed = close
-        self.conversation.closed()
+        self.session.closed()
 
     def writable(self) -> bool:
         return True
@@ -154,7 +154,7 @@ class Outlet:
     def named(self, given_at: float) -> None:
         return None
 
-    def adopt(self, conversation: Conversation) -> None:
+    def adopt(self, session: Session) -> None:
         return None
 
     def let_go(self, close: Close) -> None:
@@ -188,18 +188,18 @@ def by_hello(auth: Auth, credential: str) -> Answer:
     hello = msgspec.json.encode(
         {"type": "hello", "token": credential.encode("utf-8", "replace").decode()}
     )
-    outlet.conversation.receive(hello, now=NOW)
-    return outlet.conversation.is_welcome, outlet.closed, tuple(outlet.sent)
+    outlet.session.receive(hello, now=NOW)
+    return outlet.session.is_welcome, outlet.closed, tuple(outlet.sent)
 
 
 def by_auth_frame(auth: Auth, credential: str) -> Answer:
     outlet = Outlet(auth, auth.check_token(TOKEN, wall=WALL))
-    outlet.conversation.receive(b'{"type":"hello"}', now=NOW)
+    outlet.session.receive(b'{"type":"hello"}', now=NOW)
     outlet.sent.clear()
-    before = outlet.conversation.admission
+    before = outlet.session.admission
     frame = {"type": "auth", "ref": 1, "token": credential.encode("utf-8", "replace").decode()}
-    outlet.conversation.receive(msgspec.json.encode(frame), now=NOW)
-    assert outlet.conversation.admission is before
+    outlet.session.receive(msgspec.json.encode(frame), now=NOW)
+    assert outlet.session.admission is before
     return b'"ok"' in outlet.sent[0], outlet.closed, tuple(outlet.sent)
 
 

@@ -12,7 +12,7 @@ from gateway.auth.auth import LET_IN, Auth
 from gateway.limits.limiter import Limiter
 from gateway.models import Transport
 from gateway.session.publishing import producer_id
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
@@ -40,14 +40,14 @@ class Socket:
         self.taken: int | None = None
         self.holds = 0
         self.close_code: Close | None = None
-        around = Surroundings(
+        around = SessionServices(
             broker,
             auth or Auth(None),
             limiter=limiter or Limiter(),
             turns=Turns(lambda: 0.0),  # the loop is always free
         )
         admission = LET_IN if auth is None else None
-        self.conversation = Conversation(around, self, "s-1", admission, now=0)
+        self.session = Session(around, self, "s-1", admission, now=0)
 
     def send(self, frame: bytes) -> None:
         if self.close_code is None:
@@ -79,17 +79,17 @@ class Socket:
     def close(self, close: Close) -> None:
         assert self.close_code is None
         self.close_code = close
-        self.conversation.closed()
+        self.session.closed()
 
-    def adopt(self, conversation: Conversation) -> None:
-        self.conversation = conversation
+    def adopt(self, session: Session) -> None:
+        self.session = session
 
     def let_go(self, close: Close) -> None:
         self.close_code = close
 
     def say(self, *values: dict[str, Any], now: float = 0) -> None:
         value = values[0] if len(values) == 1 else list(values)
-        self.conversation.receive(msgspec.json.encode(value), now=now)
+        self.session.receive(msgspec.json.encode(value), now=now)
 
     def answers(self) -> list[dict[str, Any]]:
         """What was sent since the last time."""
@@ -120,7 +120,7 @@ def socket(broker: EchoBroker) -> Iterator[Socket]:
     made.say({"type": "hello", "producer": "p"})
     assert made.answer()["type"] == "welcome"
     yield made
-    made.conversation.closed()
+    made.session.closed()
 
 
 def publish(ref: int, *bodies: object, queue: str = "q", **more: object) -> dict[str, Any]:
@@ -159,7 +159,7 @@ async def test_a_token_in_hello_says_who_it_is(broker: EchoBroker) -> None:
     socket = Socket(broker, Auth("right"))
     socket.say({"type": "hello", "token": "right"})
     assert socket.answer()["type"] == "welcome"
-    assert socket.conversation.principal == Principal("operator")
+    assert socket.session.principal == Principal("operator")
 
 
 @pytest.mark.parametrize("hello", [{}, {"token": "wrong"}])
@@ -251,7 +251,7 @@ def test_an_answer_comes_when_it_comes(socket: Socket, broker: EchoBroker) -> No
 def test_an_answer_for_who_has_gone_is_dropped(socket: Socket, broker: EchoBroker) -> None:
     broker.unanswered = []
     socket.say(publish(1, 1))
-    socket.conversation.closed()
+    socket.session.closed()
     broker.unanswered[0]()
     assert socket.answers() == []
 
@@ -299,7 +299,7 @@ async def test_who_leaves_while_a_queue_is_made_publishes_nothing(
     broker.gate.clear()
     socket.say(publish(1, "a", queue="new"))
     await settle()
-    socket.conversation.closed()
+    socket.session.closed()
     broker.gate.set()
     await settle()
     assert broker.submitted == []
@@ -425,7 +425,7 @@ async def test_who_left_while_subscribing_holds_nothing(socket: Socket, broker: 
     broker.gate.clear()
     socket.say(subscribe(group="g"))
     await settle()
-    socket.conversation.closed()
+    socket.session.closed()
     broker.gate.set()
     await settle()
     assert broker.places[0].is_gone.is_set()
@@ -441,8 +441,8 @@ async def test_unsubscribe_leaves_at_once(socket: Socket, broker: EchoBroker) ->
 async def test_the_end_of_the_socket_leaves_everything(socket: Socket, broker: EchoBroker) -> None:
     socket.say(subscribe(1, group="g"), subscribe(2), subscribe(3, group="h"))
     await settle()
-    socket.conversation.closed()
-    socket.conversation.closed()
+    socket.session.closed()
+    socket.session.closed()
     assert len(broker.places) == 3
     assert all(place.is_gone.is_set() for place in broker.places)
 
@@ -453,7 +453,7 @@ async def test_one_that_cannot_leave_does_not_keep_the_others(
     socket.say(subscribe(1, group="g"), subscribe(2, group="h"))
     await settle()
     broker.places[0].leave()  # the second time it raises
-    socket.conversation.closed()
+    socket.session.closed()
     assert broker.places[1].is_gone.is_set()
     assert "left twice" in caplog.text
 
@@ -466,7 +466,7 @@ async def test_pushes_wait_for_the_socket_and_go_on(socket: Socket, broker: Echo
     assert [answer["type"] for answer in socket.answers()] == ["ok"]
     assert place.is_stalled.is_set()
     socket.is_writable = True
-    socket.conversation.resume()
+    socket.session.resume()
     assert socket.answer()["type"] == "push"
 
 
@@ -556,26 +556,26 @@ async def test_a_reader_settles_nothing(socket: Socket) -> None:
 
 
 def test_silence_is_pinged_then_closed(socket: Socket) -> None:
-    assert socket.conversation.next_deadline() == 20
-    socket.conversation.expire(now=20)
+    assert socket.session.next_deadline() == 20
+    socket.session.expire(now=20)
     assert socket.pings == 1
-    socket.conversation.heard(now=30)
-    assert socket.conversation.next_deadline() == 50
-    socket.conversation.expire(now=50)
-    socket.conversation.expire(now=70)
+    socket.session.heard(now=30)
+    assert socket.session.next_deadline() == 50
+    socket.session.expire(now=50)
+    socket.session.expire(now=70)
     assert socket.close_code == frames.HEARTBEAT
-    assert socket.conversation.next_deadline() is None
+    assert socket.session.next_deadline() is None
 
 
 def test_a_client_that_takes_something_large_is_not_silent(socket: Socket) -> None:
     """P6: and when it takes nothing more, it is."""
     socket.taken = 1_000
-    socket.conversation.expire(now=20)
+    socket.session.expire(now=20)
     for turn in range(3):
         socket.taken += 1
-        socket.conversation.expire(now=40 + 20 * turn)
+        socket.session.expire(now=40 + 20 * turn)
     assert (socket.pings, socket.close_code) == (1, None)
-    socket.conversation.expire(now=100)
+    socket.session.expire(now=100)
     assert socket.close_code == frames.HEARTBEAT
 
 
@@ -583,19 +583,19 @@ def test_a_client_in_the_middle_of_a_message_hears_that_it_arrives(socket: Socke
     """Else it would give us up: what it asks meanwhile stands behind its message."""
     said = 0
     for at in range(31):
-        socket.conversation.heard(now=at)
-        socket.conversation.heard_part(now=at)
+        socket.session.heard(now=at)
+        socket.session.heard_part(now=at)
         said += len([frame for frame in socket.answers() if frame["type"] == "pong"])
     assert said == 6
     socket.say({"type": "ping", "ref": 1}, now=32)
     assert socket.answer()["ref"] == 1
-    socket.conversation.heard_part(now=33)
+    socket.session.heard_part(now=33)
     assert socket.answers() == []
 
 
 def test_a_drain_closes_who_holds_nothing_at_once(socket: Socket) -> None:
     """P14."""
-    socket.conversation.drain(2.5)
+    socket.session.drain(2.5)
     drain = socket.answer()
     assert (drain["type"], drain["reconnect_after_s"]) == ("drain", 2.5)
     assert socket.close_code == frames.DRAINING
@@ -605,7 +605,7 @@ def test_a_drain_waits_for_the_answers_of_publishes(socket: Socket, broker: Echo
     """P14."""
     broker.unanswered = []
     socket.say(publish(1, 1))
-    socket.conversation.drain(1)
+    socket.session.drain(1)
     socket.say(publish(2, 2))  # still taken: it can still be committed
     broker.unanswered[0]()
     assert socket.close_code is None
@@ -619,10 +619,10 @@ async def test_a_drain_gives_nothing_more_and_waits_for_what_was_given(
 ) -> None:
     """P14."""
     place = await pushed(socket, broker)
-    socket.conversation.drain(1)
-    socket.conversation.drain(1)
+    socket.session.drain(1)
+    socket.session.drain(1)
     socket.say(publish(3, "c"), subscribe(2, group="g"))
-    socket.conversation.resume()
+    socket.session.resume()
     assert [answer.get("code", answer["type"]) for answer in socket.answers()] == [
         "drain",
         "ok",
@@ -647,7 +647,7 @@ async def test_a_drain_closes_when_time_ends_the_last_lease(
     await settle()
     assert socket.close_code is None
     place.open.add(1)
-    socket.conversation.drain(1)
+    socket.session.drain(1)
     assert socket.close_code is None
     place.expire()
     await settle()
@@ -661,7 +661,7 @@ async def test_a_drain_that_time_has_emptied_still_owes_its_answers(
     """P14."""
     place = await pushed(socket, broker)
     broker.unanswered = []
-    socket.conversation.drain(1)
+    socket.session.drain(1)
     socket.say(publish(3, "c"))
     place.expire()
     await settle()
@@ -675,7 +675,7 @@ async def test_a_drain_waits_for_a_subscribe_on_its_way(socket: Socket, broker: 
     broker.gate.clear()
     socket.say(subscribe(group="g"))
     await settle()
-    socket.conversation.drain(1)
+    socket.session.drain(1)
     assert socket.close_code is None
     broker.gate.set()
     await settle()

@@ -14,7 +14,7 @@ from gateway.limits.spec import OF_SESSION, parse_limits
 from gateway.net.connections import PART_FRAMES_MAX, Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
@@ -43,7 +43,7 @@ EMPTY_PING = b"\x89\x80\0\0\0\0"
 
 def paced(incoming: Incoming | None = None) -> Registry:
     limiter = Limiter(session=parse_limits(f"frames={PER_S}/s+{BURST}", OF_SESSION))
-    return Registry(Surroundings(EchoBroker(), Auth(None), limiter=limiter), incoming=incoming)
+    return Registry(SessionServices(EchoBroker(), Auth(None), limiter=limiter), incoming=incoming)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
     """They have limits of their own."""
     wire = await session(gateway)
     connection = connection_of(gateway)
-    broker: Any = gateway.registry.around.broker
+    broker: Any = gateway.registry.services.broker
     await broker.add_queue("q")
     one = msgspec.json.encode(
         {"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]}
@@ -114,14 +114,14 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
 
 async def test_one_part_of_a_turn_has_so_many_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
-    async with serve(Registry(Surroundings(EchoBroker(), Auth(None)))) as gateway:
+    async with serve(Registry(SessionServices(EchoBroker(), Auth(None)))) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         connection.data_received(EMPTY_PING * (PART_FRAMES_MAX - 1))
         assert not connection._read_holds
         connection.data_received(pings(0, 1) * (2 * PART_FRAMES_MAX + 1))
-        assert connection._conversation is not None
-        heard = connection._conversation._session
+        assert connection._session is not None
+        heard = connection._session._protocol
         before = heard.others
         assert connection._read_holds
         await asyncio.sleep(0)
@@ -139,11 +139,11 @@ async def test_what_waits_until_it_is_paid_for_counts_as_incomplete() -> None:
         connection = connection_of(gateway)
         said = EMPTY_PING * BURST + EMPTY_PING * 400
         connection.data_received(said)
-        await until(lambda: incoming.total > 0 or connection._conversation is None)
+        await until(lambda: incoming.total > 0 or connection._session is None)
         assert incoming.total < 400 * len(EMPTY_PING)
         await until(lambda: not incoming.total)
         connection.data_received(EMPTY_PING * (4 * BURST))
-        await until(lambda: connection._conversation is None)
+        await until(lambda: connection._session is None)
         wire.writer.transport.abort()
 
 
@@ -292,24 +292,24 @@ async def test_an_ended_session_leaves_nothing_to_the_collector(gateway: Gateway
     gc.collect()
     gc.disable()
     try:
-        before = _conversations()
+        before = _sessions()
         wire = await session(gateway)
         subscribe = {"type": "subscribe", "ref": 1, "subscription": 1, "queue": "q", "credit": 1}
         connection_of(gateway).data_received(wire_frame(msgspec.json.encode(subscribe)))
         assert (await wire.receive())["code"] == "queue_not_found"
-        assert _conversations() == before + 1
+        assert _sessions() == before + 1
         await wire.close()
         wire = await session(gateway)
         connection_of(gateway).data_received(wire_frame(b"{"))
         assert (await wire.receive())["code"] == "invalid_json"
         await wire.close()
-        await until(lambda: _conversations() == before)
+        await until(lambda: _sessions() == before)
     finally:
         gc.enable()
 
 
-def _conversations() -> int:
-    return sum(isinstance(one, Conversation) for one in gc.get_objects())
+def _sessions() -> int:
+    return sum(isinstance(one, Session) for one in gc.get_objects())
 
 
 def _refusals() -> list[Refused]:

@@ -11,7 +11,7 @@ from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_tokens import PlainTokens, record, text
@@ -36,7 +36,7 @@ class Guarded:
         self.tokens.put(record("cccccccc", "shop"))
         self.auth = Auth("operator-0123456789", tokens=self.tokens)
         self.tokens.on_revoked(lambda one: self.auth.admitted.revoke(one.credential))
-        around = Surroundings(house.broker, self.auth, wall=lambda: self.wall)
+        around = SessionServices(house.broker, self.auth, wall=lambda: self.wall)
         self.registry = Registry(around)
         self.sessions = around.sessions
         self.application = Application(

@@ -8,7 +8,7 @@ from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from metadata.catalog import Queue
 from runtime.listener import Listener, bind
 from tests.gateway.test_upkeep_command import Run, http, queue, run, url
@@ -74,12 +74,12 @@ async def test_the_sdk_lists_page_by_page(house: House, queue: Queue, http: tocs
 
 
 async def test_the_sdk_lists_sessions(house: House) -> None:
-    registry = Registry(Surroundings(house.broker, Auth(None)))
+    registry = Registry(SessionServices(house.broker, Auth(None)))
     bound = bind("127.0.0.1", 0)
     listener = Listener(Application(house.broker, Auth(None), Polls(registry)), bound)
     await listener.start()
     for number in range(130):
-        Socket(house, registry.around, f"{number:022}").say(type="hello", client=f"c{number}")
+        Socket(house, registry.services, f"{number:022}").say(type="hello", client=f"c{number}")
     async with tocsin.Http(f"http://127.0.0.1:{bound.getsockname()[1]}") as http:
         names = [session["client"] async for session in http.sessions()]
     assert names == [f"c{number}" for number in range(130)]

@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from push.errors import Refused
 from runtime.http1 import PART_BYTES_MIN, Http11Protocol, raw_problem
 from runtime.listener import Listener, bind
@@ -51,7 +51,7 @@ class BodyHurried(Patient):
 
 
 def registry() -> Registry:
-    return Registry(Surroundings(EchoBroker(), Auth(None)))
+    return Registry(SessionServices(EchoBroker(), Auth(None)))
 
 
 @pytest.fixture

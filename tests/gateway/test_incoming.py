@@ -6,7 +6,7 @@ from collections.abc import Callable
 from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from runtime.loop.fairness import LARGE_BYTES, Incoming
 from tests.gateway.echo_broker import EchoBroker
@@ -73,7 +73,7 @@ async def begun(wire: Wire) -> None:
 async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None:
     """And what it held is given back: at its own end, and when its message is whole."""
     incoming = Incoming(2 * LARGE + 100)  # and the headers of their frames
-    around = Surroundings(EchoBroker(), Auth(None))
+    around = SessionServices(EchoBroker(), Auth(None))
     async with serve(Registry(around, incoming=incoming)) as gateway:
         first, second, third = [await session(gateway) for _ in range(3)]
         await begun(first)
@@ -97,7 +97,7 @@ async def test_a_body_that_hoards_is_refused_and_the_others_go_on() -> None:
     incoming = Incoming(2 * LARGE + 100)
     broker = PlainBroker()
     application = Application(broker, Auth(None), incoming=incoming)
-    around = Surroundings(EchoBroker(), Auth(None))
+    around = SessionServices(EchoBroker(), Auth(None))
     async with serve(Registry(around, incoming=incoming), app=application) as gateway:
         sockets = [
             Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)

@@ -12,7 +12,7 @@ from gateway.limits.spec import OF_ADDRESS, parse_limits
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from metadata.catalog import QueueSettings
 from runtime.addresses import ClientAddress
@@ -144,7 +144,7 @@ def test_a_session_too_many_is_told_so_and_closed_for_now(broker: EchoBroker) ->
     assert (answer["code"], answer["retry"], answer["retry_after_s"]) == ("too_many", True, 1.0)
     assert second.close_code == frames.OVERLOADED
     assert broker.submitted == []
-    first.conversation.closed()
+    first.session.closed()
     third = Socket(broker, limiter=limiter)
     third.say({"type": "hello"})
     assert third.answer()["type"] == "welcome"
@@ -157,7 +157,7 @@ async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: Ech
         socket = Socket(broker, Auth("the-right-token"), limiter)
         socket.address = ClientAddress(address, False)
         socket.say({"type": "hello", "token": token})
-        assert socket.close_code is None or not socket.conversation.is_welcome
+        assert socket.close_code is None or not socket.session.is_welcome
         return (socket.close_code, *(answer.get("code") for answer in socket.answers()))
 
     assert hello("wrong", "192.0.2.7") == (frames.UNAUTHORIZED,)
@@ -246,7 +246,7 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
 
 async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: EchoBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
-    registry = Registry(Surroundings(broker, Auth(None), limiter=limiter))
+    registry = Registry(SessionServices(broker, Auth(None), limiter=limiter))
     application = Application(PlainBroker(), Auth(None), Polls(registry), limiter=limiter)
     async with client_of(application) as http:
         first = await http.post("/v1/sessions", json={"type": "hello"})

@@ -15,7 +15,7 @@ from gateway.net import longpoll
 from gateway.net.connections import Registry, drain_sessions
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY, Principal
 from push import limits
@@ -67,7 +67,7 @@ class Client:
 @pytest.fixture
 def registry(house: House) -> Registry:
     timing = Timing(hello_timeout_s=5, heartbeat_s=0.1, heartbeat_timeout_s=0.1)
-    return Registry(Surroundings(house.broker, Auth(None), timing=timing))
+    return Registry(SessionServices(house.broker, Auth(None), timing=timing))
 
 
 @pytest.fixture
@@ -318,9 +318,9 @@ async def test_nobody_s_session_is_not_found(http: httpx2.AsyncClient) -> None:
 async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, polls: Polls) -> None:
     """P11: also for who knows the names."""
     (poll,) = polls._by_id.values()
-    assert poll.conversation is not None
+    assert poll.session is not None
     poll.principal = Principal("somebody")
-    poll.conversation._standing.admission = Admission(poll.principal)
+    poll.session._credential.admission = Admission(poll.principal)
     for method, path in (
         ("GET", client.path), ("POST", client.path),
         ("DELETE", client.path.removesuffix("/frames")),

@@ -14,7 +14,7 @@ from gateway.accounting.books import Books
 from gateway.models import DETAIL, NotLetIn
 from gateway.net.handshake import shake_hands
 from gateway.rest.app import Application
-from gateway.session.session import Standing, Surroundings
+from gateway.session.session import SessionCredential, SessionServices
 from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
@@ -68,7 +68,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
     books = Books.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
     good, expired = issuer().token(WALL), text("expiredd")
     foreign = issuer().token(WALL, aud="somebody-else")
-    around = Surroundings(EchoBroker(), auth, wall=lambda: WALL, books=books)
+    around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, books=books)
     with caplog.at_level(logging.INFO, logger="tocsin.auth"):
         application = Application(PlainBroker(), auth, wall=lambda: WALL, books=books)
         for shown in (expired, expired, foreign):
@@ -84,7 +84,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         made = shake_hands(data, auth, now=NOW, wall=WALL, peer=PEER)
         assert made.error is not None
         books.handshake_refused(made.error, PEER.text)
-        standing = Standing(around, None, None, PEER)
+        standing = SessionCredential(around, None, None, PEER)
         with pytest.raises(Refused):
             standing.enter(expired, PEER, now=NOW)
         standing.enter(good, PEER, now=NOW)

@@ -27,7 +27,7 @@ from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from gateway.settings import SETTINGS
 from gateway.wire import frames
-from gateway.wire.protocol import Ping, Session
+from gateway.wire.protocol import SendPing, SessionProtocol
 from loadtests.trials.credentials.bad_credentials import AUDIENCE, Issuer
 from push.errors import Refused
 from runtime import process as logs
@@ -106,10 +106,10 @@ async def test_a_client_that_never_pongs_is_closed_after_two_heartbeats(
     """The setting holds for the ping and, as long again, for what comes back."""
     config = config_of(tmp_path, heartbeat_s=heartbeat_s)
     server = await Server.open(config, plain, on_fatal=never)
-    session = Session(server.registry.around.timing, now=0.0)
+    session = SessionProtocol(server.registry.services.timing, now=0.0)
     session.receive(b'{"type": "hello"}', now=0.0)
     assert session.expire(now=heartbeat_s - 0.1) is None
-    assert session.expire(now=heartbeat_s) == Ping()
+    assert session.expire(now=heartbeat_s) == SendPing()
     assert session.expire(now=2 * heartbeat_s - 0.1) is None
     assert session.expire(now=2 * heartbeat_s) == frames.HEARTBEAT
     await server.stop()

@@ -14,9 +14,9 @@ from gateway.wire.protocol import (
     INVALID_UTF8,
     SEQUENCE_MAX,
     Effect,
-    Ping,
-    Reply,
-    Session,
+    Refusal,
+    SendPing,
+    SessionProtocol,
     State,
     Timing,
 )
@@ -27,15 +27,15 @@ SUBSCRIBE = {"type": "subscribe", "ref": 1, "subscription": 1, "queue": "q", "cr
 ACK = {"type": "ack", "subscription": 1, "deliveries": [[0, 1, 1, 0, 0]]}
 
 
-def say(session: Session, *values: Any, now: float = 0) -> list[Effect]:
+def say(session: SessionProtocol, *values: Any, now: float = 0) -> list[Effect]:
     value = values[0] if len(values) == 1 else list(values)
     effects = session.receive(msgspec.json.encode(value), now=now)
     session.check()
     return effects
 
 
-def opened(*, subscribed: bool = False) -> Session:
-    session = Session(TIMING, now=0)
+def opened(*, subscribed: bool = False) -> SessionProtocol:
+    session = SessionProtocol(TIMING, now=0)
     assert say(session, {"type": "hello"}) == [frames.Hello()]
     if subscribed:
         say(session, SUBSCRIBE)
@@ -44,7 +44,7 @@ def opened(*, subscribed: bool = False) -> Session:
 
 
 def error_of(effect: Effect) -> tuple[str, int | None]:
-    assert isinstance(effect, Reply), effect
+    assert isinstance(effect, Refusal), effect
     fields = msgspec.json.decode(effect.frame)
     assert fields["type"] == "error"
     assert fields["detail"]
@@ -55,7 +55,7 @@ def error_of(effect: Effect) -> tuple[str, int | None]:
 
 
 def test_hello_opens_the_session() -> None:
-    session = Session(TIMING, now=0)
+    session = SessionProtocol(TIMING, now=0)
     (hello,) = say(session, {"type": "hello", "producer": "p", "token": "t"})
     assert hello == frames.Hello(producer="p", token="t")
     assert session.state is State.OPEN
@@ -63,7 +63,7 @@ def test_hello_opens_the_session() -> None:
 
 @pytest.mark.parametrize("frame", [{"type": "ping"}, SUBSCRIBE, ACK])
 def test_whatever_comes_before_hello_closes(frame: dict[str, Any]) -> None:
-    session = Session(TIMING, now=0)
+    session = SessionProtocol(TIMING, now=0)
     assert say(session, frame, {"type": "hello"}) == [frames.HELLO_FIRST]
     assert session.state is State.CLOSED
     assert say(session, {"type": "hello"}) == []
@@ -78,7 +78,7 @@ def test_a_second_hello_closes_after_what_came_before_it() -> None:
 
 
 def test_an_undecodable_hello_says_why_and_closes() -> None:
-    session = Session(TIMING, now=0)
+    session = SessionProtocol(TIMING, now=0)
     reply, close = say(session, {"type": "hello", "producer": 7})
     assert error_of(reply) == ("invalid_request", None)
     assert close == frames.PROTOCOL
@@ -189,7 +189,7 @@ def test_a_number_is_unknown_before_its_ok_and_after_its_end(frame: dict[str, An
     say(session, SUBSCRIBE)
     assert error_of(say(session, frame)[0]) == ("not_subscribed", 9)
     session.opened(1, 100)
-    assert not isinstance(say(session, frame)[0], Reply)
+    assert not isinstance(say(session, frame)[0], Refusal)
     say(session, {"type": "unsubscribe", "ref": 3, "subscription": 1})
     assert error_of(say(session, frame)[0]) == ("not_subscribed", 9)
 
@@ -256,7 +256,7 @@ def test_a_draining_session_settles_and_publishes_and_subscribes_no_more() -> No
     session = opened(subscribed=True)
     session.drain()
     assert session.state is State.DRAINING
-    assert not isinstance(say(session, ACK)[0], Reply)
+    assert not isinstance(say(session, ACK)[0], Refusal)
     publish = {"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]}
     assert isinstance(say(session, publish)[0], frames.Publish)
     (reply,) = say(session, {**SUBSCRIBE, "ref": 6, "subscription": 2})
@@ -267,7 +267,7 @@ def test_a_draining_session_settles_and_publishes_and_subscribes_no_more() -> No
 
 
 def test_no_hello_in_time_closes_whatever_else_was_heard() -> None:
-    session = Session(TIMING, now=100)
+    session = SessionProtocol(TIMING, now=100)
     assert session.next_deadline() == 110
     session.heard(now=109)
     assert session.next_deadline() == 110
@@ -278,11 +278,11 @@ def test_no_hello_in_time_closes_whatever_else_was_heard() -> None:
 
 
 def test_silence_is_pinged_and_more_silence_closes() -> None:
-    session = Session(TIMING, now=0)
+    session = SessionProtocol(TIMING, now=0)
     say(session, {"type": "hello"}, now=3)
     assert session.next_deadline() == 23
     assert session.expire(now=22.9) is None
-    assert session.expire(now=23) == Ping()
+    assert session.expire(now=23) == SendPing()
     assert session.next_deadline() == 43
     assert session.expire(now=42.9) is None
     assert session.expire(now=43) == frames.HEARTBEAT
@@ -291,16 +291,16 @@ def test_silence_is_pinged_and_more_silence_closes() -> None:
 
 def test_a_sign_of_life_begins_the_silence_anew() -> None:
     session = opened()
-    assert session.expire(now=20) == Ping()
+    assert session.expire(now=20) == SendPing()
     session.heard(now=39)
     assert session.next_deadline() == 59
     assert session.expire(now=40) is None
-    assert session.expire(now=59) == Ping()
+    assert session.expire(now=59) == SendPing()
 
 
 def test_what_moves_towards_the_client_counts_as_a_sign_of_life() -> None:
     session = opened()
-    assert session.expire(now=20, taken_bytes=lambda: 10) == Ping()
+    assert session.expire(now=20, taken_bytes=lambda: 10) == SendPing()
     assert session.expire(now=40, taken_bytes=lambda: 11) is None
     assert session.next_deadline() == 60
     assert session.expire(now=60, taken_bytes=lambda: 500) is None
@@ -309,7 +309,7 @@ def test_what_moves_towards_the_client_counts_as_a_sign_of_life() -> None:
 
 def test_who_has_taken_all_and_says_nothing_is_silent() -> None:
     session = opened()
-    assert session.expire(now=20, taken_bytes=lambda: 10) == Ping()
+    assert session.expire(now=20, taken_bytes=lambda: 10) == SendPing()
     assert session.expire(now=40, taken_bytes=lambda: None) == frames.HEARTBEAT
 
 
@@ -323,14 +323,14 @@ def test_a_part_of_a_message_is_answered_now_and_then() -> None:
 
 
 def test_parts_of_a_hello_are_not_answered() -> None:
-    session = Session(TIMING, now=0)
+    session = SessionProtocol(TIMING, now=0)
     assert not any(session.heard_part(now=at) for at in range(10))
 
 
 def test_a_draining_session_has_heartbeats_too() -> None:
     session = opened()
     session.drain()
-    assert session.expire(now=20) == Ping()
+    assert session.expire(now=20) == SendPing()
     assert session.expire(now=40) == frames.HEARTBEAT
 
 
@@ -342,7 +342,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session = Session(TIMING, now=0)
+        self.session = SessionProtocol(TIMING, now=0)
         self.now = 0.0
         self.greeted = False
         self.ended = False
@@ -375,7 +375,7 @@ class Histories(RuleBasedStateMachine):
         self.expect(effects, None if self.greeted else frames.HELLO_FIRST)
         if not self.ended:
             draining = self.session.state is State.DRAINING
-            assert isinstance(effects[0], Reply) == (number in self.numbers or draining)
+            assert isinstance(effects[0], Refusal) == (number in self.numbers or draining)
             if not draining:
                 self.numbers.setdefault(number, False)
 
@@ -396,7 +396,7 @@ class Histories(RuleBasedStateMachine):
         effects = say(self.session, {**frame, "subscription": number}, now=self.now)
         self.expect(effects, None if self.greeted else frames.HELLO_FIRST)
         if not self.ended:
-            assert isinstance(effects[0], Reply) == (not self.numbers.get(number))
+            assert isinstance(effects[0], Refusal) == (not self.numbers.get(number))
             if kind == "unsubscribe" and self.numbers.get(number):
                 del self.numbers[number]
 
@@ -430,7 +430,7 @@ class Histories(RuleBasedStateMachine):
             assert effect == (frames.HEARTBEAT if self.greeted else frames.HELLO_LATE)
             self.ended = True
         else:
-            assert effect == Ping()
+            assert effect == SendPing()
             self.looked = taken
 
     @invariant()

@@ -14,7 +14,7 @@ from gateway.models import SessionList
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from metadata.catalog import Principal
 from push import limits
 from tests.gateway.asgi import client_of
@@ -31,7 +31,7 @@ def name(number: int) -> str:
 
 @pytest.fixture
 def registry(house: House) -> Registry:
-    return Registry(Surroundings(house.broker, Auth(None)))
+    return Registry(SessionServices(house.broker, Auth(None)))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_a_session_is_shown_with_what_it_has(
 ) -> None:
     queue = await house.queue(partitions=3)
     begun = int(time.time() * 1000)
-    socket = Socket(house, registry.around, name(1))
+    socket = Socket(house, registry.services, name(1))
     assert await listed(http) == []  # it has not said hello
     socket.say(type="hello", client="worker-1", linger_s=30)
     (bare,) = await listed(http)
@@ -95,7 +95,7 @@ async def test_a_session_is_shown_with_what_it_has(
     await socket.until_true(lambda: sum(len(f.get("messages", ())) for f in socket.frames) >= 6)
     acked = (await listed(http))[0]["subscriptions"][1]
     assert (acked["in_flight"], acked["credit"]) == (5, {"granted": 6, "used": 6, "open": 0})
-    socket.conversation.drain(1.0)
+    socket.session.drain(1.0)
     assert (await listed(http))[0]["draining"]
 
 
@@ -103,21 +103,21 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
     house: House, registry: Registry, http: httpx2.AsyncClient
 ) -> None:
     await house.group(await house.queue())
-    socket = Socket(house, registry.around, name(1))
+    socket = Socket(house, registry.services, name(1))
     socket.say(type="hello", linger_s=30)
     socket.say(type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1)
     await socket.until_ref(1)
     lost_unix_ms = int(time.time() * 1000)
-    socket.conversation.lost()
+    socket.session.lost()
     (lost,) = await listed(http)
     assert (lost["transport"], lost["client"]) == (None, None)
     assert 0 <= lost["linger_until_unix_ms"] - lost_unix_ms - 30_000 < 5_000
-    back = Socket(house, registry.around, name(2))
+    back = Socket(house, registry.services, name(2))
     back.say(type="hello", session=name(1), linger_s=30)
     (here,) = await listed(http)
     assert (here["session"], here["transport"]) == (name(1), "websocket")
     assert here["linger_until_unix_ms"] is None
-    back.conversation.closed()
+    back.session.closed()
     assert await listed(http) == []
 
 
@@ -148,11 +148,11 @@ async def test_what_a_long_poll_has_not_taken_is_unsent(
 async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
     house: House, registry: Registry, http: httpx2.AsyncClient
 ) -> None:
-    socket = Socket(house, registry.around, name(1))
+    socket = Socket(house, registry.services, name(1))
     socket.say(type="hello")
     (first,) = await listed(http)
     now = asyncio.get_running_loop().time()
-    socket.conversation.heard(now=now - 7)
+    socket.session.heard(now=now - 7)
     (silent,) = await listed(http)
     assert 6_900 <= first["heard_unix_ms"] - silent["heard_unix_ms"] <= 7_100
     socket.say(type="ping", ref=1)
@@ -164,7 +164,7 @@ async def test_sessions_are_listed_in_pages_and_only_ones_own(
 ) -> None:
     """P9, P11."""
     for number in (3, 1, 5, 2, 4):
-        Socket(house, registry.around, name(number)).say(type="hello")
+        Socket(house, registry.services, name(number)).say(type="hello")
     answer = (await http.get("/v1/sessions", params={"limit": "2"})).json()
     assert [one["session"] for one in answer["sessions"]] == [name(1), name(2)]
     assert answer["next"] == name(2)
@@ -175,7 +175,7 @@ async def test_sessions_are_listed_in_pages_and_only_ones_own(
     assert ([one["session"] for one in last["sessions"]], "next" in last) == ([name(5)], False)
     assert "next" not in (await http.get("/v1/sessions", params={"limit": "5"})).json()
     stranger = Principal("stranger", "default")
-    assert registry.around.sessions.listed(stranger, 10, "").sessions == []
+    assert registry.services.sessions.listed(stranger, 10, "").sessions == []
 
 
 async def test_a_page_of_sessions_with_many_subscriptions_is_shorter(
@@ -187,7 +187,7 @@ async def test_a_page_of_sessions_with_many_subscriptions_is_shorter(
     """P9: on both sides of the bound; one session is shown whatever it has."""
     await house.queue()
     for number, subscriptions in ((1, 2), (2, 2), (3, 1), (4, 5), (5, 0)):
-        socket = Socket(house, registry.around, name(number))
+        socket = Socket(house, registry.services, name(number))
         socket.say(type="hello")
         for one in range(1, subscriptions + 1):
             socket.say(type="subscribe", ref=one, subscription=one, queue="orders", credit=1)

@@ -200,12 +200,12 @@ def socket(broker: EchoBroker) -> Iterator[Socket]:
     made.say({"type": "hello", "producer": "p"})
     made.answers()
     yield made
-    made.conversation.closed()
+    made.session.closed()
 
 
 def hear(socket: Socket, *values: object) -> None:
     """In a message each, all of them read at once."""
-    socket.conversation.receive(*map(msgspec.json.encode, values), now=0)
+    socket.session.receive(*map(msgspec.json.encode, values), now=0)
 
 
 async def test_each_frame_has_an_answer_of_its_own(socket: Socket, broker: EchoBroker) -> None:
@@ -236,7 +236,7 @@ async def test_together_they_are_answered_as_one_by_one(broker: EchoBroker) -> N
         for part in [said] if at_once else [[one] for one in said]:
             hear(socket, *part)
         answers.append([(answer["ref"], answer["receipts"]) for answer in socket.answers()])
-        socket.conversation.closed()
+        socket.session.closed()
     assert answers[0] == answers[1]
 
 
@@ -246,7 +246,7 @@ async def test_frames_whose_answers_wait_are_waited_for_each(
     """P14: a session that drains ends when the last of them has been answered."""
     broker.unanswered = []
     hear(socket, publish(1, 1), publish(2, 2))
-    socket.conversation.drain(1.0)
+    socket.session.drain(1.0)
     assert socket.close_code is None
     (answer,) = broker.unanswered
     answer()
@@ -277,7 +277,7 @@ async def test_who_is_charged_is_charged_for_all_of_them(broker: EchoBroker) -> 
     assert [(one["ref"], one["type"]) for one in socket.answers()] == [
         (7, "ok"), (8, "ok"), (9, "error"),
     ]  # fmt: skip
-    socket.conversation.closed()
+    socket.session.closed()
 
 
 async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: EchoBroker) -> None:
@@ -290,7 +290,7 @@ async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: EchoBrok
     hear(socket, *(publish(ref, *mebibyte) for ref in range(3)))
     types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
     assert types == [(0, "ok"), (1, "ok"), (2, "error")]
-    socket.conversation.closed()
+    socket.session.closed()
 
 
 async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: EchoBroker) -> None:
@@ -304,7 +304,7 @@ async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: EchoBro
     hear(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
     types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
     assert types == [(1, "ok"), (2, "ok"), (3, "error")]
-    socket.conversation.closed()
+    socket.session.closed()
 
 
 async def test_a_sequence_without_a_producer_is_refused_in_each(broker: EchoBroker) -> None:
@@ -314,7 +314,7 @@ async def test_a_sequence_without_a_producer_is_refused_in_each(broker: EchoBrok
     hear(socket, publish(1, 1, sequence=0), publish(2, 2, sequence=1))
     codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
     assert codes == [(1, "invalid_request"), (2, "invalid_request")]
-    socket.conversation.closed()
+    socket.session.closed()
 
 
 async def test_of_a_queue_that_is_not_there_each_hears(socket: Socket) -> None:

@@ -10,7 +10,7 @@ from gateway.accounting.books import Account, Books
 from gateway.accounting.usage import Usage, UsageLine
 from gateway.models import Admission
 from gateway.wire.frames import Ack, Close, Ping, Publish
-from gateway.wire.protocol import Reply
+from gateway.wire.protocol import Refusal
 from metadata.catalog import Principal
 from push import limits
 
@@ -138,7 +138,8 @@ def test_each_frame_is_a_request_of_the_queue_that_it_names() -> None:
     account = account_of(books)
     frames = [
         Publish(ref=1, queue="q1", messages=[]), Publish(ref=2, queue="made-up", messages=[]),
-        Ping(), Ack(subscription=1, deliveries=[]), Reply(b"{}", "not_subscribed"), Close(4500, ""),
+        Ping(), Ack(subscription=1, deliveries=[]),
+        Refusal(b"{}", "not_subscribed"), Close(4500, ""),
     ]  # fmt: skip
     account.heard(frames)
     lines = {line.queue: line.requests for line in books.usage.end(now=1, wall=NOON + 1)}

@@ -35,7 +35,7 @@ from gateway.net.websocket import (
     WebSocketConnection,
     websocket_class,
 )
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from gateway.wire.protocol import Timing
@@ -75,13 +75,13 @@ async def broker() -> EchoBroker:
 
 @pytest.fixture
 async def gateway(broker: EchoBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(Surroundings(broker, Auth(None)))) as made:
+    async with serve(Registry(SessionServices(broker, Auth(None)))) as made:
         yield made
 
 
 @pytest.fixture
 async def locked(broker: EchoBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(Surroundings(broker, Auth(TOKEN)))) as made:
+    async with serve(Registry(SessionServices(broker, Auth(TOKEN)))) as made:
         yield made
 
 
@@ -444,7 +444,7 @@ async def test_every_close_code_reaches_the_client_behind_what_was_queued(
 
 async def test_one_session_too_many_is_told_to_come_back_later(broker: EchoBroker) -> None:
     """P9."""
-    registry = Registry(Surroundings(broker, Auth(None)), sessions_max=1)
+    registry = Registry(SessionServices(broker, Auth(None)), sessions_max=1)
     async with serve(registry) as gateway:
         first = await session(gateway)
         second = await connect(gateway)
@@ -459,7 +459,7 @@ async def test_one_session_too_many_is_told_to_come_back_later(broker: EchoBroke
 
 
 def timed(broker: EchoBroker, **timing: float) -> Registry:
-    return Registry(Surroundings(broker, Auth(None), timing=Timing(**timing)))
+    return Registry(SessionServices(broker, Auth(None), timing=Timing(**timing)))
 
 
 async def test_no_hello_in_time_closes(broker: EchoBroker) -> None:
@@ -529,7 +529,7 @@ async def test_who_is_sent_something_large_is_heard_meanwhile(
     subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
     await wire.send({**subscribe, "credit": 10})
     await until(lambda: connection._transport.get_write_buffer_size() > 2 * UNREAD_BYTES_MAX)
-    conversation = connection._conversation
+    conversation = connection._session
     assert conversation is not None
     before, loop = conversation.heard_at, asyncio.get_running_loop()
     await until(lambda: loop.time() > before)  # a clock of milliseconds may stand still
@@ -665,7 +665,7 @@ async def test_a_pong_keeps_a_session_alive(broker: EchoBroker) -> None:
 
 
 async def test_a_socket_that_ignores_our_close_is_cut_off(broker: EchoBroker) -> None:
-    registry = Registry(Surroundings(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Auth(None)))
     async with serve(registry, close_timeout_s=0.05) as gateway:
         wire = await session(gateway)
         (connection,) = gateway.state.connections
@@ -683,7 +683,7 @@ async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker)
     """Of a WebSocket and of HTTP: on a core of their own the storage's thread and the loop's would
     else wait for each other's slices."""
     given = list[bool]()
-    registry = Registry(Surroundings(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Auth(None)))
     registry.intake._give_way = lambda: given.append(True)
     async with serve(registry, http_class(registry.addresses, registry.intake)) as gateway:
         wire = await session(gateway)
@@ -915,7 +915,7 @@ async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gat
     await asyncio.sleep(0)
     for connection in gateway.registry.connections():
         assert isinstance(connection, WebSocketConnection)
-        conversations.append(connection._conversation)
+        conversations.append(connection._session)
         connection.connection_lost(None)
     assert len(gateway.registry) == 0
     left = [count - PER_TURN]
@@ -1052,7 +1052,7 @@ async def test_uvicorn_itself_starts_serves_and_stops_with_these_protocols(
     broker: EchoBroker,
 ) -> None:
     """The contract with uvicorn's server, whose private parts we stand on."""
-    registry = Registry(Surroundings(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Auth(None)))
     websockets = websocket_class(registry)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -1090,8 +1090,8 @@ def test_on_uvloop_too(test: Callable[..., Awaitable[None]]) -> None:
     async def run() -> None:
         broker = await one_queue()
         async with (
-            serve(Registry(Surroundings(broker, Auth(None)))) as gateway,
-            serve(Registry(Surroundings(broker, Auth(TOKEN)))) as locked,
+            serve(Registry(SessionServices(broker, Auth(None)))) as gateway,
+            serve(Registry(SessionServices(broker, Auth(TOKEN)))) as locked,
         ):
             places = {"gateway": gateway, "broker": broker, "locked": locked}
             await test(**{name: places[name] for name in inspect.signature(test).parameters})

@@ -8,7 +8,7 @@ from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from gateway.wire.frames import OVERLOADED
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import Gateway, Wire, connect, connection_of, serve
@@ -21,7 +21,7 @@ HELLO = {"type": "hello", "linger_s": 30}
 async def gateway() -> AsyncIterator[Gateway]:
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(Surroundings(broker, Auth(None)))) as gateway:
+    async with serve(Registry(SessionServices(broker, Auth(None)))) as gateway:
         yield gateway
 
 
@@ -37,16 +37,16 @@ async def joined(gateway: Gateway) -> tuple[Wire, str]:
     return wire, session
 
 
-def lose(gateway: Gateway) -> Conversation:
+def lose(gateway: Gateway) -> Session:
     """The only socket is lost, and its session not told before `tell`; it is given nothing more."""
     gateway.registry._lost.per_turn = 0
     connection = connection_of(gateway)
-    conversation = connection._conversation
-    assert conversation is not None
+    session = connection._session
+    assert session is not None
     connection._transport.abort()
     connection.connection_lost(None)
-    assert not conversation.writable()
-    return conversation
+    assert not session.writable()
+    return session
 
 
 async def tell(gateway: Gateway) -> None:
@@ -68,7 +68,7 @@ async def test_what_comes_right_behind_a_resuming_hello_reaches_the_session(
     """P12: two messages in one segment. The second is the resumed session's, and is answered."""
     wire, session = await joined(gateway)
     await wire.close()
-    sessions = gateway.registry.around.sessions
+    sessions = gateway.registry.services.sessions
     await eventually(lambda: len(sessions) == 1)
     back = await connect(gateway)
     back.writer.write(text({**HELLO, "session": session}) + text({"type": "ping", "ref": 7}))
@@ -105,7 +105,7 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
     await back.send({**HELLO, "session": session})
     assert (await back.receive())["resumed"] == [1]
     await tell(gateway)
-    lingering = len(gateway.registry.around.sessions)
+    lingering = len(gateway.registry.services.sessions)
     if not lingering:
         await back.send({"type": "ping", "ref": 8})
         assert await back.receive() == {"type": "pong", "ref": 8}
@@ -120,18 +120,18 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
     """P9: else as many again are let in while those that were lost wait to linger."""
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=1)) as gateway:
+    async with serve(Registry(SessionServices(broker, Auth(None)), sessions_max=1)) as gateway:
         wire, _ = await joined(gateway)
         lose(gateway)
         assert len(gateway.registry) == 0
-        assert len(gateway.registry.around.sessions) == 0
+        assert len(gateway.registry.services.sessions) == 0
         other = await connect(gateway)
         await other.send({"type": "hello"})
         assert (await other.closed())[0] == OVERLOADED.code
         await other.close()
         await wire.close()
         await tell(gateway)
-        assert len(gateway.registry.around.sessions) == 1
+        assert len(gateway.registry.services.sessions) == 1
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
@@ -139,11 +139,11 @@ async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone
 ) -> None:
     """P11: it does not linger."""
     wire, _ = await joined(gateway)
-    conversation = lose(gateway)
-    conversation.revoked()
-    assert not conversation.is_welcome
+    session = lose(gateway)
+    session.revoked()
+    assert not session.is_welcome
     await tell(gateway)
-    assert len(gateway.registry.around.sessions) == 0
+    assert len(gateway.registry.services.sessions) == 0
     await wire.close()
 
 
@@ -155,7 +155,7 @@ async def test_who_says_good_bye_does_not_linger(gateway: Gateway, code: bytes) 
     await wire.ended()
     await wire.close()
     await eventually(lambda: not len(gateway.registry))
-    assert len(gateway.registry.around.sessions) == 0
+    assert len(gateway.registry.services.sessions) == 0
 
 
 async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -> None:
@@ -163,12 +163,12 @@ async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -
     one whose old socket the gateway still believes in."""
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=2)) as gateway:
+    async with serve(Registry(SessionServices(broker, Auth(None)), sessions_max=2)) as gateway:
         wire, session = await joined(gateway)
         other, second = await joined(gateway)
         for one in (wire, other):
             await one.close()
-        await eventually(lambda: len(gateway.registry.around.sessions) == 2)
+        await eventually(lambda: len(gateway.registry.services.sessions) == 2)
         stranger = await connect(gateway)
         await stranger.send(HELLO)
         assert (await stranger.closed())[0] == 4003
@@ -177,6 +177,6 @@ async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -
         for one, name in zip(back, (session, second), strict=True):
             await one.send({**HELLO, "session": name})
             assert (await one.receive())["resumed"] == [1]
-        assert len(gateway.registry.around.sessions) == 0
+        assert len(gateway.registry.services.sessions) == 0
         for one in back:
             await one.close()

@@ -20,7 +20,8 @@ from gateway.delivery.readers import Reader
 from gateway.models import Admission, Transport
 from gateway.publish.batch import Answer
 from gateway.rest.app import Application
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session as ServerSession
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from loadtests.clients import wire
@@ -264,7 +265,7 @@ class House:
 
 
 class Socket:
-    """A client and its conversation, with an outlet that keeps what it is given."""
+    """A client and its session, with an outlet that keeps what it is given."""
 
     transport: Transport | None = "websocket"
     address = UNKNOWN
@@ -273,7 +274,7 @@ class Socket:
     def __init__(
         self,
         house: House,
-        around: Surroundings | None = None,
+        around: SessionServices | None = None,
         name: str = "s-1",
         admission: Admission | None = LET_IN,
     ) -> None:
@@ -282,9 +283,9 @@ class Socket:
         self.frames: list[Frame] = []
         self.close_code: Close | None = None
         self._news = asyncio.Event()
-        self.around = around or Surroundings(house.broker, Auth(None))
+        self.around = around or SessionServices(house.broker, Auth(None))
         now = asyncio.get_running_loop().time()
-        self.conversation = Conversation(self.around, self, name, admission, now=now)
+        self.session = ServerSession(self.around, self, name, admission, now=now)
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""
@@ -323,14 +324,14 @@ class Socket:
         assert self.close_code is None
         self.close_code = close
         if close in (frames.HEARTBEAT, frames.DRAINING):
-            self.conversation.lost()
+            self.session.lost()
         else:
-            self.conversation.closed()
+            self.session.closed()
         self._news.set()
 
-    def adopt(self, conversation: Conversation) -> None:
+    def adopt(self, session: ServerSession) -> None:
         """As Outlet.adopt."""
-        self.conversation = conversation
+        self.session = session
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
@@ -344,7 +345,7 @@ class Socket:
     def say(self, **frame: Any) -> None:
         """A frame of the client."""
         now = asyncio.get_running_loop().time()
-        self.conversation.receive(msgspec.json.encode(frame), now=now)
+        self.session.receive(msgspec.json.encode(frame), now=now)
 
     async def until_true(self, true: Callable[[], object]) -> None:
         """Wait until something that frames change is true."""

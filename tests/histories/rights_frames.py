@@ -37,7 +37,7 @@ async def hello(world: World, actor: Actor, choice: Choice) -> bool:
     for one in list(world.sessions)[:-SESSIONS_KEPT]:
         if world.sessions[one].token not in world.clients:
             del world.sessions[one]
-    client.conversation.closed()
+    client.session.closed()
     return True
 
 
@@ -223,14 +223,14 @@ async def held(world: World, actor: Actor, choice: Choice) -> bool:
     if number == NOT_MINE:
         frame = {"type": "held", "subscription": number, "received": 0}
         return _is_subscribed(await client.ask(**frame), number)
-    client.conversation.lost()
+    client.session.lost()
     again = Client(world, actor)
     again.actor = client.actor
     consumers = {n: one for n, one in client.subscribed.items() if one.group is not None}
     again.subscribed, again.last_number, again.ref = consumers, client.last_number, client.ref
     again.received, again.given = client.received, client.given
     world.clients[actor.token] = again
-    session = client.conversation.session_id
+    session = client.session.session_id
     again.say(type="hello", token=actor.token, session=session, linger_s=60)
     again.actor = actor  # with what its token gives
     await world.settle()

@@ -14,7 +14,7 @@ from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import fresh_session_id
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push.errors import Refused
@@ -142,7 +142,7 @@ class World:
     async def open(self) -> None:
         """Every tenant has three queues of the same names, and one that nobody else has."""
         self.ends = asyncio.get_running_loop().time() + LASTS_S
-        self.around = Surroundings(self.house.broker, Doorman())
+        self.around = SessionServices(self.house.broker, Doorman())
         registry = Registry(self.around)
         application = Application(self.house.broker, self.around.auth, Polls(registry))
         self._http = client_of(application)
@@ -161,7 +161,7 @@ class World:
     async def close(self) -> None:
         """Nobody asks any more."""
         for client in self.clients.values():
-            client.conversation.closed()
+            client.session.closed()
         await self._http.__aexit__(None, None, None)
 
     def message(self, actor: Actor, queue: str, key: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gateway.auth.auth import Auth
 from gateway.delivery.group import GroupRuntime
 from gateway.models import Admission
 from gateway.session.directory import fresh_session_id, is_session_id
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from metadata.catalog import Group, Principal, Queue
 from push import limits
@@ -25,8 +25,10 @@ NAME = "a-session-of-22-signs_"
 class Mover(Client):
     """A client that keeps its session over gateways."""
 
-    def __init__(self, house: House, around: Surroundings | None = None, name: str = NAME) -> None:
-        super().__init__(house, around or Surroundings(house.broker, Auth(None)), name)
+    def __init__(
+        self, house: House, around: SessionServices | None = None, name: str = NAME
+    ) -> None:
+        super().__init__(house, around or SessionServices(house.broker, Auth(None)), name)
 
     def moved(self) -> "Mover":
         """The same client at the gateway that is there now; it has not said hello yet."""
@@ -129,7 +131,7 @@ async def test_what_is_said_right_behind_held_comes_to_what_is_adopted(
     await durable_house.restart()
     back = client.moved()
     await back.rejoin()
-    back.conversation.receive(
+    back.session.receive(
         frames._ENCODE(
             [
                 {"type": "held", "ref": 9, "subscription": 1, "received": 0,
@@ -216,7 +218,7 @@ async def test_a_transport_that_is_lost_again_changes_nothing(durable_house: Hou
     back = client.moved()
     await back.rejoin()
     assert await back.held(*whole([zero, one])) == []
-    back.conversation.lost()
+    back.session.lost()
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert third.hold(0, delivery(one))["revoked"] == []
@@ -234,10 +236,10 @@ async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: Hou
     await back.rejoin()
     back.say(type="held", ref=9, subscription=1, received=0, deliveries=delivery(zero))
     back.say(type="ack", ref=5, subscription=1, deliveries=delivery(zero))
-    back.conversation.lost()
+    back.session.lost()
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
-    await eventually(lambda: not back.conversation._tasks)
+    await eventually(lambda: not back.session._tasks)
     assert third.pushed == []
     assert await third.held(*whole([zero, one])) == []
     assert await third.acked(*whole([zero, one])) == (2, [])
@@ -255,7 +257,7 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     back = client.moved()
     await back.rejoin()
     assert await back.held(*whole([one, two, three])) == delivery(two)
-    back.conversation.lost()  # before the client has read that
+    back.session.lost()  # before the client has read that
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert await third.held(*whole([one, two, three])) == delivery(two)
@@ -280,7 +282,7 @@ async def test_who_unsubscribes_while_it_is_found_out_has_left(
     subscribe = {"type": "subscribe", "subscription": 1, "queue": "orders", "group": "billing"}
     if opens_anew:
         back.say(ref=6, credit=9, **subscribe)
-    back.conversation.lost()
+    back.session.lost()
     rival = await other(house)
     assert [body for _, body, _ in await rival.take(1)] == [0]
     third = Mover(house, back.around, fresh_session_id())
@@ -480,7 +482,7 @@ async def test_who_left_for_good_is_not_waited_for(durable_house: House, how: st
     if how == "unsubscribe":
         client.say(type="unsubscribe", ref=4, subscription=1)
     else:
-        client.conversation.closed()
+        client.session.closed()
     group_id = billing(durable_house).group_id
     metadata = durable_house.broker.metadata
     lingers = (await metadata.membership(group_id)).lingers
@@ -503,16 +505,16 @@ async def test_a_gateway_that_goes_down_leaves_a_place_to_who_comes_back(
     (place,) = places(client)
     client.say(type="extend", subscription=1, started=delivery(place))
     if how == "lost before":
-        client.conversation.lost()
+        client.session.lost()
     rival = await other(house)
     client.around.sessions.end_lingering()
     if how != "lost before":
-        client.conversation.drain(1.0)
+        client.session.drain(1.0)
         assert client.close_code is None
     if how == "drained":
         client.close(frames.DRAINING)
     elif how == "lost meanwhile":
-        client.conversation.lost()
+        client.session.lost()
     await settled(house)
     await house.restart()
     assert rival.bodies == []
@@ -550,12 +552,12 @@ async def test_who_does_not_linger_has_a_fresh_name(house: House) -> None:
 async def test_a_name_that_somebody_else_has_here_is_not_given(house: House) -> None:
     """P11."""
     client = Mover(house)
-    client.conversation._standing.admission = Admission(Principal("mallory", "default"))
+    client.session._credential.admission = Admission(Principal("mallory", "default"))
     client.say(type="hello", linger_s=30)
     back = Mover(house, client.around, fresh_session_id())
     back.say(type="hello", session=NAME, linger_s=30)
     welcome = await back.until("welcome")
-    assert welcome["session"] == back.conversation.session_id != NAME
+    assert welcome["session"] == back.session.session_id != NAME
 
 
 async def test_somebody_else_who_knows_the_name_adopts_nothing(durable_house: House) -> None:
@@ -565,9 +567,7 @@ async def test_somebody_else_who_knows_the_name_adopts_nothing(durable_house: Ho
     (place,) = places(client)
     await house.restart()
     thief = client.moved()
-    thief.conversation._standing.admission = Admission(
-        Principal("mallory", Session.principal.tenant)
-    )
+    thief.session._credential.admission = Admission(Principal("mallory", Session.principal.tenant))
     await thief.rejoin()
     assert await thief.held(*delivery(place)) == delivery(place)
 

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.auth.auth import Auth
 from gateway.session.directory import fresh_session_id
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from push import limits
 from tests.histories.house import WAIT_S, House, message, offsets_of
 from tests.histories.test_adopting import Mover, Place, settled
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, house: House, random: Random) -> None:
         self.house, self.random = house, random
-        self.around = Surroundings(house.broker, Auth(None))
+        self.around = SessionServices(house.broker, Auth(None))
         self.keys: dict[tuple[int, int], object] = {}
         """(partition, offset) → its key; of one without: something of its own."""
         self.settled: set[tuple[int, int]] = set()
@@ -53,12 +53,12 @@ class World:
         if is_orderly:
             self.around.sessions.end_lingering()
             for client in self.clients:
-                client.socket.conversation.drain(1.0)
+                client.socket.session.drain(1.0)
             for client in self.clients:
                 client.read()
-                client.socket.conversation.lost()
+                client.socket.session.lost()
         await self.house.restart()
-        self.around = Surroundings(self.house.broker, Auth(None))
+        self.around = SessionServices(self.house.broker, Auth(None))
         again = [client.come_back() for client in self.clients]
         self.random.shuffle(again)
         if self.random.random() < 0.5:
@@ -139,7 +139,7 @@ class Believer:
         if self.world.random.random() < 0.25:
             if self.world.random.random() < 0.5:
                 await socket.until_ref(9)  # it is answered, and that is not read
-            socket.conversation.lost()
+            socket.session.lost()
             await self.come_back()
             return
         answer = await socket.until_ref(9)
@@ -151,7 +151,7 @@ class Believer:
 
     async def lose(self) -> None:
         self.read(min(self.unread(), len(self.socket.frames) - self._read))
-        self.socket.conversation.lost()
+        self.socket.session.lost()
         await self.come_back()
 
     # --- Settling -------------------------------------------------------------------------------

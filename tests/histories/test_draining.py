@@ -18,7 +18,7 @@ async def drained(house: House, lease_s: float) -> tuple[Socket, Frame]:
     await house.publish(queue, numbered(2))
     push = await socket.until("push")
     assert len(push["messages"]) == 2
-    socket.conversation.drain(1)
+    socket.session.drain(1)
     assert socket.close_code is None
     return socket, push
 

@@ -12,7 +12,7 @@ from gateway.auth.auth import Auth
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.pull import PullConsumer
 from gateway.models import SeekTo
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire.frames import Position
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused
@@ -353,7 +353,7 @@ async def test_a_session_that_has_ended_never_joins(house: House) -> None:
     group = await house.group(queue)
     steady, owner = await house.subscribe(queue, group)
     runtime = house.broker.groups.runtimes[group.group_id]
-    began, around = runtime.row.generation, Surroundings(house.broker, Auth(None))
+    began, around = runtime.row.generation, SessionServices(house.broker, Auth(None))
     for place in range(300):
         socket = Socket(house, around, f"s-{place}")
         socket.say(type="hello", linger_s=60 if place % 3 else 0)
@@ -361,9 +361,9 @@ async def test_a_session_that_has_ended_never_joins(house: House) -> None:
         subscribe = {"subscription": 1, "queue": queue.name, "group": group_name, "credit": 9}
         socket.say(type="subscribe", ref=1, **subscribe)
         if place % 2:
-            socket.conversation.closed()
+            socket.session.closed()
         else:
-            socket.conversation.lost()
+            socket.session.lost()
         if place % 10 == 0:
             await asyncio.sleep(0)
     while any("Subscribing.open" in str(task.get_coro()) for task in asyncio.all_tasks()):

@@ -10,7 +10,7 @@ from gateway.auth.auth import Auth
 from gateway.models import Admission
 from gateway.rest.app import Application
 from gateway.session.directory import fresh_session_id
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Principal
 from metadata.rights import parse_rights
@@ -43,9 +43,9 @@ async def asked(house: House, rights: list[str], method: str, path: str, body: A
     return answer.status_code, answer.json() if answer.content else None
 
 
-def socket(house: House, *rights: str, around: Surroundings | None = None) -> Socket:
+def socket(house: House, *rights: str, around: SessionServices | None = None) -> Socket:
     """A session with these rights."""
-    around = around or Surroundings(house.broker, Doorman())
+    around = around or SessionServices(house.broker, Doorman())
     found = Socket(house, around, fresh_session_id(), admitted(*rights))
     found.say(type="hello", producer="p", linger_s=30)
     return found
@@ -144,13 +144,13 @@ async def test_who_may_less_now_loses_what_that_does_not_cover(house: House) -> 
 
 async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> None:
     await house.queue()
-    around = Surroundings(house.broker, Doorman())
+    around = SessionServices(house.broker, Doorman())
     session = socket(house, "consume:orders", around=around)
     ask = {"type": "subscribe", "credit": 10, "queue": "orders", "group": "g"}
     assert (await said(session, **ask, subscription=1))["type"] == "ok"
-    session.conversation.lost()
+    session.session.lost()
     again = Socket(house, around, fresh_session_id(), admitted("publish:orders"))
-    again.say(type="hello", session=session.conversation.session_id, linger_s=30)
+    again.say(type="hello", session=session.session.session_id, linger_s=30)
     error = await again.until("error")
     assert (error["subscription"], error["code"]) == (1, "forbidden")
 
@@ -158,9 +158,9 @@ async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> 
 async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_anothers(
     house: House,
 ) -> None:
-    around = Surroundings(house.broker, Doorman())
+    around = SessionServices(house.broker, Doorman())
     mine = socket(house, "consume:*", around=around)
-    session_id = mine.conversation.session_id
+    session_id = mine.session.session_id
     for number, (name, tenant) in enumerate((("ben", "default"), ("ann", "other"))):
         for known in (session_id, fresh_session_id()):
             other = Socket(house, around, fresh_session_id(), admitted(tenant=tenant, name=name))
@@ -169,7 +169,7 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
             assert welcome["resumed"] is None
             # A principal beside it gets another id; to another tenant both ids are the same.
             assert number == 0 or welcome["session"] == known
-            other.conversation.closed()
+            other.session.closed()
     assert mine.close_code is None
     for tenant, shown in (("default", [session_id]), ("other", [])):
         boss = Principal("boss", tenant)

@@ -10,7 +10,7 @@ from gateway.auth.auth import Auth
 from gateway.models import WhichKey
 from gateway.operator.describe import BELIEVED_S
 from gateway.session.directory import fresh_session_id
-from gateway.session.session import Surroundings
+from gateway.session.session import SessionServices
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
@@ -482,9 +482,9 @@ async def test_who_comes_back_while_the_catalog_refuses_to_be_told_stays(town: T
     assert one.owns(group) == {0, 1, 2, 3}
 
 
-def around(gateway: Gateway) -> Surroundings:
+def around(gateway: Gateway) -> SessionServices:
     """What all clients of a gateway share."""
-    return Surroundings(gateway.broker, Auth(None))
+    return SessionServices(gateway.broker, Auth(None))
 
 
 async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]]:
@@ -503,7 +503,7 @@ async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: To
     one, two = town.gateways
     _, client, held = await connected(town)
     sessions = client.around.sessions
-    client.conversation.lost()
+    client.session.lost()
     assert len(sessions) == 1
     back = Mover(two, around(two), fresh_session_id())
     assert (await back.rejoin(session=SESSION))["type"] == "ok"

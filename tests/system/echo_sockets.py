@@ -13,7 +13,7 @@ from gateway.auth.auth import Auth
 from gateway.models import Admission
 from gateway.net.connections import Registry
 from gateway.net.websocket import WebSocketConnection
-from gateway.session.session import Conversation, Surroundings
+from gateway.session.session import Session, SessionServices
 from gateway.wire.protocol import INVALID_UTF8
 from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
 from metadata.catalog import ANYBODY
@@ -33,7 +33,7 @@ class _Reader(MessageReader):
             yield event
 
 
-class _Echo(Conversation):
+class _Echo(Session):
     """Sends back what comes. It wants no `hello`, and ends by itself never."""
 
     __slots__ = ("_connection",)
@@ -41,7 +41,7 @@ class _Echo(Conversation):
     def __init__(self, connection: "_EchoConnection") -> None:
         now = asyncio.get_running_loop().time()
         admission = Admission(ANYBODY)
-        super().__init__(connection.registry.around, connection, "echo", admission, now=now)
+        super().__init__(connection.registry.services, connection, "echo", admission, now=now)
         self._connection = connection
 
     is_welcome = True
@@ -69,13 +69,13 @@ class _EchoConnection(WebSocketConnection):
     def _open(self, admission: Admission | None) -> None:
         super()._open(admission)
         self.reader = self._reader = _Reader(limits.FRAME_BYTES_MAX)
-        self._conversation = _Echo(self)
+        self._session = _Echo(self)
 
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
     """An echo server on a free port of loopback: the port."""
-    registry = Registry(Surroundings(EchoBroker(), Auth(None)))
+    registry = Registry(SessionServices(EchoBroker(), Auth(None)))
 
     class Bound(_EchoConnection):
         __slots__ = ()

@@ -14,7 +14,7 @@ from gateway.config import Config
 from gateway.net.websocket import WebSocketConnection
 from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
-from gateway.session.session import Conversation
+from gateway.session.session import Session
 from gateway.wire import frames
 from tests.gateway.conftest import never
 
@@ -268,9 +268,9 @@ async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: 
         async with client.read("q") as messages, asyncio.timeout(10):
             await publish(client, 1)
             assert (await anext(messages)).body == 0
-        (conversation,) = server.registry.around.sessions._by_id.values()
-        assert isinstance(conversation, Conversation)
-        assert conversation._session.subscribed == []
+        (session,) = server.registry.services.sessions._by_id.values()
+        assert isinstance(session, Session)
+        assert session._protocol.subscribed == []
 
 
 async def test_cancelling_run_returns_what_its_handlers_had_in_hand(server: Server) -> None:
@@ -326,7 +326,7 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
     """The broker still works on it when the client, back again, says it once more."""
     async with tocsin.connect(server.url) as client, asyncio.timeout(10):
         await client.create_queue("q")
-        broker = server.registry.around.broker
+        broker = server.registry.services.broker
         put_group, stalls = broker.put_group, [asyncio.Event()]
         asked = asyncio.Event()
 
