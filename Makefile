@@ -80,7 +80,7 @@ soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), ten
 	TOCSIN_SOAK=1 $(python) -m pytest tests/spark -s -o faulthandler_timeout=3600
 	@scripts/needs prometheus
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system/test_alerts_live.py -s -o faulthandler_timeout=3600
-	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/test_redis_acks.py tests/storage/test_redis_guard.py -s \
+	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/redis/test_redis_acks.py tests/storage/redis/test_redis_guard.py -s \
 	  -o faulthandler_timeout=3600
 
 chaos:  ## break a store and its gateways for hours, resumable (root; ARGS=--help teaches)

@@ -140,7 +140,7 @@ def chaos(  # noqa: PLR0917 - click passes them by name
         sys.exit(0 if _round(plan, here[0], book).ok else 1)
     wanted = {"failover": failovers, "kill": kills, "freeze": freezes, "power-loss": power_losses}
     wanted["stale-restart"] = stale_restarts
-    if layout == "sentinel":  # a Cluster has no managers here (tests/gateway/test_manager_cluster)
+    if layout == "sentinel":  # a Cluster has no managers here (tests/services/test_manager_cluster)
         wanted["stale-away"] = aways // 5
         wanted["away"] = aways
     wanted |= dict.fromkeys(METADATA if metadata is not None else (), metadata_faults)

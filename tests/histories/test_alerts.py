@@ -1,6 +1,6 @@
 """Who of several gateways looks after the alerts of a queue."""
 
-from tests.gateway.test_alerting import alerting_of, told, watched
+from tests.gateway.operator.test_alerting import alerting_of, told, watched
 from tests.histories.gateways import Town, town
 from tests.histories.house import numbered
 from tests.waiting import becomes

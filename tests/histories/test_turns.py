@@ -6,7 +6,7 @@ from gateway.auth.auth import Auth
 from gateway.net.connections import Registry
 from gateway.session.session import SessionServices
 from push.places import Partition
-from tests.gateway.wire import serve, session
+from tests.gateway.raw_sockets import serve, session
 from tests.histories.house import House, message
 
 

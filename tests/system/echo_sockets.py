@@ -19,7 +19,7 @@ from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_fram
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.wire import serve
+from tests.gateway.raw_sockets import serve
 
 
 class _Reader(MessageReader):

@@ -59,7 +59,7 @@ async def test_pulled_messages_are_settled_by_their_receipts(
 
 
 async def test_a_client_pauses_queues_like_http(broker: FakeBroker, client: tocsin.Client) -> None:
-    """What operators do has one implementation; see tests/gateway/test_upkeep_command.py."""
+    """What operators do has one implementation; see tests/gateway/cli/test_upkeep_command.py."""
     assert (await client.pause_queue("orders"))["paused"] is True
     assert (await client.resume_queue("orders"))["paused"] is False
     assert [(method, path) for method, path, _ in broker.calls[-2:]] == [

@@ -1,0 +1,268 @@
+"""What a session and a request are told that are over a limit, and what happens then."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.auth.auth import Auth
+from gateway.limits.limiter import Limiter
+from gateway.limits.spec import OF_ADDRESS, parse_limits
+from gateway.net.connections import Registry
+from gateway.net.longpoll import Polls
+from gateway.rest.app import Application
+from gateway.session.session import SessionServices
+from gateway.wire import frames
+from metadata.catalog import QueueSettings
+from runtime.addresses import ClientAddress
+from tests.gateway.asgi import client_of
+from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.session.test_conversation import Socket, publish
+
+RATE = 1000
+"""Messages a second, and at once."""
+
+
+@pytest.fixture
+async def broker() -> EchoBroker:
+    made = EchoBroker()
+    await made.add_queue("q")
+    await made.add_queue("other")
+    return made
+
+
+def socket_of(broker: EchoBroker, limits: str = f"messages={RATE}/s") -> Socket:
+    made = Socket(broker, limiter=Limiter(parse_limits(limits)))
+    made.say({"type": "hello", "producer": "p"})
+    assert made.answer()["type"] == "welcome"
+    return made
+
+
+def said(socket: Socket, count: int, sequence: int, *, now: float = 0, **more: Any) -> str:
+    """What a publish of so many messages from this sequence on is answered."""
+    frame = publish(1, *range(count), sequence=sequence, **more)
+    socket.say(frame, now=now)
+    answer = socket.answer()
+    assert answer["ref"] == 1
+    return "ok" if answer["type"] == "ok" else str(answer["code"])
+
+
+# --- WebSocket and long poll --------------------------------------------------------------------
+
+
+def test_a_publish_is_admitted_whole_or_refused_whole(broker: EchoBroker) -> None:
+    socket = socket_of(broker)
+    assert said(socket, 600, 0) == "ok"
+    socket.say(publish(2, *range(500), sequence=600))
+    answer = socket.answer()
+    assert answer["type"] == "error"
+    assert (answer["ref"], answer["code"], answer["retry"]) == (2, "rate_limited", True)
+    assert answer["retry_after_s"] == pytest.approx(0.1, abs=1e-8)
+    assert len(broker.submitted) == 1
+    assert said(socket, 500, 600, now=answer["retry_after_s"]) == "ok"
+
+
+def test_behind_what_was_refused_nothing_of_the_queue_is_stored(broker: EchoBroker) -> None:
+    """R7. [A large publish is over the limit, a small one behind it is not: it overtakes.]"""
+    socket = socket_of(broker)
+    assert said(socket, 900, 0) == "ok"
+    assert said(socket, 500, 900) == "rate_limited"
+    assert said(socket, 1, 1400) == "out_of_sequence"
+    assert said(socket, 1, 1401, now=5.0) == "out_of_sequence"
+    assert said(socket, 1, 0, queue="other", now=5.0) == "ok"  # another order
+    assert said(socket, 200, 900, now=5.0, resolved=900) == "ok"  # also in pieces
+    assert said(socket, 1, 1400, now=5.0, resolved=900) == "out_of_sequence"
+    assert said(socket, 300, 1100, now=5.0, resolved=1100) == "ok"
+    assert said(socket, 2, 1400, now=5.0, resolved=1400) == "ok"
+    assert [one.sequence for one in broker.submitted] == [0, 0, 900, 1100, 1400]
+
+
+def test_of_more_than_a_burst_what_it_holds_is_admitted_in_order(broker: EchoBroker) -> None:
+    """R5, R7: the others are refused in their places, and nothing behind them is stored before."""
+    socket = socket_of(broker, "messages=10/s")
+    socket.say(publish(1, *range(25), sequence=0))
+    first = socket.answer()
+    assert [isinstance(one, list) for one in first["receipts"]] == [True] * 10 + [False] * 15
+    assert {one["code"] for one in first["receipts"][10:]} == {"rate_limited"}
+    assert first["receipts"][10]["retry_after_s"] == pytest.approx(1, abs=0.01)
+    assert said(socket, 1, 25) == "out_of_sequence"
+    assert said(socket, 10, 10, now=0.5) == "rate_limited"
+    assert said(socket, 10, 10, now=1.0, resolved=10) == "ok"
+    assert said(socket, 1, 25, now=2.0, resolved=20) == "out_of_sequence"
+    assert said(socket, 5, 20, now=2.0, resolved=20) == "ok"
+    assert said(socket, 1, 25, now=2.0, resolved=25) == "ok"
+    assert [(one.sequence, len(one.messages)) for one in broker.submitted] == [
+        (0, 10), (10, 10), (20, 5), (25, 1),
+    ]  # fmt: skip
+
+
+def test_what_is_out_of_sequence_is_charged_to_nobody(broker: EchoBroker) -> None:
+    socket = socket_of(broker)
+    assert said(socket, 600, 0) == "ok"
+    assert said(socket, 500, 600) == "rate_limited"
+    for number in range(20):
+        assert said(socket, 400, 1100 + number, now=0.05) == "out_of_sequence"
+    assert said(socket, 500, 600, now=0.1) == "ok"
+
+
+def test_what_the_producer_has_given_up_holds_up_nobody(broker: EchoBroker) -> None:
+    socket = socket_of(broker)
+    assert said(socket, 600, 0) == "ok"
+    assert said(socket, 500, 600) == "rate_limited"
+    assert said(socket, 1, 1100) == "out_of_sequence"
+    assert said(socket, 1, 1100, resolved=1100) == "ok"
+
+
+def test_without_sequences_every_publish_is_for_itself(broker: EchoBroker) -> None:
+    socket = socket_of(broker)
+    socket.say(publish(1, *range(900)), publish(2, *range(500)), publish(3, 1))
+    assert [answer["type"] for answer in socket.answers()] == ["ok", "error", "ok"]
+
+
+async def test_a_queue_in_the_making_is_charged_too(broker: EchoBroker) -> None:
+    broker.auto_create = True
+    broker.gate.clear()
+    socket = socket_of(broker)
+    socket.say(publish(1, *range(900), queue="new"), publish(2, *range(500), queue="new"))
+    broker.gate.set()
+    await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    first, second = socket.answers()
+    assert (first["type"], second["type"], second["code"]) == ("ok", "error", "rate_limited")
+
+
+def test_a_session_too_many_is_told_so_and_closed_for_now(broker: EchoBroker) -> None:
+    limiter = Limiter(parse_limits("sessions=1"))
+    first, second = Socket(broker, limiter=limiter), Socket(broker, limiter=limiter)
+    first.say({"type": "hello"})
+    assert first.answer()["type"] == "welcome"
+    second.say({"type": "hello"}, publish(1, 1))
+    answer = second.answer()
+    assert (answer["code"], answer["retry"], answer["retry_after_s"]) == ("too_many", True, 1.0)
+    assert second.close_code == frames.OVERLOADED
+    assert broker.submitted == []
+    first.session.closed()
+    third = Socket(broker, limiter=limiter)
+    third.say({"type": "hello"})
+    assert third.answer()["type"] == "welcome"
+
+
+async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: EchoBroker) -> None:
+    limiter = Limiter(address=parse_limits("failures=1/s+2", OF_ADDRESS))
+
+    def hello(token: str, address: str) -> tuple[object, ...]:
+        socket = Socket(broker, Auth("the-right-token"), limiter)
+        socket.address = ClientAddress(address, False)
+        socket.say({"type": "hello", "token": token})
+        assert socket.close_code is None or not socket.session.is_welcome
+        return (socket.close_code, *(answer.get("code") for answer in socket.answers()))
+
+    assert hello("wrong", "192.0.2.7") == (frames.UNAUTHORIZED,)
+    assert hello("wrong", "192.0.2.7") == (frames.UNAUTHORIZED,)
+    assert hello("the-right-token", "192.0.2.7") == (frames.OVERLOADED, "rate_limited")
+    assert hello("the-right-token", "192.0.2.8") == (None, None)
+    assert [hello("wrong", "127.0.0.1") for _ in range(5)] == [(frames.UNAUTHORIZED,)] * 5
+
+
+# --- HTTP ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.looptime
+async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None:
+    """At twice the limit, by `Retry-After` alone, in virtual time."""
+    broker = PlainBroker()
+    limiter = Limiter()
+    application = Application(broker, Auth(None), limiter=limiter)
+    loop = asyncio.get_running_loop()
+    async with client_of(application) as http:
+        await http.put("/v1/queues/q", json={"publish_messages_per_s": RATE})
+        began, refusals, stored = loop.time(), 0, 0
+        for first in range(0, 5 * RATE, RATE // 2):
+            messages = [{"body": number, "key": "k"} for number in range(first, first + RATE // 2)]
+            while True:
+                answer = await http.post("/v1/queues/q/messages", json={"messages": messages})
+                if answer.status_code == 200:
+                    break
+                problem = answer.json()
+                assert (answer.status_code, problem["code"]) == (429, "rate_limited")
+                assert problem["retry"] is True
+                seconds = int(answer.headers["Retry-After"])
+                assert 0 <= seconds - problem["retry_after_s"] < 1
+                refusals += 1
+                await asyncio.sleep(seconds)
+            stored += len(answer.json()["results"])
+            await asyncio.sleep(0.25)  # 2,000 a second, as far as it is let
+        took_s = loop.time() - began
+    queue_id = next(iter(broker.logs))
+    bodies = [int(bytes(message.body)) for message in broker.logs[queue_id]]
+    assert bodies == list(range(5 * RATE))
+    assert stored == 5 * RATE
+    assert refusals > 0
+    assert 4 - 0.5 <= took_s <= 8
+    assert limiter.refused == {"queue.messages": refusals}
+
+
+@pytest.mark.looptime
+async def test_requests_are_counted_and_the_exact_wait_is_enough() -> None:
+    application = Application(
+        PlainBroker(), Auth(None), limiter=Limiter(parse_limits("requests=4/s+2"))
+    )
+    async with client_of(application) as http:
+        statuses = [(await http.get("/v1/queues")).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        refused = (await http.get("/v1/queues")).json()
+        assert 0.24 < refused["retry_after_s"] <= 0.25
+        assert "requests=4/s+2" in refused["detail"]
+        await asyncio.sleep(refused["retry_after_s"])
+        assert (await http.get("/v1/queues")).status_code == 200
+        assert (await http.get("/healthz")).status_code == 200  # supervisors are not counted
+
+
+async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
+    async with client_of(Application(PlainBroker(), Auth(None))) as http:
+        settings = {"publish_messages_per_s": 0.5, "publish_bytes_per_s": 1_000_000}
+        made = await http.put("/v1/queues/q", json=settings)
+        assert made.status_code == 201
+        described = (await http.get("/v1/queues/q")).json()["settings"]
+        assert {name: described[name] for name in settings} == settings
+        batch = {"messages": [{"body": 1}] * 1000}
+        admitted = await http.post("/v1/queues/q/messages", json=batch)
+        first, *others = admitted.json()["results"]
+        assert (admitted.status_code, first["offset"], len(others)) == (200, 0, 999)
+        assert {one["error"]["code"] for one in others} == {"rate_limited"}
+        assert others[0]["error"]["retry_after_s"] == pytest.approx(2, abs=0.1)
+        assert (await http.get("/v1/queues/q")).json()["depth"] == 1
+        assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
+        await http.put("/v1/queues/q", json={})
+        assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
+        await http.patch("/v1/queues/q", json={"publish_messages_per_s": None})
+        assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 200
+        refused = await http.patch("/v1/queues/q", json={"publish_messages_per_s": 0})
+        assert refused.status_code == 400
+
+
+async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: EchoBroker) -> None:
+    limiter = Limiter(parse_limits("sessions=1"))
+    registry = Registry(SessionServices(broker, Auth(None), limiter=limiter))
+    application = Application(PlainBroker(), Auth(None), Polls(registry), limiter=limiter)
+    async with client_of(application) as http:
+        first = await http.post("/v1/sessions", json={"type": "hello"})
+        assert first.status_code == 201
+        second = await http.post("/v1/sessions", json={"type": "hello"})
+        assert (second.status_code, second.json()["code"]) == (429, "too_many")
+        assert second.headers["Retry-After"] == "1"
+        await http.delete(f"/v1/sessions/{first.json()['session']}")
+        assert (await http.post("/v1/sessions", json={"type": "hello"})).status_code == 201
+    for connection in registry.connections():
+        connection.close(frames.DRAINING)
+    registry.deadlines.close()
+
+
+def test_old_settings_of_a_queue_have_no_limit() -> None:
+    """A catalog from before these settings reads on."""
+    before = msgspec.json.decode(b'{"partitions":4,"retention_s":60}', type=QueueSettings)
+    assert before.publish_messages_per_s is None
+    assert before.publish_bytes_per_s is None

@@ -1,0 +1,356 @@
+"""Publishes that are heard together, and published together."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.limiter import Limiter
+from gateway.limits.spec import OF_PRINCIPAL, parse_limits
+from gateway.wire import frames
+from gateway.wire.coalesce import BYTES_MAX, Heard, Together, receipts_end, receipts_of, together
+from gateway.wire.protocol import Effect
+from gateway.wire.rfc6455 import CLOSE, PING, TEXT, Event
+from metadata.catalog import ANYBODY, QueueSettings
+from push import limits
+from push.message import Message
+from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.session.test_conversation import Socket, publish
+
+BODY = msgspec.Raw(b"1")
+
+
+def frame(
+    ref: int, count: int = 1, sequence: int | None = None, resolved: int = 0, queue: str = "q"
+) -> frames.Publish:
+    messages = [Message(key=f"k{ref}", body=BODY) for _ in range(count)]
+    return frames.Publish(ref, queue, messages, sequence, resolved)
+
+
+def parts(effects: list[Effect]) -> list[list[int]]:
+    """The refs of what goes together."""
+    return [
+        [one.ref for one in effect.frames] if isinstance(effect, Together) else [effect.ref or 0]
+        for effect in together(effects)
+        if isinstance(effect, Together | frames.Publish | frames.Ping)
+    ]
+
+
+def test_publishes_that_follow_each_other_are_one() -> None:
+    first, second, third = frame(1, 2, 10, 5), frame(2, 1, 12, 5), frame(3, 3, 13, 8)
+    (one,) = together([first, second, third])
+    assert isinstance(one, Together)
+    assert (one.whole.sequence, one.whole.resolved, one.whole.queue) == (10, 8, "q")
+    assert one.whole.messages == [*first.messages, *second.messages, *third.messages]
+    assert list(one.frames) == [first, second, third]
+
+
+def test_those_without_sequences_are_one_as_well() -> None:
+    assert parts([frame(1), frame(2), frame(3)]) == [[1, 2, 3]]
+
+
+def test_one_alone_is_as_it_was() -> None:
+    effects: list[Effect] = [frame(1)]
+    assert together(effects) is effects
+    assert together([frame(1), frames.Ping(2)]) == [frame(1), frames.Ping(2)]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        frame(2, 1, 1, queue="other"),
+        frame(2, 1, 2),  # a gap in front of it
+        frame(2, 1, 0),  # said again
+        frame(2, 1, None),
+        frame(2, 1, 1, 1),  # what it says is answered reaches one that goes with it
+    ],
+)
+def test_what_is_not_the_same_publish_is_another_one(second: frames.Publish) -> None:
+    assert parts([frame(1, 1, 0), second]) == [[1], [2]]
+
+
+def test_what_says_less_is_answered_than_the_one_before_is_another_one() -> None:
+    """R6."""
+    assert parts([frame(1, 1, 9, 5), frame(2, 1, 10, 4)]) == [[1], [2]]
+    assert parts([frame(1, 1, 9, 5), frame(2, 1, 10, 5)]) == [[1, 2]]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "alone",
+    [
+        frames.Publish(1, "q", [Message(body=BODY)], produced_unix_us=7),
+        frames.Publish(1, "q", [Message(body=BODY)], clock_offset_us=7),
+        frames.Publish(1, "q", [Message(body=BODY, headers={"traceparent": "x"})]),
+        frames.Publish(1, "q", [Message(body=BODY, sent_unix_ms=7)]),
+    ],
+)
+def test_what_says_when_it_was_produced_or_is_traced_stays_alone(
+    alone: frames.Publish, which: int
+) -> None:
+    """The delivery log has one time, and one trace, of each publish."""
+    assert len(parts([frame(1), alone] if which else [alone, frame(1)])) == 2
+
+
+def test_together_they_are_no_more_than_one_publish_may_have() -> None:
+    most = limits.MESSAGES_PER_PUBLISH_MAX
+    assert parts([frame(1, most - 1), frame(2)]) == [[1, 2]]
+    assert parts([frame(1, most), frame(2)]) == [[1], [2]]
+
+
+def test_who_has_too_much_in_flight_is_told_so_of_what_is_too_much() -> None:
+    most = limits.IN_FLIGHT_PER_PRODUCER_MAX
+    assert parts([frame(1, 1, most - 2), frame(2, 1, most - 1)]) == [[1, 2]]
+    assert parts([frame(1, 1, most - 1), frame(2, 1, most)]) == [[1], [2]]
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Effect]:
+    """Publishes of one session, most of them following each other, and pings."""
+    effects: list[Effect] = []
+    sequence = 0
+    for ref in range(draw(st.integers(0, 12))):
+        if draw(st.integers(0, 5)) == 0:
+            effects.append(frames.Ping(ref))
+            continue
+        count = draw(st.integers(1, 3))
+        sequence += draw(st.sampled_from([0, 0, 0, 0, 1]))
+        queue = draw(st.sampled_from(["q", "q", "q", "r"]))
+        effects.append(frame(ref, count, sequence, draw(st.integers(0, sequence)), queue))
+        sequence += count
+    return effects
+
+
+@given(conversations())
+def test_nothing_is_lost_and_every_sequence_is_as_it_was(effects: list[Effect]) -> None:
+    """R5, R6: judged message by message, against the frames one by one."""
+    said: list[Effect] = []
+    for one in together(effects):
+        if not isinstance(one, Together):
+            said.append(one)
+            continue
+        said += one.frames
+        assert len(one.frames) > 1
+        assert one.whole.sequence is not None
+        place = one.whole.sequence
+        messages = iter(one.whole.messages)
+        for each in one.frames:
+            assert (each.queue, each.sequence) == (one.whole.queue, place)
+            assert each.resolved <= one.whole.resolved <= one.whole.sequence
+            assert all(next(messages) is message for message in each.messages)
+            place += len(each.messages)
+        assert next(messages, None) is None
+    assert said == effects
+
+
+# --- Hearing ------------------------------------------------------------------------------------
+
+PUBLISH = b'{"type":"publish","ref":1}'
+
+
+def test_publishes_are_heard_together_and_everything_else_alone() -> None:
+    events = [(TEXT, b"1"), (TEXT, PUBLISH), (TEXT, PUBLISH), (PING, b""), (TEXT, PUBLISH)]
+    assert list(Heard(iter(events))) == [
+        (TEXT, [b"1"]), (TEXT, [PUBLISH, PUBLISH]), (PING, [b""]), (TEXT, [PUBLISH]),
+    ]  # fmt: skip
+
+
+def test_what_is_heard_together_is_bounded() -> None:
+    """P9: a part of a turn is no longer because of it."""
+    half = PUBLISH + b" " * (BYTES_MAX // 2 - len(PUBLISH))
+    assert list(Heard(iter([(TEXT, half)] * 3))) == [(TEXT, [half, half]), (TEXT, [half])]
+    less = half[:-1]
+    assert list(Heard(iter([(TEXT, less)] * 3))) == [(TEXT, [less, less, less])]
+
+
+def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
+    """P9: whoever may not go on yet holds it."""
+    heard = Heard(iter([(TEXT, PUBLISH), (TEXT, b"x" * 1000)]))
+    assert heard.ahead_bytes == 0
+    next(heard)
+    assert heard.ahead_bytes == 1000
+    next(heard)
+    assert heard.ahead_bytes == 0
+
+
+@given(st.lists(st.sampled_from([(TEXT, PUBLISH), (TEXT, b"{}"), (PING, b"p"), (CLOSE, b"")])))
+def test_all_is_heard_in_its_order(events: list[Event]) -> None:
+    """P1, R7."""
+    assert [
+        (opcode, message) for opcode, messages in Heard(iter(events)) for message in messages
+    ] == events
+
+
+# --- Publishing ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def broker() -> EchoBroker:
+    made = EchoBroker()
+    await made.add_queue("q", QueueSettings(message_bytes_max=100))
+    return made
+
+
+@pytest.fixture
+def socket(broker: EchoBroker) -> Iterator[Socket]:
+    made = Socket(broker)
+    made.say({"type": "hello", "producer": "p"})
+    made.answers()
+    yield made
+    made.session.closed()
+
+
+def hear(socket: Socket, *values: object) -> None:
+    """In a message each, all of them read at once."""
+    socket.session.receive(*map(msgspec.json.encode, values), now=0)
+
+
+async def test_each_frame_has_an_answer_of_its_own(socket: Socket, broker: EchoBroker) -> None:
+    """R5: with its own messages' receipts and errors, in order."""
+    hear(socket, publish(1, 1, "x" * 200, sequence=0), publish(2, 2, sequence=2),
+         publish(3, 3, 4, sequence=3))  # fmt: skip
+    assert len(broker.submitted) == 1
+    one, two, three = socket.answers()
+    assert [answer["ref"] for answer in (one, two, three)] == [1, 2, 3]
+    assert one["receipts"][0] == [0, 0]
+    assert one["receipts"][1]["code"] == "message_too_large"
+    assert two["receipts"] == [[0, 1]]
+    assert three["receipts"] == [[0, 2], [0, 3]]
+    assert one["id_prefix"] == three["id_prefix"]
+    assert one["durability"] == three["durability"]
+
+
+async def test_together_they_are_answered_as_one_by_one(broker: EchoBroker) -> None:
+    said = [publish(ref, *range(ref % 3 + 1), queue=queue) for ref, queue in enumerate("qqqrqqrr")]
+    answers = []
+    for at_once in (True, False):
+        made = EchoBroker()
+        await made.add_queue("q")
+        await made.add_queue("r")
+        socket = Socket(made)
+        socket.say({"type": "hello"})
+        socket.answers()
+        for part in [said] if at_once else [[one] for one in said]:
+            hear(socket, *part)
+        answers.append([(answer["ref"], answer["receipts"]) for answer in socket.answers()])
+        socket.session.closed()
+    assert answers[0] == answers[1]
+
+
+async def test_frames_whose_answers_wait_are_waited_for_each(
+    socket: Socket, broker: EchoBroker
+) -> None:
+    """P14: a session that drains ends when the last of them has been answered."""
+    broker.unanswered = []
+    hear(socket, publish(1, 1), publish(2, 2))
+    socket.session.drain(1.0)
+    assert socket.close_code is None
+    (answer,) = broker.unanswered
+    answer()
+    assert [one["ref"] for one in socket.answers()[1:]] == [1, 2]
+    assert socket.close_code == frames.DRAINING
+
+
+async def test_who_is_charged_is_charged_for_all_of_them(broker: EchoBroker) -> None:
+    """At once where they fit; no more and no less than one by one."""
+    limiter = Limiter(parse_limits("messages=1/s+2000,in_flight=1000", OF_PRINCIPAL))
+    socket = Socket(broker, limiter=limiter)
+    socket.say({"type": "hello"})
+    socket.answers()
+    broker.unanswered = []
+    hear(socket, publish(1, *range(400)), publish(2, *range(400)))
+    assert len(broker.submitted) == 1
+    hear(socket, publish(3, *range(50)), publish(4, *range(50)))
+    assert len(broker.submitted) == 2
+    hear(socket, publish(5, *range(90)), publish(6, *range(20)))
+    assert [(one["ref"], one["code"]) for one in socket.answers()] == [(6, "too_many_in_flight")]
+    for answer in broker.unanswered:
+        answer()
+    assert [(one["ref"], one["type"]) for one in socket.answers()] == [
+        (ref, "ok") for ref in range(1, 6)
+    ]
+    broker.unanswered = None
+    hear(socket, publish(7, *range(990)), publish(8, *range(20)), publish(9, 9))
+    assert [(one["ref"], one["type"]) for one in socket.answers()] == [
+        (7, "ok"), (8, "ok"), (9, "error"),
+    ]  # fmt: skip
+    socket.session.closed()
+
+
+async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: EchoBroker) -> None:
+    """One that is larger is charged a burst; three that are not would be, too, for three."""
+    limiter = Limiter(parse_limits(f"bytes=1/s+{limits.FRAME_BYTES_MAX}", OF_PRINCIPAL))
+    socket = Socket(broker, limiter=limiter)
+    socket.say({"type": "hello"})
+    socket.answers()
+    mebibyte = ["x" * 250_000] * 4
+    hear(socket, *(publish(ref, *mebibyte) for ref in range(3)))
+    types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
+    assert types == [(0, "ok"), (1, "ok"), (2, "error")]
+    socket.session.closed()
+
+
+async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: EchoBroker) -> None:
+    """A limit that is reached refuses what is over it, and not what fits."""
+    limiter = Limiter(parse_limits("messages=1/s+1000", OF_PRINCIPAL))
+    socket = Socket(broker, limiter=limiter)
+    socket.say({"type": "hello"})
+    socket.answers()
+    hear(socket, publish(0, 0))
+    socket.answers()
+    hear(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
+    types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
+    assert types == [(1, "ok"), (2, "ok"), (3, "error")]
+    socket.session.closed()
+
+
+async def test_a_sequence_without_a_producer_is_refused_in_each(broker: EchoBroker) -> None:
+    socket = Socket(broker)
+    socket.say({"type": "hello"})
+    socket.answers()
+    hear(socket, publish(1, 1, sequence=0), publish(2, 2, sequence=1))
+    codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
+    assert codes == [(1, "invalid_request"), (2, "invalid_request")]
+    socket.session.closed()
+
+
+async def test_of_a_queue_that_is_not_there_each_hears(socket: Socket) -> None:
+    hear(socket, publish(1, 1, queue="none"), publish(2, 2, queue="none"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
+    assert codes == [(1, "queue_not_found"), (2, "queue_not_found")]
+
+
+async def test_a_bug_is_answered_to_each(socket: Socket, broker: EchoBroker) -> None:
+    """P12."""
+    broker.bug = RuntimeError("never foreseen")
+    hear(socket, publish(1, 1), publish(2, 2))
+    codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
+    assert codes == [(1, "internal"), (2, "internal")]
+    hear(socket, publish(3, 3))
+    assert socket.answer()["type"] == "ok"
+
+
+async def test_to_several_clusters_they_go_one_by_one(
+    socket: Socket, broker: EchoBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may be away, and what goes to the others is not to wait for it."""
+    queue = msgspec.structs.replace(
+        broker.metadata.find_queue(ANYBODY, "q"), clusters=("north", "south")
+    )
+    monkeypatch.setattr(broker.metadata, "find_queue", lambda *_: queue)
+    hear(socket, publish(1, 1), publish(2, 2))
+    assert len(broker.submitted) == 2
+    assert [answer["ref"] for answer in socket.answers()] == [1, 2]
+
+
+def test_receipts_are_an_ok_like_any_other() -> None:
+    prefix, durability = 'q"-1-', {"level": "all", "copies": 2}
+    receipts: list[object] = [(0, 7), (1, 2, True), frames.code_fields("unknown")]
+    end = receipts_end(prefix, durability)
+    same = frames.ok(5, receipts=receipts, id_prefix=prefix, durability=durability)
+    assert receipts_of(5, receipts, end) == same
