@@ -45,7 +45,7 @@ from gateway.operator.waiting import Holding
 from gateway.publish.batch import any_storable, nowhere
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
-from gateway.publish.tombstones import Graves
+from gateway.publish.tombstones import Tombstones
 from gateway.stores.backup import Backups
 from gateway.stores.marks import recognise
 from gateway.stores.open import guarded, open_stores
@@ -65,7 +65,7 @@ from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Partition
-from push.rates.shared import Pool
+from push.rates.shared import RatePool
 from push.storage_port import PLAIN, Sealer, Storage
 from runtime.loop.end_of_turn import Deadlines, Soon
 
@@ -78,7 +78,7 @@ def _letters(
     return (None, None) if inbox is None else (Inboxes(inbox, looking, groups), Asking(inbox))
 
 
-def _limiter_of(config: Config, pool: Pool | None) -> Limiter:
+def _limiter_of(config: Config, pool: RatePool | None) -> Limiter:
     return Limiter(
         parse_limits(config.limit_principal, OF_PRINCIPAL),
         parse_limits(config.limit_address, OF_ADDRESS),
@@ -114,7 +114,7 @@ class Broker:
     _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
     def __init__(
-        self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None,
+        self, config: Config, metadata: Metadata, storage: Storage, pool: RatePool | None = None,
         *, may_be_away: bool = False, sealer: Sealer = PLAIN,
     ) -> None:  # fmt: skip
         self.config = config
@@ -135,7 +135,7 @@ class Broker:
             storage, self.tail, self.counting, self.agreement.is_unmade, log, in_parts=may_be_away
         )
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
-        self._graves = Graves(metadata, self._dead_letter_queue, self.publisher.burials)
+        self._graves = Tombstones(metadata, self._dead_letter_queue, self.publisher.burials)
         context = Context(
             looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.move,
             self.counting, self.nack_reasons)  # fmt: skip

@@ -32,7 +32,7 @@ def has_room(held: int, more: int, all_held: int, bound: int) -> bool:
     return held + more <= SHARE * (bound - all_held - more)
 
 
-class Turns(Generic[OwnerT]):
+class FairQueue(Generic[OwnerT]):
     """Who goes with what is next. Keeps, from one to the next, who got nothing."""
 
     def __init__(self) -> None:
@@ -150,11 +150,11 @@ class _Brought(Generic[OwnerT]):
         return sum(self._totals)
 
 
-class Company(Generic[OwnerT]):
+class FairShare(Generic[OwnerT]):
     """See the module. What waits is a list of (owner, size) in the order of its arrival."""
 
     def __init__(self) -> None:
-        self._turns: defaultdict[int, Turns[OwnerT]] = defaultdict(Turns)
+        self._turns: defaultdict[int, FairQueue[OwnerT]] = defaultdict(FairQueue)
         """By lane: who got nothing there."""
         self._went_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
         """By lane: when those that flood got something there."""

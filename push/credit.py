@@ -4,7 +4,7 @@ from push.errors import Refused
 from push.limits import CREDIT_MAX
 
 
-class Credit:
+class CreditWindow:
     """How many more messages a session is willing to be given.
 
     `granted` and `sent` count messages since the subscription began; a resumed session hands both

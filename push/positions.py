@@ -12,7 +12,7 @@ from push.storage_port import PartitionState
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionPosition:
     """A reader's place in one partition: the next offset it wants, in this generation (R2)."""
 
     generation: int
@@ -20,7 +20,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ReadPosition:
     """A reader's place in a queue: one place per partition number.
 
     `queue_id` outlives no queue (R1); `ring_epoch` says which partitions there were (R27).
@@ -28,7 +28,7 @@ class Position:
 
     queue_id: str
     ring_epoch: int
-    partitions: Mapping[int, Place] = field(default_factory=dict)
+    partitions: Mapping[int, PartitionPosition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class UnknownPosition:
 Verdict = Resumed | Gap | UnknownPosition
 
 
-def verdict(place: Place, state: PartitionState) -> Verdict:
+def verdict(place: PartitionPosition, state: PartitionState) -> Verdict:
     """The truth about one place, given the partition as it is now.
 
     A place beyond what is certified is of this history as long as the log has come so far: the
@@ -79,7 +79,7 @@ def verdict(place: Place, state: PartitionState) -> Verdict:
 
 
 def verdicts(
-    position: Position, ring_epoch: int, states: Iterable[PartitionState]
+    position: ReadPosition, ring_epoch: int, states: Iterable[PartitionState]
 ) -> dict[int, Verdict]:
     """The truth about a position, for each partition that the queue has now.
 

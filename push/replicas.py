@@ -23,7 +23,7 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ShardServer:
     """What a server that answers says of itself."""
 
     place: str
@@ -61,12 +61,12 @@ class Sentinel:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ShardView:
     """One look at a shard: everything in it was asked at about the same moment."""
 
     primary: str
     """Whom most of the Sentinels that answer name; "": nobody, or nobody answers."""
-    servers: Mapping[str, Server]
+    servers: Mapping[str, ShardServer]
     """Those that answered."""
     sentinels: Mapping[str, Sentinel]
     """Those that answered."""
@@ -137,7 +137,7 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class RecordReplicas:
     """The shard's R and who is not counted in it, if they still are as they were; on every copy
     that could be elected when it is done."""
 
@@ -164,4 +164,4 @@ class Meet:
     place: str
 
 
-Act = LockOut | LetIn | Prepare | Elect | Follow | Reset | Count | Forget | Meet
+ReplicaAct = LockOut | LetIn | Prepare | Elect | Follow | Reset | RecordReplicas | Forget | Meet

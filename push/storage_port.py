@@ -277,7 +277,7 @@ class CursorState:
     """Number of those that go to the dead letters, and are not known to stand there."""
 
 
-class Standing(NamedTuple):
+class MessageStatus(NamedTuple):
     """For looking at: where a message stands for a group, as far as it is durable. `waiting` and
     `parked` are those of side lines; what an owner holds in memory is `ready` here. `dying`: on its
     way to the dead letters."""
@@ -310,7 +310,7 @@ WakeUp = Callable[[Partition, int], None]
 """Called on the event loop with (partition, certified end) after an append became certified."""
 
 
-class Looking(Protocol):
+class StorageInspection(Protocol):
     """What a storage shows of itself, the looking half of `Storage`: changes nothing (P9).
 
     Each call answers from one moment; two calls may be of two.
@@ -325,7 +325,7 @@ class Looking(Protocol):
     async def cursor(self, place: GroupPartition) -> Cursor | None:
         """A cursor as its next owner would find it, without becoming one; None: unknown."""
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
         """Where each of the offsets first..last stands for a group; none when it is unknown."""
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
@@ -344,7 +344,7 @@ class Looking(Protocol):
         or the partition is unknown."""
 
 
-class Storage(Looking, Protocol):
+class Storage(StorageInspection, Protocol):
     """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
 
     @property

@@ -30,11 +30,11 @@ from push.storage_port import (
     CursorWrite,
     Damage,
     Lane,
+    MessageStatus,
     Owned,
     PartitionState,
     Read,
     Sealer,
-    Standing,
     Start,
     StorageState,
     WakeUp,
@@ -173,7 +173,7 @@ class MemoryPartition:
         behind = (x.published_unix_ms for x in self.records if x.record.last >= offset)
         return next(behind, None)
 
-    def standings(self, group_id: str, first: int, last: int) -> list[Standing]:
+    def standings(self, group_id: str, first: int, last: int) -> list[MessageStatus]:
         """Where each of the offsets stands for a group that is there."""
         cursor, aside = self.cursors[group_id], self.aside[group_id]
         return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
@@ -533,7 +533,7 @@ class MemoryStorage:
         found = self._cursor(place)
         return found[0].parked(place.group_id) if found is not None else []
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
         self._check_open()
         found = self._cursor(place)
         return found[0].standings(place.group_id, first, last) if found is not None else []

@@ -29,10 +29,10 @@ from push.storage_port import (
     CursorState,
     CursorWrite,
     Lane,
+    MessageStatus,
     Owned,
     PartitionState,
     Read,
-    Standing,
     Start,
     Storage,
     StorageState,
@@ -46,7 +46,7 @@ FIRST: Final = 0
 """The lane of the first cluster, where queues are whose row names none."""
 
 
-class Places:
+class ClusterMap:
     """Clusters by their number, the **lane**: in the order in which the settings name them. The
     last lane is no cluster: there is what was placed at one that this gateway is not told of, and
     its storage refuses everything.
@@ -112,10 +112,10 @@ class Places:
         return sum(self._lane_of(name) == lane for name in names), len(names)
 
 
-class PlacedInbox:
+class ShardedInbox:
     """See the module."""
 
-    def __init__(self, places: Places, inboxes: Sequence[Inbox]) -> None:
+    def __init__(self, places: ClusterMap, inboxes: Sequence[Inbox]) -> None:
         """`inboxes`: of every lane."""
         self._places = places
         self._inboxes = inboxes
@@ -169,16 +169,16 @@ T = TypeVar("T")
 PartT = TypeVar("PartT")
 
 
-class PlacedStorage:
+class ShardedStorage:
     """`push.storage_port.Storage` over these clusters. Where a queue is not known any more, whoever
     asks for it is answered by the first one, as for any queue that is gone."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ClusterMap) -> None:
         self._places = places
         self._stores = places.stores
         inboxes = [store.inbox for store in places.stores if store.inbox is not None]
         has_inboxes = len(inboxes) == len(places.stores)
-        self.inbox: Inbox | None = PlacedInbox(places, inboxes) if has_inboxes else None
+        self.inbox: Inbox | None = ShardedInbox(places, inboxes) if has_inboxes else None
 
     def _at(self, partition: Partition) -> Storage:
         return self._stores[self._places.lane(partition)]
@@ -315,7 +315,7 @@ class PlacedStorage:
         return await self._at(partition).offset_at(partition, unix_ms)
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As Looking.published."""
+        """As StorageInspection.published."""
 
         def begin(lane: int, part: Sequence[tuple[Partition, int]]) -> Awaitable[list[int | None]]:
             return self._stores[lane].published(part)
@@ -323,7 +323,7 @@ class PlacedStorage:
         return in_order(await self._in_parts(places, lambda place: place[0], begin), looked)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As Looking.partitions: of each what the cluster says that has it."""
+        """As StorageInspection.partitions: of each what the cluster says that has it."""
         states = [
             state
             for lane, some in await self._seen(queue_id, lambda store: store.partitions(queue_id))
@@ -366,7 +366,7 @@ class PlacedStorage:
         return await self._at(place.partition).read_side(place, key_hash, after, count_max)
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As Looking.cursors."""
+        """As StorageInspection.cursors."""
         states = [
             state
             for lane, some in await self._seen(queue_id, lambda s: s.cursors(queue_id, group_id))
@@ -376,23 +376,23 @@ class PlacedStorage:
         return sorted(states, key=lambda state: state.place.partition.number)
 
     async def cursor(self, place: GroupPartition) -> Cursor | None:
-        """As Looking.cursor."""
+        """As StorageInspection.cursor."""
         return await self._at(place.partition).cursor(place)
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
-        """As Looking.standings."""
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+        """As StorageInspection.standings."""
         return await self._at(place.partition).standings(place, first, last)
 
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """As Looking.trimmable."""
+        """As StorageInspection.trimmable."""
         return await self._at(partition).trimmable(
             partition, retention_s=retention_s, keep_all=keep_all, after=after
         )
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
-        """As Looking.parked."""
+        """As StorageInspection.parked."""
         return await self._at(place.partition).parked(place)
 
     # --- Upkeep ------------------------------------------------------------------------------

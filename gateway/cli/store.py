@@ -20,7 +20,7 @@ from storage.redis import target as redis_target
 from storage.redis.connection import address_of
 from storage.redis.discovery import replicas_known
 from storage.redis.ops import provision as redis_provision
-from storage.redis.ops.examine import Examined
+from storage.redis.ops.examine import ExaminedShard
 from storage.redis.target import Target
 
 T = TypeVar("T")
@@ -121,14 +121,14 @@ def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
     sys.exit(0 if all_well else 1)
 
 
-def _tell_all(target: Target, found: list[Examined], *, is_well: bool) -> None:
+def _tell_all(target: Target, found: list[ExaminedShard], *, is_well: bool) -> None:
     for one in found:
         _tell(one)
     verdict = "keeps what is promised" if is_well else "does NOT keep what is promised"
     click.echo(f"{target.shown} {verdict}.")
 
 
-def _as_json(found: Examined) -> dict[str, object]:
+def _as_json(found: ExaminedShard) -> dict[str, object]:
     servers = [
         {
             "address": str(one.place),
@@ -146,7 +146,7 @@ def _as_json(found: Examined) -> dict[str, object]:
     }
 
 
-def _tell(found: Examined) -> None:
+def _tell(found: ExaminedShard) -> None:
     for one in found.servers:
         said = f"not examined: {one.unasked}" if one.unasked else "well"
         click.echo(f"{one.place}  {one.role}  {said if not one.problems else ''}".rstrip())
@@ -200,7 +200,7 @@ async def _provision(target: Target, replicas: int, *, has_catalog: bool) -> str
     return incarnation
 
 
-def _check_replicas(found: list[Examined], replicas: int) -> None:
+def _check_replicas(found: list[ExaminedShard], replicas: int) -> None:
     """Before anything is written. Raises Refused: there are more or fewer, with what to do."""
     for one in found:
         place = one.servers[0].place

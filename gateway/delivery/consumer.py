@@ -26,7 +26,7 @@ from gateway.publish.tail import Tail
 from gateway.wire import frames
 from gateway.wire.frames import check_deliveries
 from push import limits
-from push.credit import Credit
+from push.credit import CreditWindow
 from push.delivery.leases import Push
 from push.delivery.resume import adopt, can_adopt, extent, hold, keys_wanted, name_of, number_of
 from push.delivery.shares import Share, kept, share
@@ -255,7 +255,7 @@ class Consumer:
         self.name = self._place
         if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
             self.name += f"~{self.owner.hex()[:8]}"
-        self._credit = Credit()
+        self._credit = CreditWindow()
         self._credit.grant(credit)
         self._reserved = 0
         """Messages that are being settled before they are pushed (R23)."""

@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.owned_partition import Slot
-from gateway.publish.batch import Answer, Outcome
+from gateway.publish.batch import Outcome, PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Queue
 from push import limits
@@ -198,12 +198,12 @@ class DeadLetters:
 
     async def _publish(
         self, slot: Slot, target: Queue, batch: Sequence[DeadLetter], letters: Sequence[Message]
-    ) -> Answer:
+    ) -> PendingPublish:
         """Append them, and settle what was stored. That is counted though the slot has ended by
         then: once, and not where it was there already."""
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: PendingPublish) -> None:
             stored = zip(batch, answer.outcomes, strict=True)
             arrived = [one for one, outcome in stored if not isinstance(outcome, TocsinError)]
             if arrived and not slot.ended:

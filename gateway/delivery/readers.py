@@ -28,10 +28,18 @@ from gateway.publish.tail import Tail
 from gateway.wire import frames
 from metadata.catalog import Queue
 from push import limits
-from push.credit import Credit
+from push.credit import CreditWindow
 from push.errors import Refused, TocsinError
 from push.places import Partition
-from push.positions import Gap, Place, Position, Resumed, UnknownPosition, overtaken, verdicts
+from push.positions import (
+    Gap,
+    PartitionPosition,
+    ReadPosition,
+    Resumed,
+    UnknownPosition,
+    overtaken,
+    verdicts,
+)
 from push.record import Record
 from push.ring import MEMBER_MAX, key_hash
 from push.storage_port import PartitionState, Storage
@@ -53,7 +61,7 @@ class Reader:
         self.subscription = subscription
         self.hashes = hashes
         """Key hashes it wants; None: everything."""
-        self.credit = Credit()
+        self.credit = CreditWindow()
         self.verdicts: list[dict[str, object]] = []
         self.behind: dict[int, int] = {}
         """Partition → next offset, where it is not at the tail."""
@@ -625,19 +633,19 @@ def _resume(
     """Where each partition goes on, and the truth about it."""
     if position.queue_id != queue.queue_id:
         raise Refused("position_unknown", "the position is of another queue of that name")
-    places: dict[int, Place] = {}
+    places: dict[int, PartitionPosition] = {}
     for text, (generation, offset) in position.partitions.items():
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
             raise Refused("invalid_request", "position: a partition is named by its number")
         if text[0] == "0" != text:  # two names of one partition could contradict each other
             detail = "position: a partition's number has no leading zeros"
             raise Refused("invalid_request", detail)
-        places[int(text)] = Place(generation, offset)
+        places[int(text)] = PartitionPosition(generation, offset)
     by_number = {state.partition.number: state for state in states}
     starts: dict[int, int] = {}
     told: list[dict[str, object]] = []
     judged = verdicts(
-        Position(position.queue_id, position.ring_epoch, places),
+        ReadPosition(position.queue_id, position.ring_epoch, places),
         queue.ring_epoch,
         by_number.values(),
     )

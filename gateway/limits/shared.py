@@ -16,7 +16,7 @@ from gateway.limits.accounts import Name
 from gateway.limits.spec import Kind
 from push.errors import Refused, Unknown
 from push.rates.bucket import Rate
-from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, Pool, SharedBucket, Shares
+from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, RatePool, SharedBucket, SharedRates
 
 _LOG: Final = logging.getLogger("gateway.shared_limits")
 SOON_S: Final = 2 * ASK_S
@@ -28,10 +28,10 @@ CLOSE_S: Final = 2.0
 class SharedLimits:
     """Of one gateway."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: RatePool) -> None:
         self._pool = pool
         self._wanted = asyncio.Event()
-        self.shares = Shares(self._wanted.set)
+        self.shares = SharedRates(self._wanted.set)
         self._gateway: str | None = None
         """The name under which it is known to the store; drawn anew each time it joins."""
         self._calls = 0

@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.delivery.presence import Presence
 from gateway.operator.describe import Stock, age_s
-from gateway.publish.batch import Answer
+from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
 from metadata.port import Metadata
@@ -236,9 +236,9 @@ class Alerting:
         principal = Principal(queue.holder, queue.tenant)
         name = f"{queue.queue_id}:{alert.name}:{told.since_unix_ms}:{told.state}"
         message = Message(key=queue.name, body=msgspec.Raw(body), id=name)
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
-        def answer(found: Answer) -> None:
+        def answer(found: PendingPublish) -> None:
             if not answered.done():
                 answered.set_result(found)
 

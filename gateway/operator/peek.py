@@ -21,7 +21,7 @@ from push.message import Message
 from push.places import GroupPartition, Partition
 from push.record import Record
 from push.ring import Ring, key_hash
-from push.storage_port import PartitionState, Standing, Storage
+from push.storage_port import MessageStatus, PartitionState, Storage
 
 _MESSAGE = msgspec.json.Decoder(Message)
 
@@ -136,7 +136,7 @@ class Standpoint:
         runtime = groups.runtimes.get(group.group_id)
         self._slots = dict(runtime.slots) if runtime is not None else {}
         self._owners: dict[int, Standings] = {}
-        self._stored: tuple[Partition, int, list[Standing]] | None = None
+        self._stored: tuple[Partition, int, list[MessageStatus]] | None = None
 
     async def floors(self, queue: Queue) -> dict[int, int]:
         """By partition, the offset below which it has settled everything."""
@@ -144,7 +144,7 @@ class Standpoint:
         # What stands in a side line lies below the floor, and is not settled.
         return {c.place.partition.number: 0 if c.aside else c.floor for c in cursors}
 
-    async def _durable(self, partition: Partition, offset: int) -> Standing:
+    async def _durable(self, partition: Partition, offset: int) -> MessageStatus:
         known = self._stored
         if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
             # Many at a time: records may be of one message each.

@@ -31,7 +31,7 @@ from gateway.models import (
     whole_number,
 )
 from gateway.operator.peek import Standpoint, Walk, content_of, fields_of
-from gateway.publish.batch import Answer
+from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Queue, dead_letter_name
 from metadata.port import Metadata
@@ -207,11 +207,11 @@ class Redriving:
         owned = await self._storage.own(place, token=token, assignment=row.generation)
         return _Owned(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
 
-    async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> Answer:
+    async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> PendingPublish:
         """Append them, each under the name of its place (R8), in their order (R7)."""
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: PendingPublish) -> None:
             if not done.done():
                 done.set_result(answer)
 

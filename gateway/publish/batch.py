@@ -43,7 +43,7 @@ NO_ANSWER: Final = Unknown("no answer yet")
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class PendingPublish:
     """What became of one publish: one outcome per message, in order (R5)."""
 
     queue: Queue
@@ -58,7 +58,7 @@ class Answer:
     """What is remembered of each message instead of its id."""
     letters: Sequence[Message] | None = None
     """What is stored in place of the messages."""
-    done: Callable[["Answer"], None] | None = None
+    done: Callable[["PendingPublish"], None] | None = None
     origin: Origin | None = None
     """Whose publish it is; None: the delivery log has nothing of it."""
     durability: dict[str, object] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Run:
 
     __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
 
-    def __init__(self, answer: Answer, context: Context | None, sequence: int) -> None:
+    def __init__(self, answer: PendingPublish, context: Context | None, sequence: int) -> None:
         self.answer = answer
         self.context = context
         self.sequence = sequence
@@ -146,7 +146,7 @@ class Run:
         return piece
 
 
-class Pending:
+class Backlog:
     """How much waits for its commit."""
 
     __slots__ = ("bytes", "messages")
@@ -161,13 +161,13 @@ class OpenRecord:
 
     __slots__ = ("accepted_us", "builder", "lane", "route", "runs")
 
-    def __init__(self, route: "Route", lane: Pending, first: Answer) -> None:
+    def __init__(self, route: "Route", lane: Backlog, first: PendingPublish) -> None:
         """`first`: whose message comes first."""
         self.route = route
         self.lane = lane
         """What waits where it waits: with its messages, until they have their answer."""
         self.builder = RecordBuilder()
-        self.runs: list[tuple[Answer, list[int], int]] = []
+        self.runs: list[tuple[PendingPublish, list[int], int]] = []
         """Per publish, which of its messages stand here, in order, and their bytes as JSON."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
@@ -234,7 +234,7 @@ class OpenRecord:
             answer.settle(len(indexes))
 
 
-class Remembered:
+class KeyCount:
     """How many keys the routes of a gateway remember together."""
 
     __slots__ = ("count",)
@@ -256,7 +256,7 @@ class Route:
         queue: Queue,
         counted: Published | None = None,
         places: HitRate | None = None,
-        remembered: Remembered | None = None,
+        remembered: KeyCount | None = None,
     ) -> None:
         self.places = places or HitRate()
         """How often a key's place was remembered."""
@@ -268,7 +268,7 @@ class Route:
         self.ring = Ring(queue.ring_epoch, queue.members)
         self.hashed = hasher(queue.hash_key)
         self.keys: dict[str, tuple[int, int]] = {}
-        self._remembered = remembered or Remembered()
+        self._remembered = remembered or KeyCount()
         self._misses = 0
         """Not counted yet."""
         self._left_out = 0

@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Final, Protocol
 
 from gateway.deliverylog.spans import Placed, Stages
-from gateway.publish.batch import OpenRecord, Pending
+from gateway.publish.batch import Backlog, OpenRecord
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
 from push.breaker import Breaker
-from push.commit_sharing import Company
+from push.commit_sharing import FairShare
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
@@ -151,16 +151,16 @@ class Owner(Protocol):
         """A commit has ended: there may be another one."""
 
 
-class Commits:
+class Committer:
     """See the module. Everything happens on one event loop. `number` is the lane's; `company`
     judges the queues of all lanes. `moved` is called when one has been handed over, and a turn of
     the loop after one has ended."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str],
+        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: FairShare[str],
         *, moved: Callable[[], None],
     ) -> None:  # fmt: skip
-        self.pending = Pending()
+        self.pending = Backlog()
         """Kept by the owner."""
         self._storage = storage
         self._number = number

@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gateway.publish.batch import Pending, Route, Run, weight
-from gateway.publish.commits import Batch, Commits, Owner
+from gateway.publish.batch import Backlog, Route, Run, weight
+from gateway.publish.commits import Batch, Committer, Owner
 from gateway.publish.tail import Tail
 from push import limits
-from push.commit_sharing import REST_S, Company, has_room
+from push.commit_sharing import REST_S, FairShare, has_room
 from push.errors import Refused
 from push.places import Partition
 from push.storage_port import Storage
@@ -36,17 +36,17 @@ class CommitLanes:
         self._in_parts = in_parts
         self._storage = storage
         self._tail = tail
-        self._company: Company[str] = Company()
+        self._company: FairShare[str] = FairShare()
         self.is_due = False
         """Whoever publishes begins one in the next turn of the loop, where one is admitted."""
         self.on_moved: Callable[[int], None] = lambda _: None
         """As `moved` of Commits, with the lane's number."""
-        self._new: Callable[[int], Commits] = lambda number: Commits(
+        self._new: Callable[[int], Committer] = lambda number: Committer(
             storage, tail, owner, number, self._company, moved=lambda: self.on_moved(number)
         )
-        self._lanes: dict[int, Commits] = {}
+        self._lanes: dict[int, Committer] = {}
 
-    def _of(self, partition: Partition, route: Route) -> Commits:
+    def _of(self, partition: Partition, route: Route) -> Committer:
         number = self._storage.lane(partition, route.queue.settings.durability).number
         commits = self._lanes.get(number)
         if commits is None:
@@ -57,12 +57,12 @@ class CommitLanes:
         """How many commits are under way."""
         return sum(map(len, self._lanes.values()))
 
-    def lanes(self) -> dict[int, Commits]:
+    def lanes(self) -> dict[int, Committer]:
         """For looking at: each lane that was published to, by its number."""
         return self._lanes
 
     def is_taken(self, number: int) -> bool:
-        """As Commits.has_small_next, of this lane: what is handed to the storage now would be a
+        """As Committer.has_small_next, of this lane: what is handed to the storage now would be a
         transaction of its own in front of that."""
         commits = self._lanes.get(number)
         return commits is not None and commits.has_small_next(is_due=self.is_due)
@@ -78,7 +78,7 @@ class CommitLanes:
         return sum(commits.messages_total for commits in self._lanes.values())
 
     def certified(self, partition: Partition, end: int) -> None:
-        """As Tail.certified; where an append is under way, see Commits.certified."""
+        """As Tail.certified; where an append is under way, see Committer.certified."""
         for commits in self._lanes.values():
             if commits.is_appending(partition):
                 commits.certified(partition, end)
@@ -86,7 +86,7 @@ class CommitLanes:
         self._tail.certified(partition, end)
 
     def gave_up_on(self, queue_id: str) -> bool:
-        """As Commits.gave_up_on, of any lane."""
+        """As Committer.gave_up_on, of any lane."""
         return any(commits.gave_up_on(queue_id) for commits in self._lanes.values())
 
     async def wait(self) -> None:
@@ -114,7 +114,7 @@ class CommitLanes:
                 commits.refusal()  # nobody may come to it again: a cluster has others since
         return refused[0] if all(refused) else None
 
-    def _all_of(self, route: Route) -> set[Commits]:
+    def _all_of(self, route: Route) -> set[Committer]:
         partitions = iter(route.partitions.values())
         if len(route.queue.clusters) < 2:
             return {self._of(next(partitions), route)}
@@ -131,7 +131,7 @@ class CommitLanes:
             refused = Refused("overloaded", "too many messages wait for this storage cluster", 0.1)
         return refused
 
-    def pending(self, partition: Partition, route: Route) -> Pending:
+    def pending(self, partition: Partition, route: Route) -> Backlog:
         """What waits in the lane, for who adds to it."""
         return self._of(partition, route).pending
 
@@ -142,7 +142,7 @@ class CommitLanes:
             return True
         return any(self._fits(one, count, messages, size) for one in self._all_of(route))
 
-    def _fits(self, commits: Commits, count: int, messages: int, size: int) -> bool:
+    def _fits(self, commits: Committer, count: int, messages: int, size: int) -> bool:
         held = commits.pending
         return has_room(held.messages, count, messages, limits.PENDING_MESSAGES_MAX) and has_room(
             held.bytes, 0, size, limits.PENDING_BYTES_MAX
@@ -182,7 +182,7 @@ class CommitLanes:
     def begin(self, waiting: Batch) -> Batch:
         """Put on its way what goes next, in each lane that admits one more; returns what stays, a
         partition's records in their order."""
-        parts: dict[Commits, Batch] = {}
+        parts: dict[Committer, Batch] = {}
         left: Batch = []
         busy = [commits for commits in self._lanes.values() if len(commits)]
         for one in waiting:

@@ -8,7 +8,7 @@ How a publish is cut into runs, one for each partition that its messages go to: 
 checked, routed and encoded.
 
 What this gateway refuses itself holds up what is behind it (R7); the storage does the same for
-what it refuses. The rule is `push.sending`, for each producer at each partition.
+what it refuses. The rule is `push.producer_order`, for each producer at each partition.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.deliverylog.spans import Origin, Placed
 from gateway.publish.batch import (
     NO_ANSWER,
-    Answer,
     Context,
+    KeyCount,
     OpenRecord,
-    Remembered,
+    PendingPublish,
     Route,
     Run,
     is_full,
@@ -35,7 +35,7 @@ from gateway.publish.batch import (
 )
 from gateway.publish.lanes import CommitLanes
 from gateway.publish.tail import Tail
-from gateway.publish.tombstones import Burial
+from gateway.publish.tombstones import Tombstone
 from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
@@ -43,8 +43,8 @@ from push.commit_sharing import has_room
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message, encode_plain
 from push.places import Partition
+from push.producer_order import SendingOrder
 from push.record import Header
-from push.sending import SendingOrder
 from push.storage_port import Storage
 
 ORDERS_MAX: Final = 10_000
@@ -95,7 +95,11 @@ class SendingOrders:
 
 
 def cut(
-    answer: Answer, route: Route, orders: SendingOrders, context: Context | None, sequence: int
+    answer: PendingPublish,
+    route: Route,
+    orders: SendingOrders,
+    context: Context | None,
+    sequence: int,
 ) -> dict[int, Run]:
     """The runs of a publish by number of partition. What is refused has its outcome, and is in
     none of them."""
@@ -117,7 +121,7 @@ class _Cut:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingPublish,
         route: Route,
         orders: SendingOrders,
         context: Context | None,
@@ -249,7 +253,7 @@ class Publisher:
         self.is_unmade = is_unmade
         self._counting, self._log = counting, log
         self._routes: dict[str, Route] = {}
-        self._remembered = Remembered()
+        self._remembered = KeyCount()
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: list[tuple[Partition, OpenRecord]] = []
         self.commits = CommitLanes(storage, tail, self, in_parts=in_parts)
@@ -262,7 +266,7 @@ class Publisher:
         self.pending_messages = 0
         self.pending_bytes = 0
         self.places = HitRate()
-        self.burials: dict[str, Burial] = {}
+        self.burials: dict[str, Tombstone] = {}
         """By ids of queues that were deleted."""
 
     # --- In ------------------------------------------------------------------------------------
@@ -271,7 +275,7 @@ class Publisher:
         self,
         queue: Queue,
         messages: Sequence[Message],
-        answer: Callable[[Answer], None],
+        answer: Callable[[PendingPublish], None],
         *,
         producer: bytes | None = None,
         sequence: int | None = None,
@@ -293,7 +297,9 @@ class Publisher:
         burial = self.burials.get(queue.queue_id) if self.burials else None
         if burial is not None:
             queue, producer, names = burial.dead, burial.producer(producer), burial.names(messages)
-        publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
+        publish = PendingPublish(
+            queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages)
+        )
         publish.done, publish.checked, publish.names, publish.allowed = answer, checked, names, keys
         publish.letters = list(map(burial.letter, messages)) if burial is not None else None
         publish.origin = origin or self._log.internal(queue, len(messages))
@@ -380,7 +386,7 @@ class Publisher:
         )
 
     def _accept(
-        self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
+        self, answer: PendingPublish, producer: bytes | None, sequence: int | None, resolved: int
     ) -> None:
         """Put each partition's run into its record."""
         queue, route = answer.queue, self._route(answer.queue)
@@ -439,7 +445,7 @@ class Publisher:
             first = last
         return size
 
-    def _begin(self, route: Route, partition: Partition, answer: Answer) -> OpenRecord:
+    def _begin(self, route: Route, partition: Partition, answer: PendingPublish) -> OpenRecord:
         lane = self.commits.pending(partition, route)
         record = self._open[partition] = OpenRecord(route, lane, answer)
         return record

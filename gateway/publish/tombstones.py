@@ -23,7 +23,7 @@ from push.message import Message
 REASON: Final = "queue_deleted"
 
 
-class Burial(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True):
     """Where what arrives for a deleted queue goes."""
 
     grave: Grave
@@ -52,7 +52,7 @@ class Burial(msgspec.Struct, frozen=True):
         return blake2b(producer + queue_id, digest_size=16, person=b"buried").digest()
 
 
-class Graves:
+class Tombstones:
     """Finds them. `queue_of` finds or makes the dead-letter queue of a queue; `burials` has, by the
     ids of deleted queues, where the publisher puts what is meant for them."""
 
@@ -60,7 +60,7 @@ class Graves:
         self,
         metadata: Metadata,
         queue_of: Callable[[Queue], Awaitable[Queue]],
-        burials: dict[str, Burial],
+        burials: dict[str, Tombstone],
     ) -> None:
         self._metadata = metadata
         self._queue_of = queue_of
@@ -75,14 +75,14 @@ class Graves:
         grave = find_grave(mark, principal.tenant, name, unix_ms)
         if grave is None or error.code.name != "queue_not_found":
             raise error
-        stone = headstone(grave)
+        stone = tombstone_queue(grave)
         if any_storable(messages, stone.settings.message_bytes_max):
             dead = await self._queue_of(stone)
-            self._burials[grave.queue_id] = Burial(grave, dead)
+            self._burials[grave.queue_id] = Tombstone(grave, dead)
         return stone
 
 
-def headstone(grave: Grave) -> Queue:
+def tombstone_queue(grave: Grave) -> Queue:
     """What is left of it as a queue, for who is about to publish to it. No other has this id."""
     settings = QueueSettings(
         partitions=1, message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX,

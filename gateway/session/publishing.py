@@ -23,7 +23,7 @@ from gateway.wire.coalesce import Said, Together, receipts_end, receipts_of
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
 from push.errors import Refused, TocsinError
-from push.sending import StreamOrder
+from push.producer_order import StreamOrder
 from runtime.addresses import ClientAddress, name_of
 from runtime.loop.fairness import Pace
 

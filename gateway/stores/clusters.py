@@ -20,14 +20,14 @@ from push.errors import Refused, TocsinError
 from push.storage_port import PLAIN, Sealer
 from runtime.loop.fairness import Slices
 from storage.redis.cluster import ClusterShard
-from storage.redis.lazy import LaterShard
-from storage.redis.ops.examine import Examined, examined
+from storage.redis.lazy import LazyShard
+from storage.redis.ops.examine import ExaminedShard, examined
 from storage.redis.port import Shard
 from storage.redis.replication import NotOurs
 from storage.redis.shard import Marks, RedisShard
 from storage.redis.store import RedisStorage
 from storage.redis.target import Target
-from storage.sharded import Places
+from storage.sharded import ClusterMap
 
 OnFatal = Callable[[str], None]
 INCARNATION_OF: Final = "storage incarnation of "
@@ -57,7 +57,7 @@ def touches_of(shard: RedisShard | ClusterShard) -> dict[str, int]:
 
 
 class Others:
-    """The clusters beside the first one: a `LaterShard` for each, by name."""
+    """The clusters beside the first one: a `LazyShard` for each, by name."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Others:
             for name, before in known.items():  # also of those that are away
                 keeper.add(name, partial(_as_before, before))
         self.shards = {
-            target.cluster: LaterShard(
+            target.cluster: LazyShard(
                 target.cluster, partial(self._open, target, known.get(target.cluster))
             )
             for target in targets
@@ -122,7 +122,7 @@ def places_of(
     metadata: InProcessMetadata,
     incarnation: str,
     sealer: Sealer = PLAIN,
-) -> Places:
+) -> ClusterMap:
     """Where partitions are, as the catalog says; `home`: the first cluster, of this incarnation."""
 
     def placed(queue_id: str) -> Sequence[str] | None:
@@ -133,8 +133,8 @@ def places_of(
     stores = {
         name: RedisStorage(shard, incarnation, sealer=sealer) for name, shard in shards.items()
     }
-    elsewhere = RedisStorage(LaterShard("that was meant", None, NOT_TOLD), "", sealer=sealer)
-    return Places(stores, elsewhere, placed)
+    elsewhere = RedisStorage(LazyShard("that was meant", None, NOT_TOLD), "", sealer=sealer)
+    return ClusterMap(stores, elsewhere, placed)
 
 
 class Answering(Protocol):
@@ -247,13 +247,13 @@ def is_told(metadata: InProcessMetadata, names: Sequence[str]) -> bool:
     return placed <= set(names)
 
 
-async def examine_all(target: Target) -> list[Examined]:
+async def examine_all(target: Target) -> list[ExaminedShard]:
     """Every primary with its replicas. Raises Refused(storage_unavailable): one has no primary that
     answers."""
     return list(await asyncio.gather(*(examined(part.settings) for part in await target.parts())))
 
 
-def check(found: list[Examined], target: Target) -> None:
+def check(found: list[ExaminedShard], target: Target) -> None:
     """That the promises can be kept there. What stands in the way of the level `all` at the moment
     is only logged: it may be there in a minute.
 

@@ -58,12 +58,12 @@ from metadata.sqlite.catalog import FILE as CATALOG_FILE
 from metadata.sqlite.catalog import ThreadedStore
 from push import limits
 from push.errors import Refused
-from push.rates.shared import Pool
-from push.storage_port import PLAIN, Looking, Storage
+from push.rates.shared import RatePool
+from push.storage_port import PLAIN, Storage, StorageInspection
 from storage.redis import target as redis_target
 from storage.redis.store import RedisPool
 from storage.redis.target import Target
-from storage.sharded import PlacedStorage
+from storage.sharded import ShardedStorage
 from storage.sqlite.open import FILE as STORE_FILE
 from storage.sqlite.open import lock_store
 from storage.sqlite.store import SqliteStorage
@@ -137,7 +137,7 @@ class Stores:
     backups: Backups | None
     rest: AsyncExitStack
     """What is closed after both."""
-    pool: Pool | None = None
+    pool: RatePool | None = None
     """Where rates are shared with other gateways. None: there are none."""
     may_be_away: bool = False
     """Part of the storage: nobody's start waits for it."""
@@ -238,7 +238,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
                 opened.push_async_callback(keyring.close)
             sealer = keyring.sealer if keyring is not None else PLAIN
             places = places_of((home.cluster, shard), others, metadata, known.incarnation, sealer)
-            storage = PlacedStorage(places)
+            storage = ShardedStorage(places)
             await others.wait()
             may_be_away = not is_told(metadata, places.names) or len(targets) > 1
             shards = {home.cluster: shard, **others.shards}
@@ -254,7 +254,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
 
 READS: Final = frozenset(
     {"read", "read_each", "read_side", "offset_at"}
-    | {name for name in vars(Looking) if not name.startswith("_")}
+    | {name for name in vars(StorageInspection) if not name.startswith("_")}
 )
 """Calls that change nothing."""
 

@@ -31,7 +31,7 @@ from metadata.sqlite.catalog import CatalogStore
 from metadata.sqlite.verify import CatalogReport, verify_catalog
 from push.errors import Refused
 from push.storage_port import Sealer
-from storage.sqlite.backup import Renewed, renew_store
+from storage.sqlite.backup import RenewedStore, renew_store
 from storage.sqlite.open import FILE as STORE_FILE
 from storage.sqlite.open import lock_store, sync_folder
 from storage.sqlite.verify import StoreReport, verify_store
@@ -301,7 +301,9 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
     )
 
 
-def _dropped_meanwhile(renewed: Renewed, queue_ids: set[str], group_ids: set[str]) -> list[str]:
+def _dropped_meanwhile(
+    renewed: RenewedStore, queue_ids: set[str], group_ids: set[str]
+) -> list[str]:
     """Queues and groups that were deleted between the copy of the store and that of the catalog:
     the broker drops them from the store at its start."""
     groups = {

@@ -17,7 +17,7 @@ from push.breaker import clamp_due
 from push.delivery.delivery import Delivery
 from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Push, offsets_of
-from push.storage_port import Standing
+from push.storage_port import MessageStatus
 
 KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]
 """Why the first message of a key that waits is not given, as far as that is its own affair.
@@ -190,7 +190,7 @@ class Standings:
         for line in self._waiting.lines.by_key.values():
             self._in_line.update(line.waiting, line.leaving)
 
-    def of(self, offset: int, key_hash: int, stored: Standing) -> tuple[State, int]:
+    def of(self, offset: int, key_hash: int, stored: MessageStatus) -> tuple[State, int]:
         """(state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`: where it
         stood afterwards, durably."""
         adopted = offset in self._in_flight or offset in self._waiting.returned

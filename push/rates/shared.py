@@ -59,7 +59,7 @@ RECALLED_MAX: Final = 500
 """Buckets that a gateway is told of in one answer."""
 
 
-class Ask(NamedTuple):
+class RateRequest(NamedTuple):
     """What a gateway says of one bucket. Totals of this life of it, in units."""
 
     name: str
@@ -80,7 +80,7 @@ class Ask(NamedTuple):
     """It holds nothing, and would take up its standing share again."""
 
 
-class Grant(NamedTuple):
+class RateGrant(NamedTuple):
     """What the store says of it."""
 
     life: int
@@ -94,21 +94,21 @@ class Grant(NamedTuple):
     """This life is over, the standing share holds again."""
 
 
-class Reply(NamedTuple):
+class RateReply(NamedTuple):
     """To one call. `recalled`: buckets of which it is to give back what it can."""
 
     recalled: Sequence[tuple[str, Rate]]
-    grants: Sequence[Grant]
+    grants: Sequence[RateGrant]
 
 
-class Pool(Protocol):
+class RatePool(Protocol):
     """The store's side. Every method raises Refused (it did not happen) or Unknown."""
 
     async def join(self, gateway: str) -> tuple[bool, Sequence[str]]:
         """A gateway is there, under a name that was never used. Whether it has standing shares,
         and the buckets of which it has none."""
 
-    async def ask(self, gateway: str, call: int, asks: Sequence[Ask]) -> Reply | None:
+    async def ask(self, gateway: str, call: int, asks: Sequence[RateRequest]) -> RateReply | None:
         """One act for all of these. `call`: a number that grows; an act that comes about behind one
         with a larger number does nothing. None: it was given up, and is to join under another
         name."""
@@ -128,7 +128,7 @@ NEED_S: Final = 2.0
 
 
 class SharedBucket(Bucket):
-    """One bucket, here. Made by `Shares.bucket`.
+    """One bucket, here. Made by `SharedRates.bucket`.
 
     With a standing share it is a bucket that leaks (`life` 0). With what was handed out it is one
     that does not: as large as all that was handed out in this life, and holding all that is gone.
@@ -139,13 +139,13 @@ class SharedBucket(Bucket):
         "_need_until_ns", "_part", "_said", "_shares", "life", "name",
     )  # fmt: skip
 
-    def __init__(self, name: str, rate: Rate, shares: "Shares", part: int) -> None:
+    def __init__(self, name: str, rate: Rate, shares: "SharedRates", part: int) -> None:
         super().__init__(rate)
         self.name = name
         self._shares = shares
         self.life = 0
         self._back = self._confirmed = self._said = 0
-        self._grant: Grant | None = None
+        self._grant: RateGrant | None = None
         self._at_ns = self._moved_ns = 0
         """When it was answered; when something was used last, as far as it was looked at."""
         self._need = self._need_until_ns = 0
@@ -240,7 +240,7 @@ class SharedBucket(Bucket):
             return True
         return bool(self._need) or at_ns - self._moved_ns >= int(IDLE_S * 1e9)
 
-    def ask(self, at_ns: int, *, is_recalled: bool = False, is_over: bool = False) -> Ask:
+    def ask(self, at_ns: int, *, is_recalled: bool = False, is_over: bool = False) -> RateRequest:
         """What is to be said of it now. `is_over`: everything is given back."""
         if not self.life:
             self._begin(at_ns)
@@ -261,7 +261,7 @@ class SharedBucket(Bucket):
         is_used = not is_idle and (recent or self._need)
         want = max(1, self.rate.burst // SLICES) if is_used else 0
         self._low = self._full
-        return Ask(
+        return RateRequest(
             self.name, self.rate, self.life, self._confirmed, self._full, used, self._back,
             want, 0 if is_over else self._need, is_idle and not is_over,
         )  # fmt: skip
@@ -276,7 +276,7 @@ class SharedBucket(Bucket):
         self._back = self._confirmed = self._said = 0
         self._grant, self._at_ns, self._moved_ns = None, at_ns, at_ns
 
-    def answered(self, grant: Grant, part: int, at_ns: int) -> bool:
+    def answered(self, grant: RateGrant, part: int, at_ns: int) -> bool:
         """Whether it has its standing share again, of `part` units."""
         if grant.life != self.life:
             return False
@@ -293,7 +293,7 @@ class SharedBucket(Bucket):
         return False
 
 
-class Shares:
+class SharedRates:
     """What one gateway holds of all buckets. `on_want` is called when the store is to be asked
     before `next_deadline`."""
 
@@ -365,7 +365,7 @@ class Shares:
         for name, bucket in list(self._known.items()):
             bucket.joined(0 if name in self._without else self.part_of(bucket.rate), at_ns)
 
-    def asks(self, *, now: float) -> list[Ask]:
+    def asks(self, *, now: float) -> list[RateRequest]:
         """What to say in the call that is made now. Empty: that the gateway is there."""
         at_ns = nanoseconds(now)
         if at_ns >= self._look_ns:
@@ -380,7 +380,9 @@ class Shares:
             self._recalled.discard(name)
         return asked
 
-    def answered(self, asks: Sequence[Ask], reply: Reply, *, now: float, sent: float) -> None:
+    def answered(
+        self, asks: Sequence[RateRequest], reply: RateReply, *, now: float, sent: float
+    ) -> None:
         """To the call that was sent at `sent`."""
         at_ns, self._sent_s = nanoseconds(now), max(self._sent_s, sent)
         for ask, grant in zip(asks, reply.grants, strict=True):
@@ -393,7 +395,7 @@ class Shares:
             self._recalled.add(name)
             self.want(self._known.get(name) or self.bucket(name, rate, now=now))
 
-    def failed(self, asks: Sequence[Ask]) -> None:
+    def failed(self, asks: Sequence[RateRequest]) -> None:
         """The call was not answered: the same is said again, in the next one."""
         for ask in asks:
             if ask.name in self._held:
@@ -426,7 +428,7 @@ class Shares:
             return 0.0
         return min(BEAT_S, max(0.0, seconds(self._look_ns) - now))
 
-    def close(self, *, now: float) -> list[Ask]:
+    def close(self, *, now: float) -> list[RateRequest]:
         """The last call: everything is given back."""
         at_ns = nanoseconds(now)
         return [bucket.ask(at_ns, is_over=True) for bucket in self._held.values()]

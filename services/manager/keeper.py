@@ -12,15 +12,15 @@ from typing import Final
 import msgspec
 
 from push.errors import TocsinError
-from push.replicas import Act, View
+from push.replicas import ReplicaAct, ShardView
 from services.manager.leader import Leader
 from services.manager.rules.cluster_election import ClusterElectable
 from services.manager.rules.election import AWAY_S, Electable, ShardRule
 from services.manager.rules.leader import Patience
-from storage.redis.connection import Many
-from storage.redis.ops.cluster import ClusterCopying, ClusterObserver
-from storage.redis.ops.failover import Copying
-from storage.redis.ops.observe import Observer, Outdone, Watched
+from storage.redis.connection import ConnectionCache
+from storage.redis.ops.cluster import ClusterObserver, ClusterReplicaControl
+from storage.redis.ops.failover import ReplicaControl
+from storage.redis.ops.observe import ShardObserver, TermSuperseded, WatchedShard
 
 LOOK_S: Final = 1.0
 """From one look to the next, while all is well."""
@@ -68,21 +68,23 @@ class ClusterKeeper:
     """See the module. One for each cluster; `step` while this manager leads, one at a time.
     `away_s`: after which a replica is taken out."""
 
-    def __init__(self, name: str, store: str, watched: Watched, *, away_s: float = AWAY_S) -> None:
+    def __init__(
+        self, name: str, store: str, watched: WatchedShard, *, away_s: float = AWAY_S
+    ) -> None:
         self.name = name
         self._away_s = away_s
         self._store = store
-        self._many = Many(watched.reach)
-        self._observer: Observer | ClusterObserver
-        self._copying: Copying | ClusterCopying
+        self._many = ConnectionCache(watched.reach)
+        self._observer: ShardObserver | ClusterObserver
+        self._copying: ReplicaControl | ClusterReplicaControl
         self._new: type[ShardRule]
         if watched.in_cluster:
             self._observer = ClusterObserver(watched, self._many)
-            self._copying = ClusterCopying(watched, self._many)
+            self._copying = ClusterReplicaControl(watched, self._many)
             self._new = ClusterElectable
         else:
-            self._observer = Observer(watched, self._many)
-            self._copying = Copying(watched, self._many)
+            self._observer = ShardObserver(watched, self._many)
+            self._copying = ReplicaControl(watched, self._many)
             self._new = Electable
         self._rule: ShardRule = self._new(away_s=away_s)
         self._term = 0
@@ -104,7 +106,7 @@ class ClusterKeeper:
             acts = self._rule.saw(view, now=now)
             self._log()
             done = await self._do(acts, leader)
-        except Outdone as outdone:
+        except TermSuperseded as outdone:
             leader.outdone(outdone.term)
             return LOOK_S
         self.told = self._tell(view, leader)
@@ -129,7 +131,7 @@ class ClusterKeeper:
             return {}
         return {one.address: one.since_s + leader.stood_still_s for one in told.servers}
 
-    async def _do(self, acts: list[Act], leader: Leader) -> bool:
+    async def _do(self, acts: list[ReplicaAct], leader: Leader) -> bool:
         """Whether anything was done."""
         done = False
         for act in acts:
@@ -154,7 +156,7 @@ class ClusterKeeper:
             _LOG.info("%s: all that is counted is there", self.name)
         self._said = list(said)
 
-    def _tell(self, view: View, leader: Leader) -> ClusterTold:
+    def _tell(self, view: ShardView, leader: Leader) -> ClusterTold:
         named = {place: f"names {one.primary}" for place, one in view.sentinels.items()}
         silent = {
             place: f"does not answer: {view.silent[place]}"
@@ -179,14 +181,14 @@ class ClusterKeeper:
         await self._many.close()
 
 
-def is_held_up(view: View, rule: ShardRule) -> bool:
+def is_held_up(view: ShardView, rule: ShardRule) -> bool:
     """Whether somebody is to be taken out while others do not answer this manager: publishing waits
     for that, and another manager may reach them."""
     leaving = rule.leaving()
     return bool(leaving) and bool(set(view.silent) - leaving)
 
 
-def servers_told(view: View, rule: ShardRule) -> list[ServerTold]:
+def servers_told(view: ShardView, rule: ShardRule) -> list[ServerTold]:
     """Each server that is known, the primary first."""
     primary = view.servers.get(view.primary)
     followers = {one.place: one for one in primary.followers} if primary is not None else {}

@@ -30,7 +30,7 @@ from services.manager.placement import Placing, PlacingDuty
 from services.manager.rules.election import AWAY_S
 from storage.redis.cluster import ClusterShard
 from storage.redis.connection import packed
-from storage.redis.ops.observe import Watched
+from storage.redis.ops.observe import WatchedShard
 from storage.redis.replication import NotOurs
 from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.target import Target
@@ -236,15 +236,15 @@ async def keepers_of(name: str, target: Target, *, away_s: float) -> list[Cluste
     ]
 
 
-async def watched_of(target: Target) -> list[Watched]:
+async def watched_of(target: Target) -> list[WatchedShard]:
     """What there is to look at: in a Cluster several. Raises Refused: none of its nodes answers."""
     parts = await target.parts()
     if target.kind == "cluster":
-        return [Watched(part.settings, target.reach, in_cluster=True) for part in parts]
+        return [WatchedShard(part.settings, target.reach, in_cluster=True) for part in parts]
     settings = parts[0].settings
     if target.kind == "single":
-        return [Watched(settings, target.reach, home=target.places[0])]
-    return [Watched(settings, target.reach, target.places, target.name)]
+        return [WatchedShard(settings, target.reach, home=target.places[0])]
+    return [WatchedShard(settings, target.reach, target.places, target.name)]
 
 
 async def database_of(target: Target) -> RedisShard | ClusterShard:

@@ -39,7 +39,7 @@ from runtime.webhook import HOOK_S, HookFailed, ScaleHook
 from services.manager.leader import Leader
 from storage.redis.ops.observe import use_of
 from storage.redis.target import Target
-from storage.sharded import PlacedStorage
+from storage.sharded import ShardedStorage
 
 STEP_S: Final = 2.0
 """Between two steps."""
@@ -309,7 +309,7 @@ class PlacingDuty:
                 )
             others = Others(self._targets[1:], None, metadata, None)
             home = (self._targets[0].cluster, shard)
-            storage = PlacedStorage(places_of(home, others, metadata, mark.incarnation))
+            storage = ShardedStorage(places_of(home, others, metadata, mark.incarnation))
             opened.push_async_callback(storage.close)
             out = OutCluster(
                 metadata, storage, partial(self._look, metadata), leads=lambda: leader.leads,

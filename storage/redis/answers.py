@@ -22,7 +22,7 @@ NOT_EXECUTED_WORDS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ", "Function not f
 OURS: Final = "TOCSIN "
 
 
-class Moved(Refused):
+class SlotMoved(Refused):
     """In a Cluster: the keys are not (all) at this primary any more. Nothing has happened."""
 
     def __init__(self, where: str) -> None:
@@ -30,7 +30,7 @@ class Moved(Refused):
         super().__init__("storage_unavailable", f"the slot {slot} of the cluster moves to {place}")
 
 
-class Said(Refused):
+class FunctionRefusal(Refused):
     """A function refused it: its server is there, and has looked."""
 
 
@@ -48,9 +48,9 @@ def refusal(reply: Any) -> TocsinError | None:
         code, _, detail = text[len(OURS) :].partition(" ")
         if code == "fenced":
             return Fenced(detail) if detail else Fenced()
-        return Said(code, detail) if code in CODES else Said("internal", text)
+        return FunctionRefusal(code, detail) if code in CODES else FunctionRefusal("internal", text)
     if isinstance(reply, exceptions.AskError):  # of which MovedError is one
-        return Moved(text)
+        return SlotMoved(text)
     if isinstance(reply, exceptions.OutOfMemoryError):
         return Refused("storage_full")
     if isinstance(reply, NOT_EXECUTED) or text.startswith(NOT_EXECUTED_WORDS):

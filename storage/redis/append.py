@@ -23,7 +23,7 @@ from storage.rules.append import nowhere
 from storage.rules.dedup import id_bucket, line_bucket
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
-"""The functions count in doubles. Clients may use as much (push.sending)."""
+"""The functions count in doubles. Clients may use as much (push.producer_order)."""
 _PRODUCER: Final = Struct("<16sQ")
 
 
@@ -69,17 +69,17 @@ def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: 
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class AppendReply:
     """The answer to an append, before everything in it is certified."""
 
     appended: Appended
     next_offset: int
 
 
-def placed(answer: Sequence[Any], count: int) -> Placed:
+def placed(answer: Sequence[Any], count: int) -> AppendReply:
     """What `append` answered about a record of `count` messages."""
     if not answer:
-        return Placed(nowhere(count), 0)
+        return AppendReply(nowhere(count), 0)
     first, stored, certified, next_offset, generation = answer[:5]
     outcomes = tuple(_outcome(raw) for raw in answer[5:])
     skips = tuple(
@@ -88,7 +88,7 @@ def placed(answer: Sequence[Any], count: int) -> Placed:
         if isinstance(outcome, NotStored) or outcome.duplicate
     )
     appended = Appended(first, stored, certified, generation, outcomes or None, skips)
-    return Placed(appended, next_offset)
+    return AppendReply(appended, next_offset)
 
 
 def _outcome(raw: bytes) -> Stored | NotStored:
@@ -97,7 +97,7 @@ def _outcome(raw: bytes) -> Stored | NotStored:
     return NotStored(raw.decode())
 
 
-def all_placed(results: Sequence[Placed | BaseException]) -> list[Placed]:
+def all_placed(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
     """The places of all records of a call.
 
     Raises:
@@ -105,7 +105,7 @@ def all_placed(results: Sequence[Placed | BaseException]) -> list[Placed]:
         Unknown: some were, or may have been: who called holds up what is behind them all (R7), and
             those that were stored are duplicates when they come again.
     """
-    answers = [result for result in results if isinstance(result, Placed)]
+    answers = [result for result in results if isinstance(result, AppendReply)]
     errors = [result for result in results if isinstance(result, BaseException)]
     for error in sorted(errors, key=lambda error: isinstance(error, Refused)):
         if answers and isinstance(error, Refused):
@@ -115,7 +115,7 @@ def all_placed(results: Sequence[Placed | BaseException]) -> list[Placed]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StreamRow:
     """A record as the stream has it."""
 
     first: int
@@ -141,7 +141,7 @@ class Row:
             return Damage(partition, self.first, self.count, str(damage))
 
 
-def row_of(partition: Partition, raw: Sequence[Any]) -> Row:
+def row_of(partition: Partition, raw: Sequence[Any]) -> StreamRow:
     """One entry of a partition's stream, with its checksums looked at (R30)."""
     identifier, flat = raw
     first = int(bytes(identifier).partition(b"-")[0]) - 1
@@ -153,11 +153,11 @@ def row_of(partition: Partition, raw: Sequence[Any]) -> Row:
         seal = hashlib.sha1(b":".join(facts), usedforsecurity=False).hexdigest()
         known = fields[b"c"].decode() == checksum(partition, header, sealed)
         if not known or fields[b"d"].decode() != seal:
-            return Row(first, 1, b"", b"", (), "checksum")
+            return StreamRow(first, 1, b"", b"", (), "checksum")
         skips = tuple(int(index) for index in listed.split(",") if index)
-        return Row(first, int(fields[b"n"]), header, sealed, skips)
+        return StreamRow(first, int(fields[b"n"]), header, sealed, skips)
     except (KeyError, ValueError) as error:
-        return Row(first, 1, b"", b"", (), f"the row is not whole: {error}")
+        return StreamRow(first, 1, b"", b"", (), f"the row is not whole: {error}")
 
 
 def damage_of(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
@@ -173,7 +173,7 @@ COUNTED_WITHIN_S: Final = 0.05
 """So long an append waits for copies that its own level does not ask for."""
 
 
-class RedisAppending:
+class RedisAppender:
     """See the module. `tell` is called with each certified end that was reached."""
 
     def __init__(
@@ -241,7 +241,7 @@ class RedisAppending:
 
     async def _append_one(
         self, append: Append, header: Header, args: list[Arg], lane: Lane | None
-    ) -> Placed:
+    ) -> AppendReply:
         """A record's place.
 
         Raises:
@@ -304,7 +304,7 @@ class RedisAppending:
             del self._counting[partition], self._ends[partition]
 
     async def _certified(
-        self, appends: Sequence[Append], answers: Sequence[Placed]
+        self, appends: Sequence[Append], answers: Sequence[AppendReply]
     ) -> list[Appended]:
         """The answers, once what they name may be given to anybody."""
         ends: dict[Partition, int] = {}

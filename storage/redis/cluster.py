@@ -21,11 +21,11 @@ from redis.exceptions import RedisError
 from push.errors import Refused
 from push.places import Durability
 from push.storage_port import Lane
-from storage.redis.answers import Moved, unavailable
+from storage.redis.answers import SlotMoved, unavailable
 from storage.redis.connection import Address, Reach, packed
 from storage.redis.discovery import Find
 from storage.redis.pipeline import BEHIND
-from storage.redis.port import Arg, Heard, Standing
+from storage.redis.port import Arg, OnMessage, ShardHealth
 from storage.redis.shard import LEVELS, Marks, RedisShard, Settings
 
 SLOTS: Final = 16384
@@ -40,7 +40,7 @@ NOWHERE: Final = -1
 _LOG: Final = logging.getLogger("storage.redis_cluster")
 
 
-class Claim(NamedTuple):
+class SlotClaim(NamedTuple):
     """That a primary has slots, as some node knows it. The higher configuration epoch is right."""
 
     epoch: int
@@ -53,14 +53,14 @@ class Claim(NamedTuple):
         return any(first <= slot <= last for first, last in self.ranges)
 
 
-class View(NamedTuple):
+class NodeView(NamedTuple):
     """What one node knows."""
 
-    claims: list[Claim]
+    claims: list[SlotClaim]
     members: list[Address]
 
 
-def claims_of(nodes: bytes) -> list[Claim]:
+def claims_of(nodes: bytes) -> list[SlotClaim]:
     """What CLUSTER NODES says of primaries with slots.
 
     Source: https://redis.io/docs/latest/commands/cluster-nodes/
@@ -73,7 +73,7 @@ def claims_of(nodes: bytes) -> list[Claim]:
         # `[slot->-node]` stands for one that is being moved, and still is where it was
         spans = [word.split("-") for word in words[8:] if not word.startswith("[")]
         ranges = tuple((int(span[0]), int(span[-1])) for span in spans)
-        found.append(Claim(int(words[6]), _place(words[1]), ranges))
+        found.append(SlotClaim(int(words[6]), _place(words[1]), ranges))
     return found
 
 
@@ -108,7 +108,7 @@ def learned(named: Sequence[Sequence[Address]], seeds: Sequence[Address]) -> tup
     return tuple(islice(others, LEARNED_MAX))
 
 
-class Nodes:
+class ClusterNodes:
     """Who is asked about a Cluster: all nodes of the URL, and some of those that were named when
     one of them was asked last. A Cluster that moves to other hosts, one after the other, is not
     lost by a gateway that runs."""
@@ -118,11 +118,11 @@ class Nodes:
         self._reach = reach
         self._learned: tuple[Address, ...] = ()
 
-    async def claims(self) -> list[Claim]:
+    async def claims(self) -> list[SlotClaim]:
         """What those of them know that answer. Raises Refused: none does."""
         asked = (*self._seeds, *self._learned)
         answers = await asyncio.gather(*(_asked(node, self._reach) for node in asked))
-        views = [answer for answer in answers if isinstance(answer, View)]
+        views = [answer for answer in answers if isinstance(answer, NodeView)]
         if not views:
             raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
         named = [view.members for view in views]
@@ -132,16 +132,16 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClusterPrimary:
     """One primary's slots, and how it is spoken to, whoever is primary."""
 
     ranges: tuple[tuple[int, int], ...]
     settings: Settings
-    nodes: Nodes = field(default_factory=lambda: Nodes((), Reach()))
+    nodes: ClusterNodes = field(default_factory=lambda: ClusterNodes((), Reach()))
     """Who is asked about its Cluster; nobody: it is of none."""
 
 
-def primary_of(slot: int, nodes: Nodes) -> Find:
+def primary_of(slot: int, nodes: ClusterNodes) -> Find:
     """The primary that has this slot: of all that are said to, the one with the highest
     configuration epoch. A node that was cut off still names the one of before."""
 
@@ -154,14 +154,14 @@ def primary_of(slot: int, nodes: Nodes) -> Find:
     return find
 
 
-async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
+async def parts_of(seeds: Sequence[Address], like: Settings) -> list[ClusterPrimary]:
     """The primaries of the Cluster that these nodes belong to, each with a key of its own in its
     slots, in the slots' order. `like`: how they are spoken to, but for `find` and `key`.
 
     Raises Refused: no node answers.
     """
-    nodes = Nodes(seeds, like.reach)
-    newest: dict[tuple[tuple[int, int], ...], Claim] = {}
+    nodes = ClusterNodes(seeds, like.reach)
+    newest: dict[tuple[tuple[int, int], ...], SlotClaim] = {}
     for claim in await nodes.claims():
         if claim.ranges:
             newest[claim.ranges] = max(claim, newest.get(claim.ranges, claim))
@@ -170,14 +170,14 @@ async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
         keys = (f"{{tocsin-{number}}}:shard" for number in count())
         key = next(key for key in keys if claim.has(key_slot(key.encode())))
         find = primary_of(key_slot(key.encode()), nodes)
-        parts.append(Part(ranges, replace(like, find=find, key=key), nodes))
+        parts.append(ClusterPrimary(ranges, replace(like, find=find, key=key), nodes))
     return parts
 
 
 class ClusterShard:
     """See `redis_ports.Shard`. Make one with `open`."""
 
-    def __init__(self, parts: Sequence[Part], shards: Sequence[RedisShard]) -> None:
+    def __init__(self, parts: Sequence[ClusterPrimary], shards: Sequence[RedisShard]) -> None:
         self._parts = parts
         self._shards = shards
         self._reading: asyncio.Task[None] | None = None
@@ -190,7 +190,7 @@ class ClusterShard:
     @classmethod
     async def open(
         cls,
-        parts: Sequence[Part],
+        parts: Sequence[ClusterPrimary],
         incarnation: str,
         touches: Mapping[str, int],
         *,
@@ -226,12 +226,12 @@ class ClusterShard:
         """See `RedisShard.answers`: of every primary."""
         return all(shard.answers for shard in self._shards)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """See `redis_ports.Shard`."""
         every = [shard.standing() for shard in self._shards]
         facts = {key: said for one in every for key, said in one.facts.items()}
         waits_for = tuple(why for one in every for why in one.waits_for)
-        return Standing(waits_for, facts, tuple(took for one in every for took in one.took))
+        return ShardHealth(waits_for, facts, tuple(took for one in every for took in one.took))
 
     def copies(self, level: Durability) -> int:
         """See `redis_ports.Shard`: of the primary with the fewest."""
@@ -261,7 +261,7 @@ class ClusterShard:
             shard = self._of(keys)
             there = shard.lane(keys[0], level) if lane is not None else None
             return await shard.act(function, keys, args, level=level, lane=there)
-        except Moved:
+        except SlotMoved:
             self._read_again()
             raise
 
@@ -269,11 +269,11 @@ class ClusterShard:
         """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
         try:
             return await self._of(keys).look(function, keys, args)
-        except Moved:
+        except SlotMoved:
             self._read_again()
             raise
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """See `redis_ports.Shard`. The nodes pass on to each other what is published, so one
         connection hears all of it."""
         self._shards[0].on_message(channel_prefix, heard)
@@ -324,7 +324,7 @@ class ClusterShard:
         self._at = found
 
 
-async def _asked(node: Address, reach: Reach) -> View | str:
+async def _asked(node: Address, reach: Reach) -> NodeView | str:
     """What this node knows, or a sentence why it does not say."""
     try:
         async with asyncio.timeout(NODE_S):
@@ -335,6 +335,6 @@ async def _asked(node: Address, reach: Reach) -> View | str:
                 await link.close()
         if isinstance(reply, RedisError):
             raise reply
-        return View(claims_of(reply), members_of(reply))
+        return NodeView(claims_of(reply), members_of(reply))
     except (RedisError, OSError, ValueError) as error:
         return f"{node}: {str(error) or 'no reply in time'}"

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as Broken
 from push.breaker import backoff_s
 from push.errors import Refused, TocsinError
 from storage.redis.answers import refusal, unavailable
-from storage.redis.port import Arg, Heard
+from storage.redis.port import Arg, OnMessage
 
 BACKOFF_BASE_S: Final = 0.05
 """Pause before a connection that failed is made anew; it doubles with each failure."""
@@ -53,7 +53,7 @@ class Reach:
     key_file: str | None = None
     connect_s: float = 2.0
 
-    async def link(self, address: Address) -> "Link":
+    async def link(self, address: Address) -> "Connection":
         """A connection of its own. Raises RedisError, OSError or TimeoutError: there is none."""
         host, port = address
         connection: aioredis.Connection
@@ -82,7 +82,7 @@ class Reach:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return Link(connection, address)
+        return Connection(connection, address)
 
 
 def packed(*words: Arg) -> bytes:
@@ -91,7 +91,7 @@ def packed(*words: Arg) -> bytes:
     return done
 
 
-class Link:
+class Connection:
     """A connection that stands. Once anything about it has failed it is closed and stays so: a late
     reply must never be taken for another's (CVE-2023-28858)."""
 
@@ -159,17 +159,17 @@ LINKS: Final = 8
 """Connections for looks; who finds all of them taken waits."""
 QUIET_S: Final = 10.0
 """After so long without a message the subscriber asks whether its connection still stands."""
-Connect = Callable[[], Awaitable[Link]]
+Connect = Callable[[], Awaitable[Connection]]
 
 
-class Looks:
+class ReadPool:
     """A pool. `connect` makes a checked link or raises Refused."""
 
     def __init__(self, connect: Connect, silence_s: float) -> None:
         self._connect = connect
         self._silence_s = silence_s
         self._places = asyncio.Semaphore(LINKS)
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
         self._moves = 0
         """How often the primary has been found elsewhere."""
         self._closed = False
@@ -224,13 +224,13 @@ def _refused(reply: RedisError) -> TocsinError:
 class Subscriber:
     """Hears messages of the channels with one prefix, connecting again for as long as it lives."""
 
-    def __init__(self, connect: Connect, prefix: str, heard: Heard) -> None:
+    def __init__(self, connect: Connect, prefix: str, heard: OnMessage) -> None:
         self._connect = connect
         self._pattern = pattern_of(prefix)
         self._heard = heard
         self.is_heard = asyncio.Event()
         """Set while the subscription stands: what is published now is heard."""
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._task = asyncio.create_task(self._run(), name="shard messages")
 
     async def renew(self) -> None:
@@ -262,7 +262,7 @@ class Subscriber:
                     backoff_s(failures, base_s=BACKOFF_BASE_S, max_s=BACKOFF_MAX_S, draw=random())
                 )
 
-    async def _listen(self, link: Link) -> None:
+    async def _listen(self, link: Connection) -> None:
         await link.send(packed("PSUBSCRIBE", self._pattern))
         asked = False
         while True:
@@ -299,13 +299,13 @@ def address_of(place: str) -> Address:
     return Address(host, int(port))
 
 
-class Many:
+class ConnectionCache:
     """A connection to each server, made when it is needed. One caller for each at a time."""
 
     def __init__(self, reach: Reach, *, reply_s: float = REPLY_S) -> None:
         self._reach = replace(reach, connect_s=reply_s)
         self._reply_s = reply_s
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Connection] = {}
 
     async def ask(self, place: str, commands: Sequence[bytes]) -> list[Any]:
         """The replies, errors of Redis among them.

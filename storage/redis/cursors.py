@@ -16,7 +16,15 @@ from push.dead import dead_of
 from push.errors import Unknown
 from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
 from push.ranges import Range, RangeSet
-from push.storage_port import OWNER_BYTES, CursorState, CursorWrite, Owned, Retry, Standing, Written
+from push.storage_port import (
+    OWNER_BYTES,
+    CursorState,
+    CursorWrite,
+    MessageStatus,
+    Owned,
+    Retry,
+    Written,
+)
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
 from storage.rules.cursor import Change, GroupCursor, check_write
@@ -187,7 +195,7 @@ class RedisCursors:
         return change.written
 
     async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As Looking.cursors."""
+        """As StorageInspection.cursors."""
         rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
         return [
             CursorState(
@@ -203,8 +211,8 @@ class RedisCursors:
             for number, epoch, floor, passed, aside, parked, least, dead in rows
         ]
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
-        """As Looking.standings."""
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+        """As StorageInspection.standings."""
         found = await self.load(place, [(first, last)])
         if found is None:
             return []
@@ -212,7 +220,7 @@ class RedisCursors:
         return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
-        """As Looking.parked."""
+        """As StorageInspection.parked."""
         key = queue_key(place.partition.queue_id)
         rows = await self._shard.look("parked", [key], _at(place))
         lines = []

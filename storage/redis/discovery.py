@@ -15,10 +15,10 @@ from redis.exceptions import RedisError
 
 from push.errors import Refused
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, Link, Reach, packed
+from storage.redis.connection import Address, Connection, Reach, packed
 from storage.redis.replication import (
+    MemoryReserve,
     NotOurs,
-    Reserve,
     attached,
     awaited,
     fields,
@@ -141,9 +141,9 @@ class Watch:
     def __init__(
         self,
         find: Find,
-        connect: Callable[[], Awaitable[Link]],
-        check: Callable[[Link], Awaitable[None]],
-        reserve: Reserve,
+        connect: Callable[[], Awaitable[Connection]],
+        check: Callable[[Connection], Awaitable[None]],
+        reserve: MemoryReserve,
         broken: Callable[[str], None],
         *,
         used: bytes,
@@ -165,7 +165,7 @@ class Watch:
         """Why the level `all` is not met, as seen last; "": it is."""
         self.seen = ""
         """The primary, its replicas and its memory, as seen last: for people."""
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._task = asyncio.create_task(self._run(), name="shard watch")
 
     async def close(self) -> None:
@@ -231,7 +231,7 @@ class Watch:
                 "stops" if before else "goes on", memory.used, memory.bound,
             )  # fmt: skip
 
-    def _follow(self, link: Link, followed: Mapping[str, str]) -> None:
+    def _follow(self, link: Connection, followed: Mapping[str, str]) -> None:
         before = self.waits_for
         self.waits_for = awaited(followed, link.replicas, link.out)
         if self.waits_for and self.waits_for != before:
@@ -245,5 +245,5 @@ class Watch:
             self._link = None
 
 
-def _not_counted(link: Link) -> str:
+def _not_counted(link: Connection) -> str:
     return f"{', '.join(sorted(link.out))} not counted, " if link.out else ""

@@ -15,8 +15,8 @@ from push.breaker import Breaker, backoff_s
 from push.errors import Fenced, Refused, TocsinError
 from push.places import Durability
 from push.storage_port import Lane
-from storage.redis.answers import Said, unavailable
-from storage.redis.port import Arg, Heard, Shard, Standing
+from storage.redis.answers import FunctionRefusal, unavailable
+from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 
 AGAIN_BASE_S: Final = 0.5
 AGAIN_MAX_S: Final = 5.0
@@ -27,7 +27,7 @@ TRIAL_S: Final = 10.0
 _LOG: Final = logging.getLogger("storage.redis_later")
 
 
-class Opened(Shard, Protocol):
+class ReadyShard(Shard, Protocol):
     """A shard that stands, and what its gateway remembers of it."""
 
     @property
@@ -38,19 +38,19 @@ class Opened(Shard, Protocol):
         """Wait until every subscription stands."""
 
 
-class LaterShard:
+class LazyShard:
     """See the module, and `redis_ports.Shard`. `name`: the storage cluster's, for people; `begin`
     opens it and raises TocsinError where it cannot be opened now; None: it never can, and `why` is
     what everybody is told."""
 
     def __init__(
-        self, name: str, begin: Callable[[], Awaitable[Opened]] | None, why: str = ""
+        self, name: str, begin: Callable[[], Awaitable[ReadyShard]] | None, why: str = ""
     ) -> None:
         self._name = name
         self._begin = begin
         self._why = why or "it was not reached yet"
-        self._shard: Opened | None = None
-        self._heard: list[tuple[str, Heard]] = []
+        self._shard: ReadyShard | None = None
+        self._heard: list[tuple[str, OnMessage]] = []
         self.is_open = asyncio.Event()
         """Set once it was opened, for good."""
         self._breaker = Breaker(
@@ -60,7 +60,7 @@ class LaterShard:
         if begin is not None:
             self._task = asyncio.create_task(self._run(begin), name=f"storage cluster {name}")
 
-    async def _run(self, begin: Callable[[], Awaitable[Opened]]) -> None:
+    async def _run(self, begin: Callable[[], Awaitable[ReadyShard]]) -> None:
         failures = 0
         while True:
             try:
@@ -92,7 +92,7 @@ class LaterShard:
         """Whether it did, within the last seconds; nobody is asked."""
         return self._shard is not None and self._shard.answers
 
-    def _open(self) -> Opened:
+    def _open(self) -> ReadyShard:
         if self._shard is None:
             raise unavailable(f"the storage cluster {self._name}: {self._why}")
         return self._shard
@@ -127,7 +127,7 @@ class LaterShard:
             raise unavailable(f"the storage cluster {self._name} does not answer")
         try:
             found = await shard.look(function, keys, args)
-        except (Said, Fenced):
+        except (FunctionRefusal, Fenced):
             self._breaker.succeeded(ticket)
             raise
         except Refused:
@@ -136,7 +136,7 @@ class LaterShard:
         self._breaker.succeeded(ticket)
         return found
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """See `redis_ports.Shard`."""
         self._heard.append((channel_prefix, heard))
         if self._shard is not None:
@@ -151,10 +151,10 @@ class LaterShard:
         """See `redis_ports.Shard`."""
         return self._shard is None or self._shard.has_room(key)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """See `redis_ports.Shard`."""
         if self._shard is None:
-            return Standing((self._why,), {})
+            return ShardHealth((self._why,), {})
         return self._shard.standing()
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from push.errors import Refused, Unknown
 from push.histogram import Histogram
 from push.places import Durability
 from storage.redis.answers import answer, is_sure, unavailable
-from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Link, packed
+from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Connection, packed
 from storage.redis.replication import copies_needed, doubt_of, fields, out_of
 
 GROUP_ACTS: Final = 1000
@@ -31,7 +31,7 @@ BEHIND: Final = "what was asked before it may not have happened"
 
 
 @dataclass(slots=True)
-class Act:
+class PipelinedCall:
     """A packed FCALL, and whose answer it is."""
 
     command: bytes
@@ -41,7 +41,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PipelineTerms:
     """What every group is held to. `touch` is the packed FCALL that writes last in it."""
 
     touch: bytes
@@ -51,7 +51,7 @@ class Terms:
     """How long a reply may take beyond that."""
 
 
-class Held:
+class ReplicatedPipeline:
     """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
     told of each group that has the copies that its level asks for, before anybody is answered: the
     number of touches, and how many replicas could be elected; each one that has not is one of the
@@ -60,8 +60,8 @@ class Held:
     def __init__(
         self,
         level: Durability,
-        connect: Callable[[], Awaitable[Link]],
-        terms: Terms,
+        connect: Callable[[], Awaitable[Connection]],
+        terms: PipelineTerms,
         confirmed: Callable[[Durability, int, int], None],
     ) -> None:
         self.level = level
@@ -72,10 +72,10 @@ class Held:
         """Groups that have failed, or had an act with an order that Redis did not begin."""
         self.took_s = Histogram()
         """From sending each group to its last reply, that of WAIT among them, or to giving up."""
-        self._waiting: deque[Act] = deque()
+        self._waiting: deque[PipelinedCall] = deque()
         self._filled = asyncio.Event()
         self._closing = False
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._is_old = False
         self._failures = 0
         self._not_before_s = 0.0
@@ -87,7 +87,7 @@ class Held:
         if self._closing:
             raise unavailable("the storage is closed")
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Act(command, asked, order))
+        self._waiting.append(PipelinedCall(command, asked, order))
         self._filled.set()
         return await asked
 
@@ -120,8 +120,8 @@ class Held:
                 self._filled.clear()
         await self._let_go()
 
-    def _taken(self) -> list[Act]:
-        group: list[Act] = []
+    def _taken(self) -> list[PipelinedCall]:
+        group: list[PipelinedCall] = []
         orders: set[str] = set()
         size = 0
         while self._waiting and len(group) < GROUP_ACTS:
@@ -136,7 +136,7 @@ class Held:
                 orders |= {act.order} - {""}
         return group
 
-    async def _commit(self, group: Sequence[Act]) -> None:
+    async def _commit(self, group: Sequence[PipelinedCall]) -> None:
         if not group:
             return
         try:
@@ -178,7 +178,7 @@ class Held:
         elif is_broken:
             self._refuse_waiting(lambda act: bool(act.order))
 
-    def _doubt(self, link: Link, ending: Sequence[Any]) -> str:
+    def _doubt(self, link: Connection, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
         touched = ending[0]
         if not isinstance(touched, list):
@@ -202,7 +202,7 @@ class Held:
         self._confirmed(self.level, touches, replicas)
         return ""
 
-    def _refuse_waiting(self, which: Callable[[Act], bool] = lambda act: True) -> None:
+    def _refuse_waiting(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
         """What was asked behind a group that may not have happened was meant to come behind it
         (R7): it is refused, and asked again by who has heard of that."""
         waiting, self._waiting = self._waiting, deque()
@@ -212,7 +212,7 @@ class Held:
             else:
                 self._waiting.append(act)
 
-    async def _standing(self) -> Link:
+    async def _standing(self) -> Connection:
         """The link, made anew where there is none. Raises Refused at once while the last failure is
         so young that trying again would only add to it."""
         if self._is_old:
@@ -242,14 +242,14 @@ class Held:
             self._link = None
 
 
-def _answer(act: Act, reply: Any, doubt: str) -> None:
+def _answer(act: PipelinedCall, reply: Any, doubt: str) -> None:
     try:
         _give(act, answer(reply, doubt))
     except Exception as error:
         _give(act, error=error)
 
 
-def _give(act: Act, reply: Any = None, *, error: Exception | None = None) -> None:
+def _give(act: PipelinedCall, reply: Any = None, *, error: Exception | None = None) -> None:
     if act.answer.done():  # who asked has gone
         return
     if error is None:

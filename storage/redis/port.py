@@ -15,12 +15,12 @@ from push.storage_port import Lane
 Arg = str | bytes | int
 """An argument of a function, as Redis is sent it: text as UTF-8, a whole number in decimal."""
 
-Heard = Callable[[bytes, bytes], None]
+OnMessage = Callable[[bytes, bytes], None]
 """Called on the event loop with (channel, message)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ShardHealth:
     """How servers stand. `waits_for`: a sentence for each primary where the level `all` is not met;
     `facts`: what is to be said of each primary, by its shard's key."""
 
@@ -74,7 +74,7 @@ class Shard(Protocol):
             Fenced: the function said `TOCSIN fenced <detail>`.
         """
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """Have `heard` called for each message published on a channel that begins with
         `channel_prefix`. Messages may be lost, at a reconnect or without: it is a hint to look."""
 
@@ -82,7 +82,7 @@ class Shard(Protocol):
         """Whether the memory that is free there is above the reserve (R29); without a key, whether
         it is everywhere. As it was seen last; nobody is asked."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """How the servers stand, for people. As it was seen last; nobody is asked."""
 
     async def close(self) -> None:

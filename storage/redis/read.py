@@ -26,7 +26,7 @@ from storage.redis.port import Shard
 _OPENERS: Final = 2
 
 
-class RedisReading:
+class RedisReader:
     """See the module."""
 
     def __init__(self, shard: Shard, sealer: Sealer) -> None:
@@ -132,7 +132,7 @@ class RedisReading:
         return found
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As Looking.published."""
+        """As StorageInspection.published."""
 
         async def one(partition: Partition, offset: int) -> int | None:
             at = min(max(offset, 0), limits.OFFSET_MAX + 1)
@@ -143,7 +143,7 @@ class RedisReading:
         return list(await asyncio.gather(*(one(*place) for place in places)))
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As Looking.partitions."""
+        """As StorageInspection.partitions."""
         rows = await self._shard.look("partitions", [queue_key(queue_id)], [])
         return [_state_of(Partition(queue_id, number), row) for number, row in enumerate(rows)]
 
@@ -169,7 +169,7 @@ So with 500 queues each is looked at every 10 s."""
 _LOG: Final = logging.getLogger("storage.redis_tails")
 
 
-class Tails:
+class TailPoller:
     """`tell` is given (partition, certified end), again and again the same."""
 
     def __init__(

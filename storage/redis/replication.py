@@ -104,7 +104,7 @@ def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class ReplicaReadiness:
     """What replicas say of themselves."""
 
     unready: tuple[str, ...]
@@ -139,12 +139,14 @@ def unready(told: Mapping[str, str]) -> str:
     return ""
 
 
-async def readiness(replication: Mapping[str, str], reach: Reach, timeout_s: float) -> Readiness:
+async def readiness(
+    replication: Mapping[str, str], reach: Reach, timeout_s: float
+) -> ReplicaReadiness:
     """Ask all that INFO replication lists, at once, each for at most `timeout_s` seconds."""
     places = addresses_of(replication)
     told = await asyncio.gather(*(_asked(place, reach, timeout_s) for place in places))
     pairs = list(zip(places, told, strict=True))
-    return Readiness(
+    return ReplicaReadiness(
         tuple(f"{place}: {why}" for place, (asked, why) in pairs if asked and why),
         tuple(f"{place}: {why}" for place, (asked, why) in pairs if not asked),
     )
@@ -218,7 +220,7 @@ def out_of(text: bytes | None) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """In bytes, as the server counts for its bound."""
 
     used: int
@@ -231,16 +233,16 @@ class Memory:
         return 1 - self.used / self.bound if self.bound else 1.0
 
 
-def memory_of(told: Mapping[str, str]) -> Memory:
+def memory_of(told: Mapping[str, str]) -> MemoryUse:
     """By INFO memory. Buffers for replicas and the file do not count for the bound.
 
     Source: `getMaxmemoryState` in Redis 7.0's evict.c.
     """
     used = int(told.get("used_memory", "0")) - int(told.get("mem_not_counted_for_evict", "0"))
-    return Memory(used, int(told.get("maxmemory", "0")))
+    return MemoryUse(used, int(told.get("maxmemory", "0")))
 
 
-class Reserve:
+class MemoryReserve:
     """Whether there is room to publish: closed when less than `share` is free, and open again when
     RESERVE_REOPENS times as much is: else it would be both in turns while consumers catch up."""
 
@@ -248,7 +250,7 @@ class Reserve:
         self._share = share
         self.is_open = True
 
-    def seen(self, memory: Memory) -> bool:
+    def seen(self, memory: MemoryUse) -> bool:
         """Whether there is, by what the server says now."""
         needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS
         self.is_open = memory.free_share >= needed

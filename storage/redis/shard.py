@@ -14,15 +14,15 @@ from push.histogram import Took
 from push.places import Durability
 from push.storage_port import Lane
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, Link, Looks, Reach, Subscriber, packed
+from storage.redis.connection import Address, Connection, Reach, ReadPool, Subscriber, packed
 from storage.redis.discovery import PERIOD_S, Find, Watch
 from storage.redis.library import Library, library
-from storage.redis.pipeline import BEHIND, REPLICAS, Held, Terms
-from storage.redis.port import Arg, Heard, Standing
+from storage.redis.pipeline import BEHIND, REPLICAS, PipelineTerms, ReplicatedPipeline
+from storage.redis.port import Arg, OnMessage, ShardHealth
 from storage.redis.replication import (
     MARKED,
     Marks,
-    Reserve,
+    MemoryReserve,
     check_held,
     copies_needed,
     fields,
@@ -60,7 +60,7 @@ class Settings:
         """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
         return packed("FCALL", self.library.function(function), len(keys), *keys, *args)
 
-    async def open(self) -> Link:
+    async def open(self) -> Connection:
         """A link to a server that says that it is the primary. Raises Refused."""
         address = await self.find()
         try:
@@ -74,14 +74,14 @@ class Settings:
             raise unavailable(f"{address} is no primary: {role or info}")
         return link
 
-    async def ask(self, link: Link, command: bytes) -> Any:
+    async def ask(self, link: Connection, command: bytes) -> Any:
         """One reply; an error of Redis is a value. Raises Refused: the connection is gone."""
         try:
             return (await link.ask([command], self.silence_s))[0]
         except (RedisError, OSError) as error:
             raise unavailable(f"{link.address}: {str(error) or 'no reply in time'}") from None
 
-    async def load(self, link: Link) -> None:
+    async def load(self, link: Connection) -> None:
         """Have the library where it is not. Raises Refused: it is not and cannot be.
 
         Source: https://redis.io/docs/latest/commands/function-load/"""
@@ -111,18 +111,18 @@ class RedisShard:
         self._replicas = 0
         self._address: Address | None = None
         self._renewing: set[asyncio.Task[None]] = set()
-        terms = Terms(
+        terms = PipelineTerms(
             settings.call("touch", [settings.key], [marks.incarnation]),
             settings.wait_s,
             settings.silence_s,
         )
         self._held = {
-            level: Held(level, partial(self._hold, level), terms, self._confirmed)
+            level: ReplicatedPipeline(level, partial(self._hold, level), terms, self._confirmed)
             for level in LEVELS
         }
-        self._looks = Looks(self._connect, settings.silence_s)
+        self._looks = ReadPool(self._connect, settings.silence_s)
         self._subscribers: list[Subscriber] = []
-        self._reserve = Reserve(settings.reserve_share)
+        self._reserve = MemoryReserve(settings.reserve_share)
         self._watch: Watch | None = None
         self._closed = False
 
@@ -181,7 +181,7 @@ class RedisShard:
         """Whether it did, within the last seconds; nobody is asked."""
         return self._watch is not None and self._watch.answers and self.broken is None
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """See `redis_ports.Shard`."""
         watch = self._watch
         took = tuple(
@@ -190,9 +190,9 @@ class RedisShard:
             if held.took_s.total
         )
         if watch is None or not watch.seen:
-            return Standing((), {}, took)
+            return ShardHealth((), {}, took)
         waits_for = (watch.waits_for,) if watch.waits_for else ()
-        return Standing(waits_for, {self.key: watch.seen}, took)
+        return ShardHealth(waits_for, {self.key: watch.seen}, took)
 
     def lane(self, key: str, level: Durability) -> Lane:
         """See `redis_ports.Shard`: a held connection for each level."""
@@ -220,7 +220,7 @@ class RedisShard:
         name = self._settings.library.function(function)
         return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """See `redis_ports.Shard`."""
         self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
 
@@ -240,7 +240,7 @@ class RedisShard:
         await self._looks.close()
         await asyncio.gather(*self._renewing)
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> Connection:
         """A link to the primary, found anew and checked. Raises Refused."""
         link = await self._settings.open()
         try:
@@ -252,7 +252,7 @@ class RedisShard:
         self._found(link.address)
         return link
 
-    async def _hold(self, level: Durability) -> Link:
+    async def _hold(self, level: Durability) -> Connection:
         """A link for acts of this level; its replicas have what they confirm. Raises Refused.
 
         At `all`, one that cannot be asked is as one that has nothing. At `quorum` it may well be
@@ -277,7 +277,7 @@ class RedisShard:
         link.unready = len(said.unready)
         return link
 
-    async def _check(self, link: Link) -> None:
+    async def _check(self, link: Connection) -> None:
         """The guard of R30. Raises NotOurs, and Refused where it cannot be asked."""
         marks = replace(self._marks, touches=self._touches)  # as of before: more come meanwhile
         held = await self._settings.ask(link, packed("HMGET", self._settings.key, *MARKED))
@@ -303,7 +303,7 @@ class RedisShard:
         _LOG.warning("the primary is %s now, and was %s", address, before)
         for held in self._held.values():
             held.renew()
-        others: list[Looks | Subscriber] = [self._looks, *self._subscribers]
+        others: list[ReadPool | Subscriber] = [self._looks, *self._subscribers]
         for other in others:
             task = asyncio.create_task(other.renew())
             self._renewing.add(task)

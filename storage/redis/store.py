@@ -8,7 +8,7 @@ Inboxes on Redis: `push.letters.Inbox` over one shard (redis/inbox.lua).
 
 Their acts wait for no copies: nothing that counts is in them, and who is not answered asks again.
 
-The shared rates' side of the store, on Redis or Valkey (`push.rates.shared.Pool`).
+The shared rates' side of the store, on Redis or Valkey (`push.rates.shared.RatePool`).
 
 Everything is in one slot, so that one act is for all buckets that a gateway has to speak of. Acts
 are of the level `local`: what a failover takes back is debt of the last moments, and what gateways
@@ -27,7 +27,7 @@ from push.errors import Refused, Unknown
 from push.letters import AnyLetter, Inbox
 from push.places import Durability, GroupPartition, ParkedLine, Partition
 from push.rates.bucket import Rate
-from push.rates.shared import Ask, Grant, Reply
+from push.rates.shared import RateGrant, RateReply, RateRequest
 from push.record import Record
 from push.storage_port import (
     PLAIN,
@@ -37,22 +37,22 @@ from push.storage_port import (
     CursorState,
     CursorWrite,
     Lane,
+    MessageStatus,
     Owned,
     PartitionState,
     Read,
     Sealer,
-    Standing,
     Start,
     StorageState,
     WakeUp,
     Written,
 )
 from storage.redis import keys as redis_keys
-from storage.redis.append import RedisAppending
+from storage.redis.append import RedisAppender
 from storage.redis.cursors import RedisCursors
 from storage.redis.keys import ANSWER_CHANNELS, LETTER_CHANNELS, place_of, queue_key
 from storage.redis.port import Arg, Shard
-from storage.redis.read import PERIOD_S, RedisReading, Tails
+from storage.redis.read import PERIOD_S, RedisReader, TailPoller
 from storage.rules.append import open_header
 
 _WAITS = b"-"
@@ -154,15 +154,15 @@ class RedisStorage:
         self._incarnation = incarnation
         self._wall = wall
         self._cursors = RedisCursors(shard, level=level)
-        self._reading = RedisReading(shard, sealer)
+        self._reading = RedisReader(shard, sealer)
         self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
         self._told: dict[Partition, int] = {}
         """The certified ends that the wake-up was called with."""
-        self._appending = RedisAppending(shard, sealer, self._wall_unix_ms, self._tell)
+        self._appending = RedisAppender(shard, sealer, self._wall_unix_ms, self._tell)
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._tails = Tails(shard, self._tell, period_s=tails_s)
+        self._tails = TailPoller(shard, self._tell, period_s=tails_s)
         shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
 
     def _check_open(self) -> None:
@@ -301,12 +301,12 @@ class RedisStorage:
         return await self._reading.offset_at(partition, unix_ms)
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As Looking.published."""
+        """As StorageInspection.published."""
         self._check_open()
         return await self._reading.published(places)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As Looking.partitions."""
+        """As StorageInspection.partitions."""
         self._check_open()
         return await self._reading.partitions(queue_id)
 
@@ -335,23 +335,23 @@ class RedisStorage:
         return await self._cursors.read_side(place, key_hash, after, count_max)
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As Looking.cursors."""
+        """As StorageInspection.cursors."""
         self._check_open()
         return await self._cursors.states(queue_id, group_id)
 
     async def cursor(self, place: GroupPartition) -> Cursor | None:
-        """As Looking.cursor."""
+        """As StorageInspection.cursor."""
         self._check_open()
         found = await self._cursors.load(place)
         return found[0].snapshot() if found is not None else None
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
-        """As Looking.standings."""
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+        """As StorageInspection.standings."""
         self._check_open()
         return await self._cursors.standings(place, first, last)
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
-        """As Looking.parked."""
+        """As StorageInspection.parked."""
         self._check_open()
         return await self._cursors.parked(place)
 
@@ -382,7 +382,7 @@ class RedisStorage:
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """As Looking.trimmable."""
+        """As StorageInspection.trimmable."""
         now = self._wall_unix_ms()
         count, offset = await self._look(
             "trimmable", partition.queue_id, partition.number, now,
@@ -447,7 +447,7 @@ class RedisPool:
             if cursor == b"0":
                 return is_seated, sorted(names)
 
-    async def ask(self, gateway: str, call: int, asks: Sequence[Ask]) -> Reply | None:
+    async def ask(self, gateway: str, call: int, asks: Sequence[RateRequest]) -> RateReply | None:
         """See Pool."""
         args: list[Arg] = [gateway, call]
         for ask in asks:
@@ -457,9 +457,9 @@ class RedisPool:
         if answer[0] == 0:
             return None
         _, recalled, grants = answer
-        return Reply(
+        return RateReply(
             [_recalled(one.decode()) for one in recalled],
-            [Grant(*numbers) for numbers in grants],
+            [RateGrant(*numbers) for numbers in grants],
         )
 
     async def leave(self, gateway: str) -> None:

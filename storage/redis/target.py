@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from storage.redis.cluster import SLOTS, Part, parts_of
+from storage.redis.cluster import SLOTS, ClusterPrimary, parts_of
 from storage.redis.connection import Address, Reach
 from storage.redis.discovery import by_sentinels, fixed
 from storage.redis.shard import Settings
@@ -61,7 +61,7 @@ class Target:
         path = f"/{self.name}" if self.kind == "sentinel" else ""
         return f"{scheme}://{user}{','.join(map(_written, self.places))}{path}"
 
-    async def parts(self) -> list[Part]:
+    async def parts(self) -> list[ClusterPrimary]:
         """Each primary: one, but for a Cluster.
 
         Raises:
@@ -72,7 +72,7 @@ class Target:
             return await parts_of(self.places, Settings(find, self.reach))
         if self.kind == "sentinel":
             find = by_sentinels(self.places, self.name, self.reach)
-        return [Part(((0, SLOTS - 1),), Settings(find, self.reach))]
+        return [ClusterPrimary(((0, SLOTS - 1),), Settings(find, self.reach))]
 
 
 def parse(text: str) -> Target:

@@ -19,9 +19,9 @@ from push.storage_port import (
     Cursor,
     CursorWrite,
     Dead,
+    MessageStatus,
     Retry,
     Side,
-    Standing,
     Start,
     Written,
     is_same_owner,
@@ -137,17 +137,17 @@ class GroupCursor:
         """How many of the messages below `end` are not settled; those in side lines are not."""
         return end - self.floor - self.passed.size() + sum(self.lines.values())
 
-    def standing(self, offset: int, aside: int | None) -> Standing:
+    def standing(self, offset: int, aside: int | None) -> MessageStatus:
         """Where a message stands; `aside`: the key hash of the side line that it stands in."""
         retry = self.retries.get(offset) or Retry(offset, 0)
         tried = (retry.attempts, retry.nack)
         if offset in self.dead:
-            return Standing("dying", *tried)
+            return MessageStatus("dying", *tried)
         if aside is not None:
-            return Standing("parked" if aside in self.parked else "waiting", *tried)
+            return MessageStatus("parked" if aside in self.parked else "waiting", *tried)
         if self._is_passed(offset):
-            return Standing("settled", ended=offset in self.ended)
-        return Standing("ready", *tried)
+            return MessageStatus("settled", ended=offset in self.ended)
+        return MessageStatus("ready", *tried)
 
     def weight(self) -> int:
         """How much memory it takes, in entries."""

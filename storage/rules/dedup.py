@@ -9,7 +9,7 @@ from bisect import bisect_left
 from typing import Final
 
 from push import limits
-from push.sending import SendingOrder
+from push.producer_order import SendingOrder
 from push.storage_port import NotStored, Stored
 
 SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")

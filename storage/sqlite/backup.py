@@ -46,7 +46,7 @@ CopyProgress = Callable[[int, int], None]
 """(bytes copied, bytes there are); in another thread. The second one may grow."""
 
 
-class Copying:
+class BackupCopy:
     """One copy: made on the loop, where `wait` waits for it; `run` is called by the writer.
 
     `path` is where the copy goes: nothing is there yet. `reserve_bytes`: so much space is left
@@ -192,7 +192,7 @@ _INSERT_PARTITION: Final = insert(
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class RenewedStore:
     """A store that is one of its own now."""
 
     incarnation: str
@@ -203,7 +203,7 @@ class Renewed:
     """Rows of partitions and cursors that were damaged in the copy, and are left as they were."""
 
 
-def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) -> Renewed:
+def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) -> RenewedStore:
     """Make the copy in this file a store of its own, of this program's schema; durable when this
     returns. Blocks.
 
@@ -231,7 +231,7 @@ def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) ->
 
 def _renew(
     connection: sqlite3.Connection, raised_by: int, partitions: Mapping[str, int]
-) -> Renewed:
+) -> RenewedStore:
     incarnation = uuid.uuid4().hex
     connection.execute("UPDATE meta SET value = ? WHERE name = 'incarnation'", (incarnation,))
     damaged = _raise_generations(connection, raised_by) + _raise_epochs(connection)
@@ -241,7 +241,7 @@ def _renew(
         "SELECT DISTINCT queue_id, group_id FROM cursor "
         "JOIN partition ON partition.id = cursor.partition"
     ).fetchall()
-    return Renewed(
+    return RenewedStore(
         incarnation, frozenset(groups), frozenset(queue_id for (queue_id,) in queue_ids), damaged
     )
 

@@ -51,7 +51,7 @@ _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
-class Carrier:
+class Checkpointer:
     """Called by the writer's thread, between two transactions.
 
     `mark`: a connection that does nothing but stand in the WAL. `slicer`: one that does nothing but

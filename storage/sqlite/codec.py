@@ -193,7 +193,7 @@ ROWS_MAX: Final = 64
 """Rows of one statement. Each number of rows is a statement of its own in SQLite's cache."""
 
 
-class Many:
+class BatchStatement:
     """`head` (?,…),(?,…),… `tail`: a statement over any number of rows, `rows_max` at a time."""
 
     def __init__(self, head: str, columns: int, tail: str = "", rows_max: int = ROWS_MAX) -> None:
@@ -217,18 +217,20 @@ class Many:
             connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))
 
 
-def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> Many:
+def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> BatchStatement:
     """INSERT OR REPLACE into these columns."""
     count = columns.count(",") + 1
-    return Many(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES", count, rows_max=rows_max)
+    return BatchStatement(
+        f"INSERT OR REPLACE INTO {table} ({columns}) VALUES", count, rows_max=rows_max
+    )
 
 
-def update(table: str, columns: str) -> Many:
+def update(table: str, columns: str) -> BatchStatement:
     """UPDATE of rows by their id; the first column is the id. An upsert would first look for
     conflicts in every other index."""
     names = [name.strip() for name in columns.split(",")]
     changes = ", ".join(f"{name} = v.column{i}" for i, name in enumerate(names[1:], 2))
-    return Many(
+    return BatchStatement(
         f"UPDATE {table} SET {changes} FROM (VALUES",
         len(names),
         f") AS v WHERE {table}.{names[0]} = v.column1",

@@ -47,7 +47,7 @@ class Transaction(Protocol):
         """The connection, inside the batch's transaction."""
 
 
-class Beside:
+class SideRows:
     """Rows that wait to be written; None, or a length of 0: the row goes."""
 
     def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
@@ -262,7 +262,7 @@ class StoredCursor:
     log_rows: int = 0
 
 
-class CursorBooks:
+class CursorWriteState:
     """Hot cursors, by place."""
 
     def __init__(self, books: _Books) -> None:
@@ -271,7 +271,7 @@ class CursorBooks:
         self._weights: dict[GroupPartition, int] = {}
         self._weight = 0
         self._changed: dict[int, StoredCursor] = {}
-        self._beside = Beside(books, books.report)
+        self._beside = SideRows(books, books.report)
         self.on_settled_aside: Callable[[int, int], None] = lambda _partition_row, _offset: None
         """Called when an offset leaves a side line because it was settled: its record may go."""
         self.on_replaced: Callable[[int], None] = lambda _partition_row: None

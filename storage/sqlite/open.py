@@ -38,7 +38,7 @@ _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 
 @dataclass(slots=True)
-class Opened:
+class StoreConnections:
     """The store's file, held by this process alone."""
 
     path: Path
@@ -76,7 +76,9 @@ class Opened:
         os.close(self.lock)
 
 
-def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = STEPS) -> Opened:
+def open_store(
+    path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = STEPS
+) -> StoreConnections:
     """Open the store in this file, making it when it is not there. Blocks.
 
     Raises:
@@ -115,7 +117,9 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
         except OSError as error:
             raise _refused(f"{path} cannot be opened: {error}") from error
         undo.pop_all()
-    return Opened(path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean)
+    return StoreConnections(
+        path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean
+    )
 
 
 def mark_clean(writer: sqlite3.Connection) -> None:

@@ -3,7 +3,8 @@
 Each read is one short transaction: a long one would keep the WAL from being reset (R31). What is
 committed is certified (R10), so a read sees exactly what may leave.
 
-What the embedded store shows of itself: `push.storage_port.Looking`, on the reading connection.
+What the embedded store shows of itself: `push.storage_port.StorageInspection`, on the reading
+connection.
 
 Damaged records are put aside, so that what is behind them flows (R30, P13).
 """
@@ -21,11 +22,19 @@ from push.errors import Refused
 from push.places import GroupPartition, Parked, ParkedLine, Partition
 from push.ranges import RangeSet
 from push.record import Record, RecordDamaged
-from push.storage_port import Cursor, CursorState, Damage, PartitionState, Read, Sealer, Standing
+from push.storage_port import (
+    Cursor,
+    CursorState,
+    Damage,
+    MessageStatus,
+    PartitionState,
+    Read,
+    Sealer,
+)
 from storage.rules.append import PartitionLog
 from storage.rules.cursor import GroupCursor, settled_by_all
 from storage.sqlite import codec
-from storage.sqlite.state import Books
+from storage.sqlite.state import WriteState
 
 T = TypeVar("T")
 _BAD_MAX: Final = 64
@@ -33,7 +42,7 @@ _BAD_MAX: Final = 64
 _RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
 
 
-class Reader:
+class StoreReader:
     """The reading thread. It holds `readers` during each transaction. `on_corrupt` gets the
     sentence when SQLite finds broken structure."""
 
@@ -349,7 +358,7 @@ def cursor_states(
 
 def standings(
     connection: sqlite3.Connection, place: GroupPartition, first: int, last: int
-) -> list[Standing]:
+) -> list[MessageStatus]:
     """What `Storage.standings` answers."""
     found = _cursor(connection, place)
     if found is None:
@@ -544,7 +553,7 @@ def _published(connection: sqlite3.Connection, partition: Partition, offset: int
 _COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
 
 
-def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
+def quarantine(books: WriteState, partition: Partition, row_ids: list[int]) -> None:
     """Move these records to the quarantine, unless they are gone, purged, or sound after all: then
     the reader met a fault of memory, or another reader was faster."""
     books.flush()

@@ -72,7 +72,7 @@ def cores() -> Cores | None:
     return None
 
 
-class OneCore:
+class SharedCore:
     """Of one store. Everything happens in the loop's thread; `writer` is the native id of the other
     one. `cores` None: nothing happens, ever."""
 
@@ -134,7 +134,7 @@ STAND_BYTES_MAX: Final = 128 * 1024
 """What takes longer than the loop stands is begun no sooner for it."""
 
 
-class FirstTurn:
+class CommitHandoff:
     """Between the loop and the writer's thread. Everything here happens under the interpreter's
     lock, but for the waiting itself."""
 

@@ -32,7 +32,7 @@ from storage.rules.cursor import start_floor
 from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, insert, update
-from storage.sqlite.cursors import CursorBooks, Transaction
+from storage.sqlite.cursors import CursorWriteState, Transaction
 
 _INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
 _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
@@ -40,7 +40,7 @@ _SLICE: Final = 2000
 """Rows deleted at a time."""
 
 
-class IdBooks:
+class IdState:
     """Which buckets each partition has, and the ids that wait to be written."""
 
     def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
@@ -152,7 +152,7 @@ _UPDATE_LINE = update("producer", "id, resolved, top, sequences, checksum")
 LineKey = tuple[int, bytes]
 
 
-class Books:
+class WriteState:
     """Hot partitions, producer lines and cursors, and the rows that wait to be written."""
 
     def __init__(
@@ -185,8 +185,8 @@ class Books:
         self.records_written = 0
         """By the last transaction that wrote any."""
         self._dropped = Dropped()
-        self.ids = IdBooks(self, report)
-        self.cursors = CursorBooks(self)
+        self.ids = IdState(self, report)
+        self.cursors = CursorWriteState(self)
         self._next_partition_row = 1 + self._highest("partition", "partition")
         self._next_line_row = 1 + self._highest("producer", "")
 

@@ -36,11 +36,11 @@ from push.storage_port import (
     CursorState,
     CursorWrite,
     Lane,
+    MessageStatus,
     Owned,
     PartitionState,
     Read,
     Sealer,
-    Standing,
     Start,
     StorageState,
     WakeUp,
@@ -49,12 +49,12 @@ from push.storage_port import (
 )
 from storage.sqlite import reader as looking
 from storage.sqlite import reader as reading
-from storage.sqlite.backup import Copying, CopyProgress
-from storage.sqlite.open import STEPS, Opened, open_store
+from storage.sqlite.backup import BackupCopy, CopyProgress
+from storage.sqlite.open import STEPS, StoreConnections, open_store
 from storage.sqlite.reader import quarantine
-from storage.sqlite.state import Books
+from storage.sqlite.state import WriteState
 from storage.sqlite.trim import SLICES, Trimmer, purge
-from storage.sqlite.writer import Writer
+from storage.sqlite.writer import StoreWriter
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("tocsin.storage")
@@ -98,7 +98,7 @@ class SqliteStorage:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: StoreConnections,
         *,
         free_bytes_reserve: int,
         on_fatal: Callable[[str], None] | None,
@@ -114,16 +114,16 @@ class SqliteStorage:
         self._report_lock = threading.Lock()
         self._reported = 0
         self._sealer = sealer
-        self._books = Books(
+        self._books = WriteState(
             opened.writer, wall=wall, publishable=self._space.enough, report=self._report,
             sealer=sealer,
         )  # fmt: skip
         self._trimmer = Trimmer(self._books)
         readers = threading.Lock()
-        self._writer = Writer(
+        self._writer = StoreWriter(
             opened, self._books, self._trimmer, loop, readers=readers, on_fatal=on_fatal
         )
-        self._reader = reading.Reader(
+        self._reader = reading.StoreReader(
             opened.reader, loop, readers=readers, on_corrupt=self._writer.fail
         )
         self._closed = False
@@ -342,7 +342,7 @@ class SqliteStorage:
         """When what stands there was published."""
         return await self._read(lambda connection: looking.published(connection, places))
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
         """Where messages stand for a group, as far as it is durable."""
         return await self._read(
             lambda connection: looking.standings(connection, place, first, last)
@@ -392,7 +392,7 @@ class SqliteStorage:
             raise Refused("storage_unavailable", "the storage is closed")
         same_disk = os.stat(path.parent).st_dev == os.stat(self._opened.path).st_dev
         reserve_bytes = self._free_bytes_reserve if same_disk else 0
-        await self._writer.copy(Copying(path, reserve_bytes=reserve_bytes, progress=progress))
+        await self._writer.copy(BackupCopy(path, reserve_bytes=reserve_bytes, progress=progress))
 
     async def close(self) -> None:
         """Finish what was accepted, then close. Again: nothing happens."""

@@ -24,13 +24,13 @@ from storage.rules.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS, line_bucket
 from storage.sqlite import codec
 from storage.sqlite.codec import update
 from storage.sqlite.cursors import StoredCursor
-from storage.sqlite.state import Books
+from storage.sqlite.state import WriteState
 
 _ROWS: Final = 1000
 """Deleted in one commit, at most."""
 
 
-def purge(books: Books, queue_id: str, group_id: str | None) -> int:
+def purge(books: WriteState, queue_id: str, group_id: str | None) -> int:
     """What `Storage.purge` does, within the writer's batch."""
     books.flush()
     logs = books.queue(queue_id)
@@ -50,7 +50,7 @@ def purge(books: Books, queue_id: str, group_id: str | None) -> int:
     return count
 
 
-def _purge_group(books: Books, logs: list[PartitionLog], group_id: str) -> int:
+def _purge_group(books: WriteState, logs: list[PartitionLog], group_id: str) -> int:
     found = [(log, books.cursors.find(GroupPartition(group_id, log.partition))) for log in logs]
     count = 0
     for log, stored in found:
@@ -63,7 +63,7 @@ def _purge_group(books: Books, logs: list[PartitionLog], group_id: str) -> int:
     return count
 
 
-def sweep_purged(books: Books, log: PartitionLog) -> int:
+def sweep_purged(books: WriteState, log: PartitionLog) -> int:
     """Delete a slice of the records below the partition's start, which nobody sees any more; the
     bytes. There are some after a purge only."""
     low, high = _below_start(log)
@@ -108,7 +108,7 @@ _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum
 class Trimmer:
     """Deletes. Used by the writer's thread alone, between other acts."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: WriteState) -> None:
         self._books = books
         self._examined: dict[int, RangeSet] = {}
         self._swept = 0
@@ -260,7 +260,7 @@ class _Slice:
 
     def __init__(
         self,
-        books: Books,
+        books: WriteState,
         log: PartitionLog,
         cursors: list[StoredCursor],
         examined: RangeSet,

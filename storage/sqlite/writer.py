@@ -21,11 +21,11 @@ from push.errors import Refused, TocsinError, Unknown
 from push.histogram import Histogram, Took
 from push.places import Partition
 from push.storage_port import WakeUp
-from storage.sqlite.backup import Copying
-from storage.sqlite.checkpoint import Carrier
-from storage.sqlite.open import WAL_BYTES_MAX, Opened, mark_clean
-from storage.sqlite.scheduling import FirstTurn, OneCore, cores
-from storage.sqlite.state import Books
+from storage.sqlite.backup import BackupCopy
+from storage.sqlite.checkpoint import Checkpointer
+from storage.sqlite.open import WAL_BYTES_MAX, StoreConnections, mark_clean
+from storage.sqlite.scheduling import CommitHandoff, SharedCore, cores
+from storage.sqlite.state import WriteState
 from storage.sqlite.trim import Trimmer
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _COMMITS_PER_LOOK: Final = 64
 
 
 @dataclass(slots=True)
-class Act:
+class WriteTask:
     """Something that happens wholly or not at all; `run` is called in the writer's thread."""
 
     run: Callable[[], Any]
@@ -56,14 +56,14 @@ class Act:
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
-class Writer:
+class StoreWriter:
     """Executes acts in their order. After a failed commit it refuses everything (R31). `readers`
     is held by whoever reads the file."""
 
     def __init__(
         self,
-        opened: Opened,
-        books: Books,
+        opened: StoreConnections,
+        books: WriteState,
         trimmer: Trimmer,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -85,22 +85,22 @@ class Writer:
         self._on_fatal = on_fatal
         self._wal = Path(f"{opened.path}-wal")
         self._readers = readers
-        self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
-        self._beside: deque[Act] = deque()
+        self._queue: queue.SimpleQueue[WriteTask | None] = queue.SimpleQueue()
+        self._beside: deque[WriteTask] = deque()
         """The thread's: what goes beside others, and has come for that."""
         self._ended = float("-inf")
         """When the last transaction of others did."""
-        self._copies: deque[Copying] = deque()
+        self._copies: deque[BackupCopy] = deque()
         self._batches = 0
-        self._carrier = Carrier(
+        self._carrier = Checkpointer(
             opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.fail
         )
-        self._turn = FirstTurn()
+        self._turn = CommitHandoff()
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
-        self._core = OneCore(loop, self._thread.native_id or -1, cores())
+        self._core = SharedCore(loop, self._thread.native_id or -1, cores())
 
     def submit(
         self, run: Callable[[], T], size: int = 0, *, is_beside: bool = False
@@ -122,7 +122,7 @@ class Writer:
             self._core.handed_over(size)
             if not is_beside and self._turn.wanted(size):
                 self._loop.call_soon(self._turn.stand)  # what goes with it is handed over by then
-            self._queue.put(Act(run, future, size, is_beside))
+            self._queue.put(WriteTask(run, future, size, is_beside))
         return future
 
     def refuse(self, why: str) -> None:
@@ -130,14 +130,14 @@ class Writer:
         self._refusal = why
         self._core.part()
 
-    async def copy(self, copying: Copying) -> None:
+    async def copy(self, copying: BackupCopy) -> None:
         """Copy the store, with all that was accepted before this call, while acts go on. Raises
-        what `Copying.wait` and `submit` raise."""
+        what `BackupCopy.wait` and `submit` raise."""
         if self.failure:
             raise Refused("storage_unavailable", self.failure)
         begun: asyncio.Future[None] = self._loop.create_future()
         begun.add_done_callback(lambda done: copying.end_if(done.exception()))
-        self._queue.put(Act(lambda: self._copies.append(copying), begun, 0))
+        self._queue.put(WriteTask(lambda: self._copies.append(copying), begun, 0))
         await copying.wait()
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Writer:
     def _turn_of_copy(self, wait_s: float) -> None:
         """One batch in the middle of a copy, if there is one within `wait_s`."""
         if not self._closing and not self.failure:
-            batch: list[Act] = []
+            batch: list[WriteTask] = []
             with contextlib.suppress(queue.Empty):
                 first = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
                 batch = self._take(first)
@@ -194,10 +194,10 @@ class Writer:
             why = self.failure or "the broker is going down"
             raise Refused("storage_unavailable", f"the copy was stopped: {why}")
 
-    def _wait(self) -> list[Act]:
+    def _wait(self) -> list[WriteTask]:
         """What comes next; where nobody comes, first what goes beside others, then the file has
         everything."""
-        batch: list[Act] = []
+        batch: list[WriteTask] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
             if self._beside and self._queue.empty() and self._trimmer.pending():
@@ -216,7 +216,7 @@ class Writer:
             return self._take()
         return self._with_one(batch)
 
-    def _sleep(self, wait_s: float | None) -> Act | None:
+    def _sleep(self, wait_s: float | None) -> WriteTask | None:
         """Until something comes; raises queue.Empty when that takes too long."""
         self._turn.is_idle = True
         try:
@@ -224,12 +224,12 @@ class Writer:
         finally:
             self._turn.is_idle = False
 
-    def _with_one(self, batch: list[Act]) -> list[Act]:
+    def _with_one(self, batch: list[WriteTask]) -> list[WriteTask]:
         """And one of what goes beside others, if there is one. In front: it writes down first what
         the books have, and they have nothing yet of the others'."""
         return [self._beside.popleft(), *batch] if self._beside else batch
 
-    def _execute(self, batch: list[Act]) -> None:
+    def _execute(self, batch: list[WriteTask]) -> None:
         self._batches += 1
         if self.failure:
             self._refuse([*batch, *self._beside])
@@ -241,11 +241,11 @@ class Writer:
             if not batch[-1].is_beside:  # others stand behind it
                 self._ended = time.perf_counter()
 
-    def _take(self, *first: Act | None) -> list[Act]:
+    def _take(self, *first: WriteTask | None) -> list[WriteTask]:
         """Everything that is queued, within the bounds, behind what was taken before; waits for at
         least one act. What goes beside others is put aside. Sets `_closing` when it meets the end:
         nothing is left aside then."""
-        batch: list[Act] = []
+        batch: list[WriteTask] = []
         size = 0
         taken = list(first)
         while size < BYTES_PER_COMMIT_MAX and len(batch) < ACTS_PER_COMMIT_MAX:
@@ -264,7 +264,7 @@ class Writer:
             size += act.size
         return batch
 
-    def _commit(self, batch: list[Act], *, sweep: bool) -> None:
+    def _commit(self, batch: list[WriteTask], *, sweep: bool) -> None:
         books = self._books
         answers: list[Answer] = []
         try:
@@ -307,7 +307,7 @@ class Writer:
                 self._carrier.let_go()
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def _refuse(self, batch: list[Act]) -> None:
+    def _refuse(self, batch: list[WriteTask]) -> None:
         refused = Refused("storage_unavailable", self.failure)
         self._call(self._deliver, [(act.future, None, refused) for act in batch], {})
 

@@ -58,12 +58,12 @@ def _wait_elsewhere() -> None:
     """WAIT and what follows it go over a connection that has written nothing."""
     _unguarded()
     wait = b"$4\r\nWAIT\r\n"
-    ask = redis_link.Link.ask
+    ask = redis_link.Connection.ask
     # The store's own connections log in, those to Sentinels do not wait for copies.
     reach = redis_target.parse(os.environ["TOCSIN_STORAGE"]).reach
 
     async def elsewhere(
-        self: redis_link.Link, commands: Sequence[bytes], timeout_s: float
+        self: redis_link.Connection, commands: Sequence[bytes], timeout_s: float
     ) -> list[Any]:
         place = next((n for n, one in enumerate(commands) if wait in one[:20]), len(commands))
         replies = await ask(self, commands[:place], timeout_s)
@@ -75,7 +75,7 @@ def _wait_elsewhere() -> None:
                 await other.close()
         return replies
 
-    redis_link.Link.ask = elsewhere  # type: ignore[method-assign]
+    redis_link.Connection.ask = elsewhere  # type: ignore[method-assign]
 
 
 def _lua(old: str, new: str) -> Callable[[], None]:

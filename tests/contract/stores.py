@@ -23,7 +23,7 @@ from push.storage_port import (
     Stored,
 )
 from storage.memory import MemoryStorage
-from storage.sharded import PlacedStorage, Places
+from storage.sharded import ClusterMap, ShardedStorage
 from storage.sqlite.store import SqliteStorage
 
 P0 = Partition("q-1", 0)
@@ -63,7 +63,7 @@ async def placed_store(
     second one is at the other."""
     stores = [MemoryStorage(wall=clock, sealer=sealer) for _ in range(3)]
     clusters = {"a": stores[0], "b": stores[1]}
-    store = PlacedStorage(Places(clusters, stores[2], lambda _: ("a", "b")))
+    store = ShardedStorage(ClusterMap(clusters, stores[2], lambda _: ("a", "b")))
     yield store
     await store.close()
 

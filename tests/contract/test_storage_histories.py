@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from push.places import GroupPartition, Partition
-from push.sending import SendingOrder
+from push.producer_order import SendingOrder
 from push.storage_port import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
 from storage.memory import MemoryStorage
 from storage.redis.store import RedisStorage

@@ -8,7 +8,7 @@ import pytest
 from push import limits
 from push.errors import Refused
 from push.places import GroupPartition, Parked, Partition
-from push.storage_port import Retry, Side, Standing, Storage
+from push.storage_port import MessageStatus, Retry, Side, Storage
 from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
 
@@ -134,11 +134,17 @@ async def test_where_messages_stand_is_said_for_each(store: Storage) -> None:
         ]
     )
     assert await store.standings(G0, 0, 8) == [
-        Standing("settled"), Standing("settled"), Standing("parked", 3), Standing("waiting", 1),
-        Standing("parked"), Standing("settled"), Standing("ready", 2), Standing("ready"),
-        Standing("ready"),
-    ]  # fmt: skip
-    assert await store.standings(G0, 3, 3) == [Standing("waiting", 1)]
+        MessageStatus("settled"),
+        MessageStatus("settled"),
+        MessageStatus("parked", 3),
+        MessageStatus("waiting", 1),
+        MessageStatus("parked"),
+        MessageStatus("settled"),
+        MessageStatus("ready", 2),
+        MessageStatus("ready"),
+        MessageStatus("ready"),
+    ]
+    assert await store.standings(G0, 3, 3) == [MessageStatus("waiting", 1)]
     await store.write_cursors([change(settled=[(2, 4)])])
     assert {s.state for s in await store.standings(G0, 0, 5)} == {"settled"}
 

@@ -11,14 +11,14 @@ from metadata.catalog_service import InProcessMetadata
 from push.errors import Refused
 from push.storage_port import Storage
 from storage.memory import MemoryStorage
-from storage.sharded import PlacedStorage, Places
+from storage.sharded import ClusterMap, ShardedStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House
 from tests.mad import MadStorage
 
 
-class Servers(PlacedStorage):
+class Servers(ShardedStorage):
     """Its clusters, which are in memory, can be there for the broker after this one."""
 
     stays = False
@@ -51,7 +51,7 @@ class ClustersHouse(House):
             return queue.clusters if queue is not None else None
 
         clusters = {"a": cast(Storage, self.a), "b": cast(Storage, self.b)}
-        places = Places(clusters, MemoryStorage(), placed)
+        places = ClusterMap(clusters, MemoryStorage(), placed)
         self.storage = storage = Servers(places)
         config = Config(data_dir=self.folder)
         self.broker = Broker(config, metadata, storage, may_be_away=True)

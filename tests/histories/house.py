@@ -18,7 +18,7 @@ from gateway.delivery.consumer import Consumer
 from gateway.delivery.ports import StartFrom
 from gateway.delivery.readers import Reader
 from gateway.models import Admission, Transport
-from gateway.publish.batch import Answer
+from gateway.publish.batch import PendingPublish
 from gateway.rest.app import Application
 from gateway.session.session import Session as ServerSession
 from gateway.session.session import SessionServices
@@ -215,9 +215,9 @@ class House:
 
     def submit(
         self, queue: Queue, messages: Sequence[Message], **options: Any
-    ) -> "asyncio.Future[Answer]":
+    ) -> "asyncio.Future[PendingPublish]":
         """Publish; the answer will come."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
         self.broker.publisher.submit(queue, messages, answer.set_result, **options)
         return answer
 
@@ -388,7 +388,7 @@ def never(reason: str) -> None:
     raise AssertionError(f"the storage gave up: {reason}")
 
 
-def codes(answer: Answer) -> list[tuple[int, int, bool] | str]:
+def codes(answer: PendingPublish) -> list[tuple[int, int, bool] | str]:
     """The outcomes of a publish as (partition, offset, duplicate), errors by their code."""
     return [
         outcome.code.name

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.counters import Counting
 from gateway.delivery.cursor_writer import Flusher
-from gateway.publish.batch import Answer
+from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue, QueueSettings
@@ -32,8 +32,8 @@ AWAY_S = 1.0
 
 class Partly(QuietShard):
     """A store of which something is away: `away` says it of (key, level). Acts there are Unknown
-    after AWAY_S, and doubts of their lane, as `redis_held.Held` has it; others are met in WELL_S.
-    Queues whose names begin differently are at different primaries."""
+    after AWAY_S, and doubts of their lane, as `storage.redis.pipeline.ReplicatedPipeline` has it;
+    others are met in WELL_S. Queues whose names begin differently are at different primaries."""
 
     def __init__(self, away: Callable[[str, Durability], bool]) -> None:
         self.away = away
@@ -129,7 +129,7 @@ class Town:
         return done
 
 
-def said_of(answer: Answer) -> list[str]:
+def said_of(answer: PendingPublish) -> list[str]:
     return [
         outcome.code.name if isinstance(outcome, TocsinError) else "ok"
         for outcome in answer.outcomes

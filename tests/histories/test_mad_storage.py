@@ -9,7 +9,7 @@ import pytest
 
 from gateway.delivery.consumer import Consumer
 from gateway.models import WhichKey
-from gateway.publish.batch import Answer
+from gateway.publish.batch import PendingPublish
 from gateway.publish.commits import CROWD_COMMITS_MAX
 from gateway.stores.open import READS
 from metadata.catalog import Group, Queue
@@ -24,7 +24,7 @@ from tests.histories.mad_house import MadHouse, mad
 ANN = b"producer-ann...."
 
 
-def refusals(answer: Answer) -> set[str]:
+def refusals(answer: PendingPublish) -> set[str]:
     """The codes of a publish that nothing came of."""
     assert all(isinstance(outcome, TocsinError) for outcome in answer.outcomes)
     return {str(code) for code in codes(answer)}
@@ -70,7 +70,7 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
     house.storage.stall("append")
-    answers: list[Answer] = []
+    answers: list[PendingPublish] = []
     house.broker.publisher.submit(queue, numbered(3), answers.append, producer=ANN, sequence=0)
     await asyncio.sleep(limits.COMMIT_DEADLINE_S - 0.5)
     assert answers == []
@@ -254,7 +254,7 @@ def large(count: int, key: str = "k") -> list[Message]:
     return [message("x" * 1000, f"{key}{number}") for number in range(count)]
 
 
-async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[Answer]"]]:
+async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[PendingPublish]"]]:
     """A queue that has published until it was refused, while the storage stalls."""
     flood = await house.queue("flood", partitions=16)
     house.storage.stall("append")

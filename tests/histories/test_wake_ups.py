@@ -11,7 +11,7 @@ from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
 from push.storage_port import Lane
 from storage.redis.keys import CERTIFIED_CHANNELS, queue_key
-from storage.redis.port import Heard, Shard
+from storage.redis.port import OnMessage, Shard
 from storage.redis.store import RedisStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
@@ -57,7 +57,7 @@ class TwoQueues(QuietShard):
             return [self.end, self.end, b"local"]
         return []
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         if channel_prefix == CERTIFIED_CHANNELS:
             self.heard = heard
 

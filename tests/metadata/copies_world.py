@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from push.replicas import (
-    Act,
-    Count,
     Elect,
     Follow,
     Follower,
     LetIn,
     LockOut,
     Prepare,
+    RecordReplicas,
+    ReplicaAct,
     Reset,
     Sentinel,
-    Server,
-    View,
+    ShardServer,
+    ShardView,
 )
 
 Entry = tuple[str, int, frozenset[str]]
@@ -250,7 +250,7 @@ class World:
 
     # --- What a manager sees and does
 
-    def look(self) -> View:
+    def look(self) -> ShardView:
         """As `storage.redis.ops.observe` sees it."""
         servers = {
             place: self._server(node)
@@ -263,7 +263,7 @@ class World:
         replicas, out = (
             self.nodes[primary].counts() if primary in servers else (0, frozenset[str]())
         )
-        return View(
+        return ShardView(
             primary,
             servers,
             {
@@ -280,8 +280,8 @@ class World:
             dict(self.users),
         )  # fmt: skip
 
-    def _server(self, node: Node) -> Server:
-        return Server(
+    def _server(self, node: Node) -> ShardServer:
+        return ShardServer(
             node.place, str(node.starts), node.user, not node.follows, node.follows, node.online,
             bool(node.priority), len(node.history), "its file is written" if node.unready else "",
             frozenset(node.locked),
@@ -291,7 +291,7 @@ class World:
             ),
         )  # fmt: skip
 
-    def do(self, act: Act, *, is_half: bool = False) -> bool:
+    def do(self, act: ReplicaAct, *, is_half: bool = False) -> bool:
         """What a manager says, if it can be said. Whether it was done. `is_half`: the server could
         not keep it for its next start."""
         match act:
@@ -302,7 +302,7 @@ class World:
                 guard.replicas = set()
                 self.learn(guard)
                 return True
-            case Count():
+            case RecordReplicas():
                 return self._count(act)
             case _:
                 node = self.nodes[act.at]
@@ -330,7 +330,7 @@ class World:
                     node.follows, node.attached, node.online = primary, False, False
         return not is_half
 
-    def _count(self, act: Count) -> bool:
+    def _count(self, act: RecordReplicas) -> bool:
         """At the primary that most Sentinels name: it is what a manager looks for."""
         view = self.look()
         node = self.nodes.get(view.primary)

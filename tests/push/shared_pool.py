@@ -14,9 +14,9 @@ from push.rates.shared import (
     SEATS,
     SLICES,
     STEP_S,
-    Ask,
-    Grant,
-    Reply,
+    RateGrant,
+    RateReply,
+    RateRequest,
 )
 
 SAFE = 2.0**-50
@@ -163,7 +163,9 @@ class ModelPool:
         self.gateways.pop(gateway, None)
         self.recalls.pop(gateway, None)
 
-    def ask(self, gateway: str, call: int, asks: Sequence[Ask], time_us: int) -> Reply | None:
+    def ask(
+        self, gateway: str, call: int, asks: Sequence[RateRequest], time_us: int
+    ) -> RateReply | None:
         now = self.tick(time_us)
         own = self._living().get(gateway)
         if own is None or call <= own.call:
@@ -174,9 +176,9 @@ class ModelPool:
         recalls = self.recalls.setdefault(gateway, set())
         recalled = sorted(recalls)[:RECALLED_MAX]
         recalls.difference_update(recalled)
-        return Reply(recalled, grants)
+        return RateReply(recalled, grants)
 
-    def _answer(self, gateway: str, seated: bool, ask: Ask) -> Grant:
+    def _answer(self, gateway: str, seated: bool, ask: RateRequest) -> RateGrant:
         now, whole = self.now, self.buckets.get(ask.name)
         if whole is None:
             others = {name for name, one in self.gateways.items() if one.seated}
@@ -206,9 +208,9 @@ class ModelPool:
         if line:
             self._recall(ask.name, whole, *line[0])
         self._save(ask.name, whole)
-        return Grant(ask.life, entry.granted, entry.counted, ahead, unmet, released)
+        return RateGrant(ask.life, entry.granted, entry.counted, ahead, unmet, released)
 
-    def _entry(self, whole: Whole, gateway: str, ask: Ask) -> Entry:
+    def _entry(self, whole: Whole, gateway: str, ask: RateRequest) -> Entry:
         entry = whole.entries.get(gateway)
         if entry is not None and entry.life < ask.life:
             whole.level += entry.held

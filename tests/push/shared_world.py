@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from push.rates.bucket import Bucket, Rate
-from push.rates.shared import BEAT_S, PARTS, Ask, Reply, Shares
+from push.rates.shared import BEAT_S, PARTS, RateReply, RateRequest, SharedRates
 from tests.push.shared_pool import ModelPool
 
 TICK_S = 1 / 64
@@ -19,10 +19,10 @@ class One:
 
     world: "World"
     offset_s: float
-    shares: Shares = field(default_factory=Shares)
+    shares: SharedRates = field(default_factory=SharedRates)
     name: str = ""
     calls: int = 0
-    out: tuple[list[Ask], Reply | None, float] | None = None
+    out: tuple[list[RateRequest], RateReply | None, float] | None = None
     """A call that was made, its answer, and when it was sent."""
     called_s: float = -1.0
     alive: bool = True

@@ -16,7 +16,7 @@ from push.commit_sharing import (
     OFTEN_S,
     OTHERS_S,
     REST_S,
-    Company,
+    FairShare,
 )
 
 SMALL_S = 0.002
@@ -24,15 +24,15 @@ FLOOD = [("flood", 10_000)] * 40
 LITTLE = [("little", 300)]
 
 
-def company(small_s: float = SMALL_S) -> Company[str]:
+def company(small_s: float = SMALL_S) -> FairShare[str]:
     """One that knows what a small commit takes."""
-    made: Company[str] = Company()
+    made: FairShare[str] = FairShare()
     for _ in range(2000):
         made.took(small_s, 300, now=0.0)
     return made
 
 
-def crowd(now: float = 0.0) -> Company[str]:
+def crowd(now: float = 0.0) -> FairShare[str]:
     """One that is flooded."""
     made = company()
     made.choose([*FLOOD, *LITTLE], now=now)
@@ -40,7 +40,7 @@ def crowd(now: float = 0.0) -> Company[str]:
     return made
 
 
-def taken(made: Company[str], waiting: list[tuple[str, int]], now: float) -> int:
+def taken(made: FairShare[str], waiting: list[tuple[str, int]], now: float) -> int:
     return sum(waiting[place][1] for place in made.choose(waiting, now=now))
 
 
@@ -238,7 +238,7 @@ def test_those_that_flood_get_nothing_while_others_have_something_under_way() ->
     assert not made.holds(others=True, now=0.0)
 
 
-def often(now: float = 0.0) -> Company[str]:
+def often(now: float = 0.0) -> FairShare[str]:
     """One that is flooded, and others have just come for the second time in a short while."""
     made = crowd(now - OFTEN_S)
     made.choose([*FLOOD, *LITTLE], now=now)
@@ -325,7 +325,7 @@ def test_nobody_s_things_change_places_and_somebody_s_go(
 
 def test_turns_are_kept_lane_by_lane() -> None:
     """P8: who got nothing comes first the next time, whoever publishes elsewhere in between."""
-    made: Company[str] = Company()
+    made: FairShare[str] = FairShare()
     room = made.room(now=0.0)
     waiting = [("a", room), ("b", room + 1)]
     assert made.choose(waiting, now=0.0, lane=0) == [0]

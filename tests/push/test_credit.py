@@ -5,13 +5,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from push.credit import Credit
+from push.credit import CreditWindow
 from push.errors import Refused
 from push.limits import CREDIT_MAX
 
 
 def test_credit_is_what_was_granted_less_what_was_sent() -> None:
-    credit = Credit(100)
+    credit = CreditWindow(100)
     credit.spend(30)
     assert (credit.granted, credit.sent, credit.available) == (100, 30, 70)
     credit.grant(110)
@@ -19,14 +19,14 @@ def test_credit_is_what_was_granted_less_what_was_sent() -> None:
 
 
 def test_a_repeated_or_late_grant_changes_nothing() -> None:
-    credit = Credit(100)
+    credit = CreditWindow(100)
     for total in (100, 50, 0, -1):
         credit.grant(total)
     assert credit.available == 100
 
 
 def test_a_grant_is_bounded_by_what_would_be_open() -> None:
-    credit = Credit(CREDIT_MAX)
+    credit = CreditWindow(CREDIT_MAX)
     with pytest.raises(Refused, match="limit_reached"):
         credit.grant(CREDIT_MAX + 1)
     assert credit.available == CREDIT_MAX
@@ -38,23 +38,23 @@ def test_a_grant_is_bounded_by_what_would_be_open() -> None:
 
 def test_the_first_grant_has_the_same_bound() -> None:
     with pytest.raises(Refused, match="limit_reached"):
-        Credit(CREDIT_MAX + 1)
+        CreditWindow(CREDIT_MAX + 1)
 
 
 def test_both_counters_go_on_in_a_resumed_session() -> None:
-    credit = Credit(1_000_100, 1_000_040)
+    credit = CreditWindow(1_000_100, 1_000_040)
     assert credit.available == 60
 
 
 def test_a_resume_that_claims_more_sent_than_granted_is_refused() -> None:
     for granted, sent in ((5, 6), (-1, -1)):
         with pytest.raises(Refused, match="invalid_request"):
-            Credit(granted, sent)
+            CreditWindow(granted, sent)
 
 
 @pytest.mark.parametrize("count", [-1, 11])
 def test_nothing_is_sent_beyond_the_credit(count: int) -> None:
-    credit = Credit(10)
+    credit = CreditWindow(10)
     with pytest.raises(ValueError, match="spends"):
         credit.spend(count)
     assert credit.available == 10
@@ -67,7 +67,7 @@ class CreditMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.credit = Credit()
+        self.credit = CreditWindow()
         self.totals = [0]
         self.done = 0  # what the client has got and settled, discarded or seen revoked
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from push.places import Partition
 from push.positions import (
     Gap,
-    Place,
-    Position,
+    PartitionPosition,
+    ReadPosition,
     Resumed,
     UnknownPosition,
     Verdict,
@@ -35,24 +35,37 @@ def state(start: int, certified: int, generation: int = 1, number: int = 0) -> P
 @pytest.mark.parametrize(
     ("place", "start", "certified", "expected"),
     [
-        (Place(1, 0), 0, 0, Resumed(0)),
-        (Place(1, 7), 5, 9, Resumed(7)),
-        (Place(1, 5), 5, 9, Resumed(5)),
-        (Place(1, 9), 5, 9, Resumed(9)),
-        (Place(1, 14), 5, 9, Resumed(14)),  # certified before a failover, and soon again (R10)
-        (Place(1, 4), 5, 9, Gap(4, 4)),
-        (Place(1, 0), 5, 9, Gap(0, 4)),
-        (Place(1, 3), 9, 9, Gap(3, 8)),  # everything truncated (R2)
+        (PartitionPosition(1, 0), 0, 0, Resumed(0)),
+        (PartitionPosition(1, 7), 5, 9, Resumed(7)),
+        (PartitionPosition(1, 5), 5, 9, Resumed(5)),
+        (PartitionPosition(1, 9), 5, 9, Resumed(9)),
+        (
+            PartitionPosition(1, 14),
+            5,
+            9,
+            Resumed(14),
+        ),  # certified before a failover, and soon again (R10)
+        (PartitionPosition(1, 4), 5, 9, Gap(4, 4)),
+        (PartitionPosition(1, 0), 5, 9, Gap(0, 4)),
+        (PartitionPosition(1, 3), 9, 9, Gap(3, 8)),  # everything truncated (R2)
     ],
 )
 def test_a_place_of_this_history_is_resumed_or_told_its_gap(
-    place: Place, start: int, certified: int, expected: Verdict
+    place: PartitionPosition, start: int, certified: int, expected: Verdict
 ) -> None:
     assert verdict(place, state(start, certified)) == expected
 
 
-@pytest.mark.parametrize("place", [Place(1, 15), Place(0, 7), Place(2, 7), Place(2, 0)])
-def test_a_place_of_another_history_is_unknown(place: Place) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        PartitionPosition(1, 15),
+        PartitionPosition(0, 7),
+        PartitionPosition(2, 7),
+        PartitionPosition(2, 0),
+    ],
+)
+def test_a_place_of_another_history_is_unknown(place: PartitionPosition) -> None:
     """Above the end of the log, or of another generation (R2): after a rollback, offset 7 may be
     another message."""
     assert isinstance(verdict(place, state(5, 9)), UnknownPosition)
@@ -60,14 +73,23 @@ def test_a_place_of_another_history_is_unknown(place: Place) -> None:
 
 def test_a_position_of_a_deleted_queue_is_unknown_everywhere() -> None:
     """R1: the queue was deleted and made again under its name."""
-    old = Position("bbbbbbbbbb", 1, {0: Place(1, 7), 1: Place(1, 7)})
+    old = ReadPosition("bbbbbbbbbb", 1, {0: PartitionPosition(1, 7), 1: PartitionPosition(1, 7)})
     answer = verdicts(old, 1, [state(0, 9), state(0, 9, number=1)])
     assert set(answer) == {0, 1}
     assert all(isinstance(one, UnknownPosition) for one in answer.values())
 
 
 def test_each_partition_gets_its_own_verdict() -> None:
-    position = Position(QUEUE, 1, {0: Place(1, 7), 1: Place(1, 2), 2: Place(3, 7), 99: Place(1, 1)})
+    position = ReadPosition(
+        QUEUE,
+        1,
+        {
+            0: PartitionPosition(1, 7),
+            1: PartitionPosition(1, 2),
+            2: PartitionPosition(3, 7),
+            99: PartitionPosition(1, 1),
+        },
+    )
     states = [state(5, 9), state(5, 9, number=1), state(5, 9, number=2), state(0, 9, number=3)]
     answer = verdicts(position, 1, states)
     assert answer[0] == Resumed(7)
@@ -79,9 +101,11 @@ def test_each_partition_gets_its_own_verdict() -> None:
 
 def test_a_position_of_a_later_ring_is_unknown_and_one_of_an_earlier_ring_holds() -> None:
     """R27: partitions may have joined since; those that the position names are what they were."""
-    places = {0: Place(1, 7)}
-    assert isinstance(verdicts(Position(QUEUE, 3, places), 2, [state(5, 9)])[0], UnknownPosition)
-    assert verdicts(Position(QUEUE, 1, places), 2, [state(5, 9)])[0] == Resumed(7)
+    places = {0: PartitionPosition(1, 7)}
+    assert isinstance(
+        verdicts(ReadPosition(QUEUE, 3, places), 2, [state(5, 9)])[0], UnknownPosition
+    )
+    assert verdicts(ReadPosition(QUEUE, 1, places), 2, [state(5, 9)])[0] == Resumed(7)
 
 
 @settings(max_examples=1000)
@@ -99,7 +123,9 @@ def test_no_verdict_hides_a_missing_message(
     certified = sum(sizes)
     start = sum(sizes[:trimmed])
     log = set(range(start, certified))
-    answer = verdict(Place(1, next_offset), state(start, certified, 2 if rolled_back else 1))
+    answer = verdict(
+        PartitionPosition(1, next_offset), state(start, certified, 2 if rolled_back else 1)
+    )
     wanted = set(range(next_offset, certified))
     if rolled_back or next_offset > certified + LOOSE:
         assert isinstance(answer, UnknownPosition)

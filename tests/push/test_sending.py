@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.sending import REFUSED_MAX, SendingOrder, StreamOrder
+from push.producer_order import REFUSED_MAX, SendingOrder, StreamOrder
 
 
 def test_nothing_is_held_up_at_first() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.commit_sharing import AHEAD_BYTES_MAX, Company, Turns, has_room
+from push.commit_sharing import AHEAD_BYTES_MAX, FairQueue, FairShare, has_room
 
 Waiting = Sequence[tuple[str, int]]
 WAITING = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 50)), max_size=40)
@@ -47,13 +47,13 @@ def naive(waiting: Waiting, room: int, passed: list[str]) -> list[int]:
 
 def take(waiting: Waiting, room: int) -> list[int]:
     """By somebody who remembers nothing."""
-    return Turns[str]().take(waiting, room)
+    return FairQueue[str]().take(waiting, room)
 
 
 @given(st.lists(st.tuples(WAITING, st.integers(1, 300)), max_size=5))
 def test_it_is_as_the_model_says(commits: list[tuple[Waiting, int]]) -> None:
     """Turn after turn. Who wants as much as another one may change places with him."""
-    turns, passed = Turns[str](), list[str]()
+    turns, passed = FairQueue[str](), list[str]()
     for waiting, room in commits:
         wanted = [sum(size for owner, size in waiting if owner == one) for one in "abcde"]
         hypothesis.assume(len(set(filter(None, wanted))) == len(list(filter(None, wanted))))
@@ -97,7 +97,7 @@ def test_everybody_comes_to_his_turn(sizes: list[int], room: int) -> None:
     bring more each time, little things among them."""
     first = [(f"q{number}", size) for number, size in enumerate(sizes)]
     waiting, marked = list(first), set(range(len(first)))
-    turns = Turns[str]()
+    turns = FairQueue[str]()
     for turn in range(sum(sizes) + len(sizes) + 1):
         gone = set(turns.take(waiting, room))
         marked = {
@@ -137,7 +137,7 @@ def test_the_largest_publish_fits_where_nothing_waits() -> None:
     assert has_room(0, limits.MESSAGES_PER_PUBLISH_MAX, 0, limits.PENDING_MESSAGES_MAX)
     assert has_room(limits.FRAME_BYTES_MAX, 0, limits.FRAME_BYTES_MAX, limits.PENDING_BYTES_MAX)
     assert min(AHEAD_BYTES_MAX, limits.INCOMPLETE_BYTES_MAX) > limits.FRAME_BYTES_MAX
-    crowd = Company[str]()
+    crowd = FairShare[str]()
     for _ in range(3):
         crowd.choose([("flood", AHEAD_BYTES_MAX), ("other", 1)], now=0.0)
     assert crowd.has_too_much("flood", AHEAD_BYTES_MAX, now=0.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from push.replicas import Act, Count, Follower, Forget, Meet, Server, View
+from push.replicas import Follower, Forget, Meet, RecordReplicas, ReplicaAct, ShardServer, ShardView
 from services.manager.rules.cluster_election import ClusterElectable
 from services.manager.rules.election import AWAY_S
 
@@ -27,14 +27,14 @@ class Shard:
         default_factory=lambda: {place: set(IDS.values()) for place in IDS}
     )
 
-    def look(self) -> View:
+    def look(self) -> ShardView:
         """As `storage.redis.ops.cluster`."""
         followers = tuple(
             Follower(place, place not in self.given, self.offsets[place], 0.0)
             for place in sorted(self.online | self.given)
         )
         servers = {
-            place: Server(
+            place: ShardServer(
                 place, "run", "", place == P, "" if place == P else P, place in self.online,
                 offset=self.offsets[place],
                 unready="its file is written" if place in self.unready else "",
@@ -44,7 +44,7 @@ class Shard:
         }  # fmt: skip
         knows = {place: frozenset(self.knows[place]) for place in self.up}
         named = {node_id: place for place, node_id in IDS.items()}
-        return View(
+        return ShardView(
             P, servers, {}, replicas=self.replicas, out=self.out,
             users={place: IDS[place] for place in (P, FIRST, SECOND)},
             knows=knows,
@@ -52,14 +52,14 @@ class Shard:
             silent=dict.fromkeys(set(IDS) - self.up, "no reply"),
         )  # fmt: skip
 
-    def do(self, act: Act) -> None:
+    def do(self, act: ReplicaAct) -> None:
         """What it says happens."""
         match act:
             case Forget(at, node_id):
                 self.knows[at].discard(node_id)
             case Meet(at, place):
                 self.knows[at].add(IDS[place])
-            case Count():
+            case RecordReplicas():
                 assert (act.replicas_before, act.out_before) == (self.replicas, self.out)
                 self.replicas, self.out = act.replicas, act.out
 
@@ -69,9 +69,9 @@ class Shard:
         self.online.discard(place)
 
 
-def run(shard: Shard, manager: ClusterElectable, begin: float, seconds: int) -> list[Act]:
+def run(shard: Shard, manager: ClusterElectable, begin: float, seconds: int) -> list[ReplicaAct]:
     """What is done in so many seconds, from `begin` on."""
-    done: list[Act] = []
+    done: list[ReplicaAct] = []
     for second in range(seconds):
         acts = manager.saw(shard.look(), now=begin + second)
         for act in acts:
@@ -98,7 +98,7 @@ def test_one_that_is_away_is_forgotten_by_all_and_then_not_counted() -> None:
     assert run(shard, manager, 3.0, round(AWAY_S) - 1) == []
     assert run(shard, manager, 2.0 + AWAY_S, 30) == [
         *(Forget(place, "id-s") for place in (P, Q, FIRST)),
-        Count(2, frozenset(), 1, frozenset({SECOND})),
+        RecordReplicas(2, frozenset(), 1, frozenset({SECOND})),
     ]
 
 
@@ -139,7 +139,7 @@ def test_one_that_is_back_is_counted_and_known_when_it_has_what_there_was_then()
     shard.online.add(SECOND)
     shard.unready.add(SECOND)
     shard.offsets |= {P: 90, FIRST: 90, SECOND: 10}
-    assert run(shard, manager, 40.0, 5) == [Count(1, frozenset({SECOND}), 2, frozenset())]
+    assert run(shard, manager, 40.0, 5) == [RecordReplicas(1, frozenset({SECOND}), 2, frozenset())]
     shard.unready.clear()
     assert run(shard, manager, 45.0, 5) == []
     shard.offsets[SECOND] = 90
@@ -178,7 +178,7 @@ def test_one_is_known_again_when_those_that_may_be_elected_have_heard_that_it_is
     shard, manager = taken_out()
     shard.up.add(SECOND)
     shard.online.add(SECOND)
-    assert run(shard, manager, 30.0, 1) == [Count(1, frozenset({SECOND}), 2, frozenset())]
+    assert run(shard, manager, 30.0, 1) == [RecordReplicas(1, frozenset({SECOND}), 2, frozenset())]
     shard.offsets |= {P: 90, SECOND: 90}
     assert run(shard, manager, 31.0, 5) == []
     assert any(f"{FIRST} may not have heard" in says for says in manager.says)
@@ -198,7 +198,7 @@ def test_one_that_knows_who_was_forgotten_of_another_shard_forgets_it_before_it_
 
 def test_more_that_follow_than_are_counted_are_counted() -> None:
     shard, manager = Shard(replicas=1), ClusterElectable()
-    assert run(shard, manager, 0.0, 3) == [Count(1, frozenset(), 2, frozenset())]
+    assert run(shard, manager, 0.0, 3) == [RecordReplicas(1, frozenset(), 2, frozenset())]
 
 
 def test_nothing_is_done_while_no_primary_is_seen() -> None:

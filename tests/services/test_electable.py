@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.replicas import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
+from push.replicas import Elect, Follow, LetIn, LockOut, Prepare, RecordReplicas, ReplicaAct, Reset
 from services.manager.rules.election import AWAY_S, Electable
 from tests.metadata.copies_world import GUARDS, NODES, Lost, World
 
@@ -29,7 +29,7 @@ def breathe(world: World, seconds: float = LOOK_S, rounds: int = 3) -> None:
         world.learn(guard)
 
 
-def look(world: World, manager: Electable) -> list[Act]:
+def look(world: World, manager: Electable) -> list[ReplicaAct]:
     """One look of a manager that does what it finds to do."""
     acts = manager.saw(world.look(), now=world.now)
     for act in acts:
@@ -38,9 +38,11 @@ def look(world: World, manager: Electable) -> list[Act]:
     return acts
 
 
-def run(world: World, manager: Electable, seconds: float, step_s: float = LOOK_S) -> list[Act]:
+def run(
+    world: World, manager: Electable, seconds: float, step_s: float = LOOK_S
+) -> list[ReplicaAct]:
     """So many seconds of it; all that was done."""
-    done: list[Act] = []
+    done: list[ReplicaAct] = []
     for _ in range(round(seconds / step_s)):
         breathe(world, step_s)
         done += look(world, manager)
@@ -84,7 +86,7 @@ def test_one_that_is_away_is_locked_out_then_forgotten_then_not_counted() -> Non
     assert done == [
         LockOut(A, "replica-c"), LockOut(B, "replica-c"),
         Reset("s:1"), Reset("s:2"), Reset("s:3"),
-        Count(2, frozenset(), 1, frozenset({C})),
+        RecordReplicas(2, frozenset(), 1, frozenset({C})),
     ]  # fmt: skip
     assert publish(world)
     assert run(world, manager, 600) == []
@@ -98,14 +100,14 @@ def test_one_that_comes_back_is_given_everything_by_a_replica_and_counted_then()
     assert publish(world)
     world.start(C)
     world.nodes[C].follows = A
-    done: list[Act] = []
+    done: list[ReplicaAct] = []
     for _ in range(20):
         breathe(world)
         done += look(world, manager)
-        assert publish(world) or Count(1, frozenset({C}), 2, frozenset()) in done
+        assert publish(world) or RecordReplicas(1, frozenset({C}), 2, frozenset()) in done
     assert done == [
         Prepare(C), LetIn(B, "replica-c"), Follow(C, B),
-        Count(1, frozenset({C}), 2, frozenset()),
+        RecordReplicas(1, frozenset({C}), 2, frozenset()),
         LetIn(A, "replica-c"), Follow(C, A), Elect(C),
     ]  # fmt: skip
     assert is_whole(world)
@@ -210,7 +212,7 @@ def test_who_never_gets_everything_is_let_in_later_each_time() -> None:
     times = []
     for _ in range(400):
         world.start(C)
-        if any(isinstance(act, Count) and not act.out for act in run(world, manager, 1)):
+        if any(isinstance(act, RecordReplicas) and not act.out for act in run(world, manager, 1)):
             times.append(world.now)
             world.kill(C)  # as soon as it is waited for
             run(world, manager, 20)
@@ -254,7 +256,7 @@ def test_who_is_let_in_lets_nobody_in_who_is_out() -> None:
     run(world, manager, 30)
     world.start(C)
     done = run(world, manager, 20)
-    lock, count = LockOut(C, "replica-b"), Count(0, frozenset({B, C}), 1, frozenset({B}))
+    lock, count = LockOut(C, "replica-b"), RecordReplicas(0, frozenset({B, C}), 1, frozenset({B}))
     assert done.index(lock) < done.index(count)
 
 
@@ -275,8 +277,8 @@ def test_what_was_acknowledged_just_before_it_was_counted_is_waited_for() -> Non
     world.kill(B)
     run(world, manager, 30)
     world.start(B)
-    acts: list[Act] = []
-    while not any(isinstance(act, Count) for act in acts):
+    acts: list[ReplicaAct] = []
+    while not any(isinstance(act, RecordReplicas) for act in acts):
         breathe(world)
         acts = manager.saw(world.look(), now=world.now)
         world.publish(A)
@@ -297,11 +299,11 @@ def counted_again_while_one_is_cut(manager: Electable) -> World:
     world.kill(C)
     run(world, manager, 30)
     world.start(C)
-    acts: list[Act] = []
-    while not any(isinstance(act, Count) for act in acts):
+    acts: list[ReplicaAct] = []
+    while not any(isinstance(act, RecordReplicas) for act in acts):
         breathe(world)
         acts = manager.saw(world.look(), now=world.now)
-        if any(isinstance(act, Count) for act in acts):
+        if any(isinstance(act, RecordReplicas) for act in acts):
             world.nodes[B].is_cut = True
         for act in acts:
             if world.do(act):
@@ -353,7 +355,7 @@ def test_it_is_said_why_one_that_is_out_cannot_be_forgotten() -> None:
 def test_r_is_raised_where_more_are_known() -> None:
     world, manager = World(), Electable()
     world.nodes[A].history.append(("count", 1, frozenset()))
-    assert look(world, manager) == [Count(1, frozenset(), 2, frozenset())]
+    assert look(world, manager) == [RecordReplicas(1, frozenset(), 2, frozenset())]
 
 
 def test_who_was_counted_out_by_hand_is_out() -> None:
@@ -381,7 +383,7 @@ def test_one_that_is_back_at_once_and_takes_long_to_get_everything_is_not_waited
     world.kill(C)
     world.start(C)
     world.nodes[C].history = [*world.nodes[C].history, ("message", -1, frozenset())]
-    done: list[Act] = []
+    done: list[ReplicaAct] = []
     for _ in range(round(AWAY_S) + 5):
         world.now += LOOK_S
         world.settle_links()
@@ -390,7 +392,7 @@ def test_one_that_is_back_at_once_and_takes_long_to_get_everything_is_not_waited
         for guard in world.guards.values():
             world.learn(guard)
         done += look(world, manager)
-    assert Count(2, frozenset(), 1, frozenset({C})) in done
+    assert RecordReplicas(2, frozenset(), 1, frozenset({C})) in done
     assert publish(world)
     run(world, manager, 20)
     assert is_whole(world)

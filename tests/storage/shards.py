@@ -14,7 +14,7 @@ from storage.redis.connection import Address, Reach
 from storage.redis.discovery import Find, by_sentinels, fixed
 from storage.redis.library import Library, joined
 from storage.redis.ops.provision import provision
-from storage.redis.port import Heard, Standing
+from storage.redis.port import OnMessage, ShardHealth
 from storage.redis.shard import Marks, RedisShard, Settings
 from tests.servers.node import Node
 from tests.servers.shipped import MASTER
@@ -92,7 +92,7 @@ def answers_are_lost(function: str) -> Iterator[None]:
 class QuietShard:
     """What every shard has that a test makes up, and that is not what it is about."""
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """Nobody ever tells anything."""
 
     def has_room(self, key: str | None = None) -> bool:
@@ -103,9 +103,9 @@ class QuietShard:
         """One."""
         return 1
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """All is well."""
-        return Standing((), {})
+        return ShardHealth((), {})
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -11,7 +11,7 @@ from push.errors import Refused, Unknown
 from push.places import Partition
 from push.storage_port import Append, Appended, Lane, PartitionState, Storage, StorageState
 from storage.memory import MemoryStorage
-from storage.sharded import PlacedStorage, Places, within
+from storage.sharded import ClusterMap, ShardedStorage, within
 from tests.contract.stores import append, one, outcomes
 
 PARTITIONS = 6
@@ -58,10 +58,10 @@ class House:
         self.elsewhere.why = Refused("storage_unavailable", "not told of")
         self.storage = self.another()
 
-    def another(self) -> PlacedStorage:
+    def another(self) -> ShardedStorage:
         """The same, as a gateway has it that begins now."""
         clusters = {"a": self.a, "b": self.b}
-        return PlacedStorage(Places(clusters, self.elsewhere, self.rows.get))
+        return ShardedStorage(ClusterMap(clusters, self.elsewhere, self.rows.get))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gateway.cli.serve import serve
 from push.errors import TocsinError
 from storage.sqlite.store import SqliteStorage
-from storage.sqlite.writer import Act, Answer, Writer
+from storage.sqlite.writer import Answer, StoreWriter, WriteTask
 
 COMMIT_DELAY_S: Final = 0.2
 """Between the receipt and the commit: what a kill in it takes with it was promised. Long enough
@@ -25,7 +25,7 @@ for the receipts to be read by clients that share two busy cores with other test
 def receipt_before_commit() -> None:
     """Answer when the acts have run, and commit afterwards."""
 
-    def commit(self: Writer, batch: list[Act], *, sweep: bool) -> None:
+    def commit(self: StoreWriter, batch: list[WriteTask], *, sweep: bool) -> None:
         answers: list[Answer] = []
         for act in batch:
             try:
@@ -40,7 +40,7 @@ def receipt_before_commit() -> None:
             self._connection.execute("COMMIT")
         self._books.shrink()
 
-    Writer._commit = commit  # type: ignore[method-assign]
+    StoreWriter._commit = commit  # type: ignore[method-assign]
 
 
 def synchronous_normal() -> None:

@@ -21,7 +21,7 @@ was frozen, machine and all, does not know how long that was, and would be elect
 
 from collections.abc import Sequence
 
-from push.replicas import Act, Count, Forget, Meet, Server
+from push.replicas import Forget, Meet, RecordReplicas, ReplicaAct, ShardServer
 from services.manager.rules.election import ShardRule, Step, attached_to, with_more
 
 
@@ -31,7 +31,7 @@ class ClusterElectable(ShardRule):
     def _steps(self) -> Sequence[Step]:
         return self._count_in, self._take_out, self._bar, self._meet
 
-    def did(self, act: Act) -> None:
+    def did(self, act: ReplicaAct) -> None:
         """As ShardRule.did: nothing here has to be remembered."""
         if isinstance(act, Meet):
             self.absences.stays(act.place)
@@ -41,17 +41,17 @@ class ClusterElectable(ShardRule):
         state, cannot be put out here: it would be counted again with the next look."""
         return (self.members() & self.absences.away()) - attached_to(self._view)
 
-    def _count_in(self, primary: Server) -> list[Act]:
+    def _count_in(self, primary: ShardServer) -> list[ReplicaAct]:
         """Whoever is attached is counted."""
         view = self._view
         attached = attached_to(view)
         back = attached & view.out
         replicas = max(with_more(view, self.members(), len(back)), len(attached))
         if back or replicas > view.replicas:
-            return [Count(view.replicas, view.out, replicas, view.out - back)]
+            return [RecordReplicas(view.replicas, view.out, replicas, view.out - back)]
         return []
 
-    def _take_out(self, primary: Server) -> list[Act]:
+    def _take_out(self, primary: ShardServer) -> list[ReplicaAct]:
         view, leaving = self._view, self.leaving()
         if not leaving:
             return []
@@ -60,7 +60,7 @@ class ClusterElectable(ShardRule):
             self.says.append(f"{', '.join(sorted(leaving))} cannot be taken out: it has no id")
             return []
         others = {place for node_id, place in view.places.items() if node_id not in gone}
-        forget: list[Act] = [
+        forget: list[ReplicaAct] = [
             Forget(place, node_id)
             for place in sorted(others & set(view.knows))
             for node_id in sorted(view.knows[place] & gone)
@@ -75,9 +75,11 @@ class ClusterElectable(ShardRule):
             )
             return []
         lower = max(view.replicas - len(leaving), len(self.members()) - len(leaving))
-        return [Count(view.replicas, view.out, min(lower, view.replicas), view.out | leaving)]
+        return [
+            RecordReplicas(view.replicas, view.out, min(lower, view.replicas), view.out | leaving)
+        ]
 
-    def _bar(self, primary: Server) -> list[Act]:
+    def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
         """Nobody knows who is out: one that was away, too, and is back may know it still, and would
         tell the others."""
         view = self._view
@@ -89,12 +91,12 @@ class ClusterElectable(ShardRule):
             if out[node_id] != at
         ]
 
-    def _meet(self, primary: Server) -> list[Act]:
+    def _meet(self, primary: ShardServer) -> list[ReplicaAct]:
         """Those that are counted, whole, and not known to their primary are known again. The other
         nodes hear of it from that one, a minute after they were told to forget it."""
         view = self._view
         online = {one.place for one in primary.followers if one.is_online}
-        acts: list[Act] = []
+        acts: list[ReplicaAct] = []
         for place in sorted(self.members() & set(view.servers)):
             node_id = view.users.get(place, "")
             if node_id in view.knows.get(view.primary, frozenset()):
@@ -122,7 +124,7 @@ class ClusterElectable(ShardRule):
         known = self._view.knows.get(self._view.primary, frozenset())
         return {place for place in self.members() if self._view.users.get(place) in known}
 
-    def _stale(self, place: str) -> list[Act]:
+    def _stale(self, place: str) -> list[ReplicaAct]:
         """What this one is to forget before it is known again: whom its primary does not know, for
         they were forgotten, perhaps of another shard, while nobody could tell this one. It would
         tell the others of them."""

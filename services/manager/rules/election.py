@@ -39,8 +39,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from push.replicas import (
-    Act,
-    Count,
     Elect,
     Follow,
     Forget,
@@ -48,9 +46,11 @@ from push.replicas import (
     LockOut,
     Meet,
     Prepare,
+    RecordReplicas,
+    ReplicaAct,
     Reset,
-    Server,
-    View,
+    ShardServer,
+    ShardView,
 )
 
 LOOKED_S: Final = 8.0
@@ -80,7 +80,7 @@ class Absences:
         self._not_before: dict[str, float] = {}
 
     def saw(
-        self, primary: Server, members: Collection[str], out: frozenset[str], *, now: float
+        self, primary: ShardServer, members: Collection[str], out: frozenset[str], *, now: float
     ) -> None:
         """Who is attached to the primary, at `now`, of those that are counted; and who is not."""
         if primary.place != self._primary or now - self._now > LOOKED_S:
@@ -140,19 +140,19 @@ class Absences:
         return max(0.0, self._not_before.get(place, 0.0) - self._now)
 
 
-def with_more(view: View, members: Collection[str], count: int) -> int:
+def with_more(view: ShardView, members: Collection[str], count: int) -> int:
     """R when so many more are counted than these. One that is more already, because somebody has
     said so ahead, is not raised: it would wait for nobody."""
     return view.replicas + min(count, max(0, len(members) + count - view.replicas))
 
 
-def attached_to(view: View) -> set[str]:
+def attached_to(view: ShardView) -> set[str]:
     """Who follows the primary, in whatever state."""
     primary = view.servers.get(view.primary)
     return {one.place for one in primary.followers} if primary is not None else set()
 
 
-def named(view: View) -> str:
+def named(view: ShardView) -> str:
     """Who is said to be primary, and who does not answer: for people."""
     said = [f"{place} names {one.primary}" for place, one in sorted(view.sentinels.items())]
     silent = [f"{place}: {why}" for place, why in sorted(view.silent.items())]
@@ -164,7 +164,7 @@ def listed(places: Iterable[str]) -> str:
     return ", ".join(sorted(places))
 
 
-def told(act: Act) -> str:
+def told(act: ReplicaAct) -> str:
     """For people."""
     match act:
         case LockOut():
@@ -183,14 +183,14 @@ def told(act: Act) -> str:
             return f"{act.at} is to forget {act.node_id}"
         case Meet():
             return f"{act.at} is to know {act.place}"
-        case Count():
+        case RecordReplicas():
             out = f"; not counted: {listed(act.out)}" if act.out else ""
             return f"R becomes {act.replicas}, and was {act.replicas_before}{out}"
 
 
 AWAY_S: Final = 10.0
 """So long a replica has not confirmed anything before it is taken out."""
-Step = Callable[[Server], list[Act]]
+Step = Callable[[ShardServer], list[ReplicaAct]]
 """Given the primary."""
 
 
@@ -205,12 +205,12 @@ class ShardRule(ABC):
         """Sentences: what is done, what it waits for, what is wrong. Of the last look."""
         self.absences = Absences(away_s, silent_s)
         """Who is away since when."""
-        self._view = View("", {}, {})
-        self._before = View("", {}, {})
+        self._view = ShardView("", {}, {})
+        self._before = ShardView("", {}, {})
         self._counted: set[str] = set()
         """Those that R has counted at the last look."""
 
-    def saw(self, view: View, *, now: float) -> list[Act]:
+    def saw(self, view: ShardView, *, now: float) -> list[ReplicaAct]:
         """What is to be done now, in any order, before the next look; nothing: all is well, or
         something has to be waited for, which `says` tells."""
         self._counted = self.members() if self._view.replicas >= len(self.members()) else set()
@@ -233,7 +233,7 @@ class ShardRule(ABC):
         """In the order in which they are asked."""
 
     @abstractmethod
-    def did(self, act: Act) -> None:
+    def did(self, act: ReplicaAct) -> None:
         """This was done, all of it. What was tried and may not have been done is not told: it is
         said again."""
 
@@ -247,7 +247,7 @@ class ShardRule(ABC):
         known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
         return (known | set(view.users) | attached_to(view)) - view.out - {view.primary}
 
-    def _why_not_whole(self, server: Server) -> str:
+    def _why_not_whole(self, server: ShardServer) -> str:
         """Why it may lack something of what was there at the last look; "": it has it, on disk."""
         view, before = self._view, self._before
         past = before.servers.get(view.primary)
@@ -261,7 +261,7 @@ class ShardRule(ABC):
             return f"{past.offset - server.offset} bytes are missing"
         return ""
 
-    def _unaware(self, primary: Server, could: set[str]) -> set[str]:
+    def _unaware(self, primary: ShardServer, could: set[str]) -> set[str]:
         """Who of those that could be elected has not confirmed what was there at the last look:
         perhaps not how many R counts since then. Elected, such a one would acknowledge without who
         is let in, and that one could be elected behind it."""
@@ -286,7 +286,7 @@ class Electable(ShardRule):
     def _steps(self) -> Sequence[Step]:
         return self._raise, self._take_out, self._bar, self._let_in, self._admit
 
-    def did(self, act: Act) -> None:
+    def did(self, act: ReplicaAct) -> None:
         """As ShardRule.did."""
         at = act.at if isinstance(act, LockOut | LetIn | Prepare | Elect) else ""
         server = self._view.servers.get(at)
@@ -328,7 +328,7 @@ class Electable(ShardRule):
 
     # --- R is never below what could be elected --------------------------------------------------
 
-    def _raise(self, primary: Server) -> list[Act]:
+    def _raise(self, primary: ShardServer) -> list[ReplicaAct]:
         view = self._view
         known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
         could = (known | attached_to(view)) - view.out - {view.primary}
@@ -342,13 +342,13 @@ class Electable(ShardRule):
             )
         return []
 
-    def _count(self, replicas: int, out: Iterable[str]) -> Count:
+    def _count(self, replicas: int, out: Iterable[str]) -> RecordReplicas:
         view = self._view
-        return Count(view.replicas, view.out, replicas, frozenset(out))
+        return RecordReplicas(view.replicas, view.out, replicas, frozenset(out))
 
     # --- Taking out ------------------------------------------------------------------------------
 
-    def _take_out(self, primary: Server) -> list[Act]:
+    def _take_out(self, primary: ShardServer) -> list[ReplicaAct]:
         view, leaving = self._view, self.leaving()
         if not leaving:
             return []
@@ -396,7 +396,7 @@ class Electable(ShardRule):
                 return f"the Sentinel {place} knows {listed(others)}, which the URL does not name"
         return ""
 
-    def _locks(self, at: Iterable[str], out: Iterable[str], *, but: str = "") -> list[Act]:
+    def _locks(self, at: Iterable[str], out: Iterable[str], *, but: str = "") -> list[ReplicaAct]:
         """What is still to be said so that these follow none of those, `but` one of them."""
         view = self._view
         servers = [view.servers[place] for place in sorted(at) if place in view.servers]
@@ -418,7 +418,7 @@ class Electable(ShardRule):
             place for place, sentinel in self._view.sentinels.items() if sentinel.replicas & some
         )
 
-    def _reset(self, knowing: list[str]) -> list[Act]:
+    def _reset(self, knowing: list[str]) -> list[ReplicaAct]:
         """One of them forgets, when every other one knows all replicas that are there: if the
         primary is lost in this moment, they replace it."""
         view, kept = self._view, set(self._kept())
@@ -430,11 +430,11 @@ class Electable(ShardRule):
 
     # --- Who is out stays out --------------------------------------------------------------------
 
-    def _bar(self, primary: Server) -> list[Act]:
+    def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
         """Whoever is out is locked out and forgotten, also where somebody or something has let it
         in; but where it gets what it has missed."""
         view = self._view
-        acts: list[Act] = []
+        acts: list[ReplicaAct] = []
         for place in sorted(view.out):
             acts += self._locks(self.staying() - {place}, [place], but=self._host(place))
         if acts:
@@ -477,7 +477,7 @@ class Electable(ShardRule):
             return "the Sentinels do not agree who is primary"
         return ""
 
-    def _let_in(self, primary: Server) -> list[Act]:
+    def _let_in(self, primary: ShardServer) -> list[ReplicaAct]:
         """The next step of one that is out and has come back."""
         view = self._view
         for place in sorted(view.out & set(view.servers)):
@@ -506,7 +506,7 @@ class Electable(ShardRule):
             return [self._count(with_more(view, self.members(), 1), view.out - {place})]
         return []
 
-    def _let_in_at(self, at: Iterable[str], some: Iterable[str]) -> list[Act]:
+    def _let_in_at(self, at: Iterable[str], some: Iterable[str]) -> list[ReplicaAct]:
         """What is still to be said so that these may follow those."""
         view = self._view
         return [
@@ -519,13 +519,13 @@ class Electable(ShardRule):
 
     # --- Electable again -------------------------------------------------------------------------
 
-    def _admit(self, primary: Server) -> list[Act]:
+    def _admit(self, primary: ShardServer) -> list[ReplicaAct]:
         """Those that are counted may follow everybody; one that is not electable yet follows the
         primary, and is electable when it has all that was written before it was counted."""
         view = self._view
         away = self.absences.silent()
         there = {place for place in self.staying() if place not in away}
-        acts: list[Act] = self._let_in_at(self.staying(), there)
+        acts: list[ReplicaAct] = self._let_in_at(self.staying(), there)
         online = {one.place: one for one in primary.followers if one.is_online}
         for place in sorted(self.members() & set(view.servers)):
             server = view.servers[place]

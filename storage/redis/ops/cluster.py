@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from push.errors import Refused
-from push.replicas import Act, Count, Forget, Meet, Server, View
-from storage.redis.connection import Many, address_of, packed
-from storage.redis.ops.failover import Copying, count
-from storage.redis.ops.observe import SERVER, Watched, managed_at, server_of
+from push.replicas import Forget, Meet, RecordReplicas, ReplicaAct, ShardServer, ShardView
+from storage.redis.connection import ConnectionCache, address_of, packed
+from storage.redis.ops.failover import ReplicaControl, count
+from storage.redis.ops.observe import SERVER, WatchedShard, managed_at, server_of
 from storage.redis.ops.settings import as_mapping
 from storage.redis.replication import fields
 
@@ -35,18 +35,18 @@ def known_of(nodes: bytes) -> dict[str, tuple[str, str]]:
 class ClusterObserver:
     """Looks at one shard. `holder`, `term`: the manager for whom it does."""
 
-    def __init__(self, watched: Watched, many: Many) -> None:
+    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
         self._watched = watched
         self._many = many
         self._ids: dict[str, str] = {}
         self._learned: dict[str, str] = {}
 
-    async def look(self, holder: str, term: int) -> View:
+    async def look(self, holder: str, term: int) -> ShardView:
         """What there is. Raises Outdone."""
         try:
             primary = str(await self._watched.settings.find())
         except Refused as refused:
-            return View("", {}, {}, silent={"the Cluster": refused.detail})
+            return ShardView("", {}, {}, silent={"the Cluster": refused.detail})
         held = await managed_at(
                 primary, self._watched, self._many,
                 holder=holder, term=term, learned=self._learned,
@@ -70,7 +70,7 @@ class ClusterObserver:
             for place, (_, server) in answered.items()
             if (place in ids or place == primary) and place not in silent
         }
-        return View(
+        return ShardView(
             primary, servers, {}, frozenset(), silent, replicas, out, ids,
             {place: frozenset(known) for place, (known, _) in answered.items()},
             places,
@@ -82,9 +82,11 @@ class ClusterObserver:
         kin = {place: one for one, (place, of) in known.items() if own in (one, of)}
         self._learned = {place: one for place, one in kin.items() if self._ids.get(place) != one}
 
-    async def _nodes(self, primary: str) -> tuple[dict[str, tuple[Known, Server]], dict[str, str]]:
+    async def _nodes(
+        self, primary: str
+    ) -> tuple[dict[str, tuple[Known, ShardServer]], dict[str, str]]:
         """All nodes that any of them knows, and that the shard remembers, as far as they answer."""
-        answered: dict[str, tuple[Known, Server]] = {}
+        answered: dict[str, tuple[Known, ShardServer]] = {}
         silent: dict[str, str] = {}
         wanted = {primary, *self._ids}
         while wanted:
@@ -98,7 +100,7 @@ class ClusterObserver:
             wanted = known - set(answered) - set(silent)
         return answered, silent
 
-    async def _node(self, place: str) -> tuple[Known, Server] | str:
+    async def _node(self, place: str) -> tuple[Known, ShardServer] | str:
         replies = await self._many.told(place, [*SERVER, NODES])
         if isinstance(replies, str):
             return replies
@@ -110,23 +112,23 @@ class ClusterObserver:
             return f"not understood: {error!r}"
 
 
-class ClusterCopying:
-    """Acts on one shard of a Cluster; as `storage.redis.ops.failover.Copying`."""
+class ClusterReplicaControl:
+    """Acts on one shard of a Cluster; as `storage.redis.ops.failover.ReplicaControl`."""
 
-    def __init__(self, watched: Watched, many: Many) -> None:
+    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
         self._watched = watched
         self._many = many
-        self._servers = Copying(watched, many)
+        self._servers = ReplicaControl(watched, many)
 
-    async def do(self, act: Act, holder: str, term: int) -> bool:
-        """As `Copying.do`."""
+    async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
+        """As `ReplicaControl.do`."""
         match act:
             case Forget(at, node_id):
                 await self._servers.ask(at, [packed("CLUSTER", "FORGET", node_id)])
             case Meet(at, place):
                 meet = packed("CLUSTER", "MEET", *address_of(place))
                 await self._servers.fenced(at, [await self._with_bus(place, meet)], holder, term)
-            case Count():
+            case RecordReplicas():
                 return await count(self._watched, act, holder, term)
             case _:
                 raise AssertionError(f"not in a Cluster: {act}")

@@ -17,7 +17,7 @@ Role = Literal["primary", "replica"]
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ExaminedServer:
     """One server of a shard. `problems`: settings that break a promise, a sentence each; `unasked`:
     why it could not be asked, "" where it could."""
 
@@ -28,12 +28,12 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedShard:
     """A shard. `incarnation`, `replicas` (how many could be elected): None before it was
     provisioned. `doubts`: why the level `all` is not met now, a sentence each. `out`: the places of
     replicas that are not counted, until they are back and whole."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[ExaminedServer, ...]
     incarnation: str | None
     replicas: int | None
     doubts: tuple[str, ...]
@@ -45,7 +45,7 @@ class Examined:
         return [f"{one.place}: {why}" for one in self.servers for why in one.problems]
 
 
-async def examined(settings: Settings) -> Examined:
+async def examined(settings: Settings) -> ExaminedShard:
     """Raises Refused(storage_unavailable): there is no primary that answers."""
     link = await settings.open()
     try:
@@ -67,7 +67,7 @@ async def examined(settings: Settings) -> Examined:
         said = await readiness(counted, settings.reach, settings.silence_s)
         doubt = awaited(told, expected, left_out)
         doubts = [*([doubt] if doubt else []), *said.unready, *said.unasked]
-    return Examined(
+    return ExaminedShard(
         tuple(servers),
         incarnation.decode() if incarnation is not None else None,
         expected,
@@ -76,9 +76,9 @@ async def examined(settings: Settings) -> Examined:
     )
 
 
-async def _server(settings: Settings, place: Address, role: Role) -> Server:
+async def _server(settings: Settings, place: Address, role: Role) -> ExaminedServer:
     try:
         problems = await examine(place, settings.reach, silence_s=settings.silence_s)
     except Refused as refused:
-        return Server(place, role, unasked=refused.detail)
-    return Server(place, role, tuple(problems))
+        return ExaminedServer(place, role, unasked=refused.detail)
+    return ExaminedServer(place, role, tuple(problems))

@@ -12,10 +12,10 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from push.errors import Refused
-from push.replicas import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
+from push.replicas import Elect, Follow, LetIn, LockOut, Prepare, RecordReplicas, ReplicaAct, Reset
 from storage.redis.answers import unavailable
-from storage.redis.connection import Many, address_of, packed
-from storage.redis.ops.observe import Outdone, Watched, place_of, rows_of
+from storage.redis.connection import ConnectionCache, address_of, packed
+from storage.redis.ops.observe import TermSuperseded, WatchedShard, place_of, rows_of
 from storage.redis.ops.provision import govern
 from storage.redis.replication import fields
 
@@ -32,14 +32,14 @@ KEEP_USERS: Final = packed("ACL", "SAVE")
 KEEP_SETTINGS: Final = packed("CONFIG", "REWRITE")
 
 
-class Copying:
+class ReplicaControl:
     """Acts on one shard."""
 
-    def __init__(self, watched: Watched, many: Many) -> None:
+    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
         self._watched = watched
         self._many = many
 
-    async def do(self, act: Act, holder: str, term: int) -> bool:
+    async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
         """Do it, for this manager; whether it was done. What is answered as not done may have been,
         in part: it is safe to do it again.
 
@@ -66,7 +66,7 @@ class Copying:
                 await self.fenced(at, words, holder, term)
             case Reset(sentinel, expected):
                 await self._forget(sentinel, expected)
-            case Count():
+            case RecordReplicas():
                 return await count(self._watched, act, holder, term)
             case _:
                 raise AssertionError(f"in a Cluster only: {act}")
@@ -84,7 +84,7 @@ class Copying:
         before, latest = replies[1][0] or b"", int(replies[1][1] or 0)
         if latest > term or (latest == term and before.decode() not in ("", holder)):
             await self.ask(at, [packed("UNWATCH")])
-            raise Outdone(latest)
+            raise TermSuperseded(latest)
         if must_be_linked and not is_linked(replies[2]):
             await self.ask(at, [packed("UNWATCH")])
             raise unavailable(f"{at}: it has not everything yet")
@@ -149,9 +149,9 @@ def info_period_ms(told: list[Any] | str) -> int:
     return INFO_PERIOD_MS
 
 
-async def count(watched: Watched, act: Count, holder: str, term: int) -> bool:
+async def count(watched: WatchedShard, act: RecordReplicas, holder: str, term: int) -> bool:
     """On every replica that is counted before and after; those that come and go have it, or are
-    given it, by the order in which a manager acts. As `Copying.do`."""
+    given it, by the order in which a manager acts. As `ReplicaControl.do`."""
     settings = watched.settings
     link = await settings.open()
     try:

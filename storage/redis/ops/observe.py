@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from push.errors import TocsinError
-from push.replicas import Follower, Sentinel, Server, View
+from push.replicas import Follower, Sentinel, ShardServer, ShardView
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, Many, Reach, packed
+from storage.redis.connection import Address, ConnectionCache, Reach, packed
 from storage.redis.ops.settings import as_mapping
-from storage.redis.replication import Memory, fields, memory_of, out_of, places, unready
+from storage.redis.replication import MemoryUse, fields, memory_of, out_of, places, unready
 from storage.redis.shard import Settings
 from storage.redis.target import Target
 
@@ -30,7 +30,7 @@ attached for most of a minute."""
 _USER: Final = b"user:"
 
 
-class Outdone(Exception):
+class TermSuperseded(Exception):
     """A later manager has been here: this one does nothing there any more. `term`: of that one."""
 
     def __init__(self, term: int) -> None:
@@ -39,7 +39,7 @@ class Outdone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedShard:
     """A shard to look at. `guards`: where its Sentinels are, which call its primary `name`; none:
     the primary is at `home` for good, or `in_cluster`, where `settings` find it."""
 
@@ -53,8 +53,8 @@ class Watched:
 
 async def managed_at(
     primary: str,
-    watched: Watched,
-    many: Many,
+    watched: WatchedShard,
+    many: ConnectionCache,
     *,
     holder: str,
     term: int,
@@ -75,7 +75,7 @@ async def managed_at(
         return replies
     managed, (replicas, out) = replies
     if managed[0] == 0:
-        raise Outdone(int(managed[1]))
+        raise TermSuperseded(int(managed[1]))
     if replicas is None:
         return "it was never provisioned, or it was emptied"
     flat = managed[2]
@@ -87,10 +87,10 @@ async def managed_at(
     return int(replicas), out_of(out), users
 
 
-class Observer:
+class ShardObserver:
     """Looks at one shard. `holder`, `term`: the manager for whom it does."""
 
-    def __init__(self, watched: Watched, many: Many) -> None:
+    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
         self._watched = watched
         self._many = many
         self._users: dict[str, str] = {}
@@ -100,7 +100,7 @@ class Observer:
         self._unheard: dict[str, tuple[float, str]] = {}
         """Who did not answer: when, and why."""
 
-    async def look(self, holder: str, term: int) -> View:
+    async def look(self, holder: str, term: int) -> ShardView:
         """What there is. Raises Outdone."""
         watched = self._watched
         guards = [str(place) for place in watched.guards]
@@ -127,7 +127,7 @@ class Observer:
         if primary in silent:
             servers.pop(primary, None)
         seen = {place: one.user for place, one in servers.items() if one.user}
-        return View(
+        return ShardView(
             primary, servers, sentinels, frozenset(guards), silent, replicas, out,
             self._users | seen,
         )  # fmt: skip
@@ -152,15 +152,15 @@ class Observer:
 
     async def _servers(
         self, primary: str, sentinels: Iterable[Sentinel], out: frozenset[str]
-    ) -> tuple[dict[str, Server], dict[str, str]]:
+    ) -> tuple[dict[str, ShardServer], dict[str, str]]:
         """All that anybody knows, the primary first: it says who else is attached."""
         known = {place for one in sentinels for place in one.replicas}
         wanted = (known | set(self._users) | out) - {primary, ""}
         first = await self._server(primary) if primary else "nobody is named"
         heard: set[str] = set()
-        servers: dict[str, Server] = {}
+        servers: dict[str, ShardServer] = {}
         silent: dict[str, str] = {}
-        if isinstance(first, Server):
+        if isinstance(first, ShardServer):
             servers[primary] = first
             heard = {one.place for one in first.followers if one.lag_s < UNHEARD_S}
             wanted |= {one.place for one in first.followers}
@@ -173,7 +173,7 @@ class Observer:
                 silent[place] = why
         each = sorted(wanted - set(silent))
         for place, one in zip(each, await asyncio.gather(*map(self._server, each)), strict=True):
-            if isinstance(one, Server):
+            if isinstance(one, ShardServer):
                 servers[place] = one
                 self._unheard.pop(place, None)
             else:
@@ -186,7 +186,7 @@ class Observer:
         }
         return servers, silent
 
-    async def _server(self, place: str) -> Server | str:
+    async def _server(self, place: str) -> ShardServer | str:
         replies = await self._many.told(place, SERVER)
         if isinstance(replies, str):
             return replies
@@ -198,14 +198,14 @@ class Observer:
 
 def server_of(
     place: str, told: Mapping[str, str], config: Mapping[str, str], users: Iterable[bytes]
-) -> Server:
+) -> ShardServer:
     """What a server says: INFO, CONFIG GET, ACL LIST. Raises KeyError, ValueError for another form.
 
     Source: https://redis.io/docs/latest/commands/info/, …/acl-list/
     """
     is_primary = told["role"] == "master"
     words = [line.decode("utf-8", "replace").split() for line in users]
-    return Server(
+    return ShardServer(
         place=place,
         run_id=told["run_id"],
         user=config.get("masteruser", ""),
@@ -249,27 +249,27 @@ ASKED_S = 3.0
 """For a whole cluster: who asks has others to ask."""
 
 
-class Use(NamedTuple):
+class FullestPrimary(NamedTuple):
     """Of the fullest primary. `why`: it cannot be told; "": it was."""
 
-    memory: Memory
+    memory: MemoryUse
     why: str = ""
 
 
-async def use_of(target: Target, incarnation: str | None = None) -> Use:
+async def use_of(target: Target, incarnation: str | None = None) -> FullestPrimary:
     """Never raises what a server may say. `incarnation`: the store that it is to be; None: any."""
     try:
         async with asyncio.timeout(ASKED_S):
             parts = await target.parts()
             found = await asyncio.gather(*(_memory(part.settings, incarnation) for part in parts))
     except TocsinError as error:
-        return Use(Memory(0, 0), error.detail)
+        return FullestPrimary(MemoryUse(0, 0), error.detail)
     except TimeoutError:
-        return Use(Memory(0, 0), f"no answer within {ASKED_S:g} s")
-    return Use(min(found, key=lambda memory: memory.free_share))
+        return FullestPrimary(MemoryUse(0, 0), f"no answer within {ASKED_S:g} s")
+    return FullestPrimary(min(found, key=lambda memory: memory.free_share))
 
 
-async def _memory(settings: Settings, incarnation: str | None) -> Memory:
+async def _memory(settings: Settings, incarnation: str | None) -> MemoryUse:
     """Raises Refused."""
     link = await settings.open()
     try:

@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 
 from push.errors import Refused, Unknown
 from storage.redis.answers import answer, unavailable
-from storage.redis.connection import Address, Link, Reach, packed
+from storage.redis.connection import Address, Connection, Reach, packed
 from storage.redis.library import PREFIX
 from storage.redis.ops.settings import REPLAYED, as_mapping, broken_promises, broken_replay
 from storage.redis.port import Arg
@@ -41,7 +41,7 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
         await link.close()
 
 
-async def retire(settings: Settings, link: Link) -> list[str]:
+async def retire(settings: Settings, link: Connection) -> list[str]:
     """Delete the functions of versions of the broker that nobody has used for UNUSED_S; which. A
     gateway says now and then that it uses its own: in a rollout, several are in use for a while.
 
@@ -145,7 +145,7 @@ async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> 
 
 async def govern(
     settings: Settings,
-    link: Link,
+    link: Connection,
     function: str,
     keys: Sequence[str],
     args: Sequence[Arg],

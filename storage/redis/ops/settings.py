@@ -8,7 +8,7 @@ VERSION_MIN: Final = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class RequiredSetting:
     """A setting, the values that will do, and what another one breaks."""
 
     name: str
@@ -19,42 +19,54 @@ class Needed:
 
 
 ALWAYS: Final = (
-    Needed("appendonly", ("yes",), "a restart loses what was acknowledged"),
-    Needed("appendfsync", ("always",), "a power loss, and a kill, loses what was acknowledged"),
-    Needed(
+    RequiredSetting("appendonly", ("yes",), "a restart loses what was acknowledged"),
+    RequiredSetting(
+        "appendfsync", ("always",), "a power loss, and a kill, loses what was acknowledged"
+    ),
+    RequiredSetting(
         "no-appendfsync-on-rewrite",
         ("no",),
         "while the append-only file is rewritten, nothing is synced",
     ),
-    Needed(
+    RequiredSetting(
         "replica-ignore-disk-write-errors",
         ("no",),
         "a replica confirms what it could not write to its disk",
     ),
-    Needed("maxmemory-policy", ("noeviction",), "stored messages are deleted when memory is short"),
-    Needed("save", ("",), "a snapshot that fails refuses every write, acknowledgements too"),
-    Needed(
+    RequiredSetting(
+        "maxmemory-policy", ("noeviction",), "stored messages are deleted when memory is short"
+    ),
+    RequiredSetting(
+        "save", ("",), "a snapshot that fails refuses every write, acknowledgements too"
+    ),
+    RequiredSetting(
         "min-replicas-to-write",
         ("0",),
         "a dead replica refuses every level, and acknowledgements too; copies are counted anyway",
     ),
-    Needed("replica-read-only", ("yes",), "a replica takes writes that no other copy has"),
-    Needed("repl-diskless-load", ("disabled",), "a replica deletes its copy before it has another"),
-    Needed("io-threads", ("1",), "answers are known to follow the disk with one thread only"),
-    Needed("timeout", ("0",), "idle connections are closed under the next write: it is unknown"),
-    Needed(
+    RequiredSetting("replica-read-only", ("yes",), "a replica takes writes that no other copy has"),
+    RequiredSetting(
+        "repl-diskless-load", ("disabled",), "a replica deletes its copy before it has another"
+    ),
+    RequiredSetting(
+        "io-threads", ("1",), "answers are known to follow the disk with one thread only"
+    ),
+    RequiredSetting(
+        "timeout", ("0",), "idle connections are closed under the next write: it is unknown"
+    ),
+    RequiredSetting(
         "cluster-replica-validity-factor",
         (),
         "at 0 a replica without any data can be elected",
         in_cluster=True,
     ),
-    Needed(
+    RequiredSetting(
         "cluster-allow-replica-migration",
         ("no",),
         "replicas wander between primaries, and more of them than were counted can be elected",
         in_cluster=True,
     ),
-    Needed(
+    RequiredSetting(
         "cluster-allow-reads-when-down",
         ("no",),
         "a node that is cut off answers from what it had",
@@ -141,7 +153,7 @@ def broken_replay(answers: Sequence[object]) -> list[str]:
     return []
 
 
-def _sentence(needed: Needed, value: str | None) -> str:
+def _sentence(needed: RequiredSetting, value: str | None) -> str:
     wanted = " or ".join(f'"{text}"' for text in needed.values) or "more than 0"
     if value is None:
         return f"{needed.name} could not be read; it must be {wanted}"

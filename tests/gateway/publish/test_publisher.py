@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.publish.batch import SPREAD_RUN, Answer
+from gateway.publish.batch import SPREAD_RUN, PendingPublish
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown
@@ -96,7 +96,7 @@ async def test_one_producer_s_trouble_costs_the_others_nothing(
     """P1: its answer cannot be given; those in the same commit get theirs."""
     queue = await house.queue()
 
-    def broken(answer: Answer) -> None:
+    def broken(answer: PendingPublish) -> None:
         raise RuntimeError("gone")
 
     house.broker.publisher.submit(queue, [message(0)], broken)

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.counters import HitRate
 from gateway.publish import batch as routing
-from gateway.publish.batch import Remembered, Route
+from gateway.publish.batch import KeyCount, Route
 from metadata.catalog import Queue, QueueSettings
 from push.ring import Ring, key_hash
 
@@ -35,7 +35,7 @@ def asked(route: Route, keys: range) -> None:
 
 
 def test_so_many_keys_are_remembered_and_not_one_more() -> None:
-    remembered = Remembered()
+    remembered = KeyCount()
     route = Route(queue(), remembered=remembered)
     asked(route, range(KEYS_MAX))
     assert set(route.keys) == {f"k{number}" for number in range(KEYS_MAX)}
@@ -45,7 +45,7 @@ def test_so_many_keys_are_remembered_and_not_one_more() -> None:
 
 
 def test_keys_that_nobody_sends_any_more_make_room_after_a_while() -> None:
-    route = Route(queue(), remembered=Remembered())
+    route = Route(queue(), remembered=KeyCount())
     asked(route, range(4 * KEYS_MAX))
     asked(route, range(100, 101))
     assert not route.keys
@@ -54,7 +54,7 @@ def test_keys_that_nobody_sends_any_more_make_room_after_a_while() -> None:
 
 
 def test_all_queues_have_one_room_together_and_give_back_what_they_had() -> None:
-    remembered = Remembered()
+    remembered = KeyCount()
     routes = [Route(queue(f"q{number}"), remembered=remembered) for number in range(3)]
     for route in routes:
         asked(route, range(KEYS_MAX))

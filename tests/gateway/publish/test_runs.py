@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.publish.batch import NO_ANSWER, Answer, Route
+from gateway.publish.batch import NO_ANSWER, PendingPublish, Route
 from gateway.publish.publisher import SendingOrders, cut, expires_unix_ms, id_digest
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, Keys
@@ -89,7 +89,7 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
 
 def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str | None]]:
     route = Route(queue(plan.ttl_s))
-    answer = Answer(queue(plan.ttl_s), plan.messages, [NO_ANSWER] * len(plan.messages))
+    answer = PendingPublish(queue(plan.ttl_s), plan.messages, [NO_ANSWER] * len(plan.messages))
     answer.allowed, answer.names = plan.allowed, plan.names
     context = (PRODUCER, 0) if plan.has_sequence else None
     runs = cut(answer, route, orders(plan, route), context, SEQUENCE if plan.has_sequence else 0)
@@ -146,10 +146,10 @@ def test_a_publish_is_cut_at_once_as_one_by_one(plan: Plan) -> None:
 def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not() -> None:
     route = Route(queue())
     for _ in range(2):
-        answer = Answer(
+        answer = PendingPublish(
             queue(), [message("x", f"k{n}") for n in range(5)] + [message("x", None)], []
         )
         cut(answer, route, SendingOrders(), None, 0)
-    answer = Answer(queue(), [message("x", key) for key in ("k0", None, "new")], [])  # few
+    answer = PendingPublish(queue(), [message("x", key) for key in ("k0", None, "new")], [])  # few
     cut(answer, route, SendingOrders(), None, 0)
     assert (route.places.hits, route.places.misses) == (6, 6)

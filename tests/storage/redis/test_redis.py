@@ -11,7 +11,7 @@ from push.errors import Refused, Unknown
 from push.places import Durability, Partition
 from push.storage_port import Append, Lane, Side
 from storage.redis.keys import queue_key
-from storage.redis.port import Arg, Heard, Shard, Standing
+from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
@@ -99,7 +99,7 @@ class Losing:
         self.looks.append(function)
         return await self._shard.look(function, keys, args)
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """As Shard.on_message."""
         self._shard.on_message(channel_prefix, heard)
 
@@ -107,7 +107,7 @@ class Losing:
         """As Shard.has_room."""
         return self._shard.has_room(key)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ShardHealth:
         """As Shard.standing."""
         return self._shard.standing()
 

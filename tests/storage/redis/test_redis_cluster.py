@@ -10,8 +10,8 @@ from push.errors import Refused, Unknown
 from storage.redis.cluster import (
     LEARNED_MAX,
     SLOTS,
+    ClusterNodes,
     ClusterShard,
-    Nodes,
     claims_of,
     learned,
     members_of,
@@ -44,7 +44,7 @@ def test_of_two_that_claim_a_slot_the_one_with_the_newest_configuration_is_belie
 
 async def test_without_a_node_that_answers_nothing_is_opened() -> None:
     with pytest.raises(Refused, match="no node of the cluster answers"):
-        await Nodes([Address("127.0.0.1", 1)], Reach(connect_s=0.5)).claims()
+        await ClusterNodes([Address("127.0.0.1", 1)], Reach(connect_s=0.5)).claims()
 
 
 def test_primaries_are_named_first_and_who_is_dead_not_at_all() -> None:

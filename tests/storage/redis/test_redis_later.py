@@ -13,10 +13,10 @@ from push.errors import Refused
 from push.places import Durability
 from push.storage_port import Lane
 from storage.redis import lazy as redis_later
-from storage.redis.answers import Said, unavailable
-from storage.redis.lazy import LaterShard, Opened
+from storage.redis.answers import FunctionRefusal, unavailable
+from storage.redis.lazy import LazyShard, ReadyShard
 from storage.redis.pipeline import BEHIND
-from storage.redis.port import Arg, Heard, Standing
+from storage.redis.port import Arg, OnMessage, ShardHealth
 from tests.waiting import becomes
 
 KEY = "{q}:log:0"
@@ -59,14 +59,14 @@ class Kept:
             raise self.why
         return self.notes
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         self.heard_of.append(channel_prefix)
 
     def has_room(self, key: str | None = None) -> bool:
         return False
 
-    def standing(self) -> Standing:
-        return Standing((), {"here": "well"})
+    def standing(self) -> ShardHealth:
+        return ShardHealth((), {"here": "well"})
 
     async def heard(self) -> None:
         pass
@@ -77,9 +77,9 @@ class Kept:
 
 @asynccontextmanager
 async def later(
-    begin: Callable[[], Awaitable[Opened]] | None, why: str = ""
-) -> AsyncIterator[LaterShard]:
-    shard = LaterShard("south", begin, why)
+    begin: Callable[[], Awaitable[ReadyShard]] | None, why: str = ""
+) -> AsyncIterator[LazyShard]:
+    shard = LazyShard("south", begin, why)
     try:
         yield shard
     finally:
@@ -152,7 +152,7 @@ async def test_looks_at_one_that_does_not_answer_wait_for_nobody(
 
     async with later(begin) as shard:
         await shard.is_open.wait()
-        kept.why = Said("queue_not_found")
+        kept.why = FunctionRefusal("queue_not_found")
         for _ in range(2 * limits.BREAKER_FAILURES):
             with pytest.raises(Refused, match="queue_not_found"):
                 await shard.look("read", [KEY], [])

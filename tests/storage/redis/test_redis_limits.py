@@ -9,8 +9,8 @@ import pytest
 
 from push import limits
 from push.rates.bucket import Rate
-from push.rates.shared import Ask, Reply
-from storage.redis.connection import Link, packed
+from push.rates.shared import RateReply, RateRequest
+from storage.redis.connection import Connection, packed
 from storage.redis.library import Library
 from storage.redis.port import Arg
 from storage.redis.shard import Marks, RedisShard, Settings
@@ -43,13 +43,13 @@ async def command(server: Settings, *words: Arg) -> Any:
     return await redis_single.ask(server, *words)
 
 
-async def said(link: Link, *words: Arg) -> Any:
+async def said(link: Connection, *words: Arg) -> Any:
     """What is answered to one command."""
     (answer,) = await link.ask([packed(*words)], 5)
     return answer
 
 
-async def whole(link: Link, name: str) -> Whole | None:
+async def whole(link: Connection, name: str) -> Whole | None:
     """What stands there of a bucket."""
     raw = await said(link, "HGETALL", f"{BASE}b:{name}")
     row = {key.decode(): value.decode() for key, value in zip(raw[::2], raw[1::2], strict=True)}
@@ -62,7 +62,7 @@ async def whole(link: Link, name: str) -> Whole | None:
     )  # fmt: skip
 
 
-def as_sets(reply: Reply | None) -> object:
+def as_sets(reply: RateReply | None) -> object:
     """Recalls come in no order."""
     return reply and (set(reply.recalled), [tuple(grant) for grant in reply.grants])
 
@@ -100,7 +100,7 @@ async def test_the_functions_do_what_the_model_does(
             totals[key] = [known, used, back, life]
             want, need = draw.choice((0, rate.burst // 4)), draw.choice((0, 0, 1, rate.burst))
             asks.append(
-                Ask(
+                RateRequest(
                     f"b{number}", rate, life, 0, known, used, back,
                     0 if leaving else want, 0 if leaving else need, leaving,
                 )
@@ -129,7 +129,7 @@ async def test_a_store_that_is_full_still_shares(server: Settings, pool: RedisPo
     """Else nobody could come to drain it (R29)."""
     await command(server, "CONFIG", "SET", "maxmemory", "1")
     assert (await pool.join("g"))[0]
-    reply = await pool.ask("g", 1, [Ask("b", RATES[0], 1, 0, 0, 0, 0, 250, 0, False)])
+    reply = await pool.ask("g", 1, [RateRequest("b", RATES[0], 1, 0, 0, 0, 0, 250, 0, False)])
     assert reply is not None
     assert reply.grants[0].granted == 250
     await pool.leave("g")
@@ -150,11 +150,13 @@ async def test_no_key_expires_and_what_is_empty_goes(server: Settings, pool: Red
     await pool.join("other")
     names = [f"b{number}" for number in range(20)]
     rate = Rate(10**6, 1, 1000)
-    await pool.ask("g", 1, [Ask(name, rate, 1, 0, 62, 10, 0, 250, 0, False) for name in names])
+    await pool.ask(
+        "g", 1, [RateRequest(name, rate, 1, 0, 62, 10, 0, 250, 0, False) for name in names]
+    )
     for key in await command(server, "KEYS", f"{BASE}*"):
         assert await command(server, "PTTL", key) == -1
     assert await command(server, "ZCARD", f"{BASE}due") == 20
-    gone = [Ask(name, rate, 1, 10, 260, 20, 240, 0, 0, True) for name in names]
+    gone = [RateRequest(name, rate, 1, 10, 260, 20, 240, 0, 0, True) for name in names]
     reply = await pool.ask("g", 2, gone)
     assert reply is not None
     assert all(grant.released for grant in reply.grants)
@@ -177,10 +179,10 @@ async def test_whoever_invents_names_makes_the_store_forget_the_smallest_debts()
         pool = RedisPool(shard)
         await pool.join("g")
         rate = Rate(1, 1, 1000)
-        owes = Ask("owes", rate, 1, 0, 900, 900, 0, 0, 0, True)
+        owes = RateRequest("owes", rate, 1, 0, 900, 900, 0, 0, 0, True)
         await pool.ask("g", 1, [owes])
         for call in range(2, 30):
-            asks = [Ask(f"b{call}-{n}", rate, 1, 0, 5, 5, 0, 0, 0, True) for n in range(5)]
+            asks = [RateRequest(f"b{call}-{n}", rate, 1, 0, 5, 5, 0, 0, 0, True) for n in range(5)]
             await pool.ask("g", call, asks)
         assert await command(settings, "ZCARD", f"{BASE}due") == 10
         link = await settings.open()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused, Unknown
-from push.replicas import Count, Elect, LetIn, LockOut, Prepare
-from storage.redis.connection import REPLY_S, Many
+from push.replicas import Elect, LetIn, LockOut, Prepare, RecordReplicas
+from storage.redis.connection import REPLY_S, ConnectionCache
 from storage.redis.discovery import fixed
 from storage.redis.library import library
-from storage.redis.ops.failover import Copying
-from storage.redis.ops.observe import UNHEARD_S, Observer, Outdone, Watched
+from storage.redis.ops.failover import ReplicaControl
+from storage.redis.ops.observe import UNHEARD_S, ShardObserver, TermSuperseded, WatchedShard
 from storage.redis.ops.provision import provision
 from storage.redis.shard import Marks, RedisShard, Settings
 from tests.contract.redis_single import INCARNATION
@@ -29,34 +29,34 @@ NOBODY = frozenset[str]()
 
 
 @pytest.fixture
-async def managed(tmp_path: Path) -> AsyncIterator[tuple[Node, Watched]]:
+async def managed(tmp_path: Path) -> AsyncIterator[tuple[Node, WatchedShard]]:
     """A server with the shipped users, provisioned, as a manager sees it."""
     with single(binaries()[0], tmp_path, with_users=True) as node:
         find = fixed(address(node))
         await provision(Settings(find, reach_of("tocsin-admin")), INCARNATION, 0)
         reach = reach_of("tocsin-manager")
-        yield node, Watched(Settings(find, reach), reach, home=address(node))
+        yield node, WatchedShard(Settings(find, reach), reach, home=address(node))
 
 
 async def test_who_acts_under_an_older_term_is_refused_wherever_a_later_one_was(
-    managed: tuple[Node, Watched],
+    managed: tuple[Node, WatchedShard],
 ) -> None:
     node, watched = managed
-    many = Many(watched.reach)
+    many = ConnectionCache(watched.reach)
     place = str(address(node))
-    observer, copying = Observer(watched, many), Copying(watched, many)
+    observer, copying = ShardObserver(watched, many), ReplicaControl(watched, many)
     view = await observer.look("a", 4)
     assert (view.primary, view.replicas, view.servers[place].is_electable) == (place, 0, True)
     await copying.do(LockOut(place, "replica-2"), "a", 4)
     await observer.look("b", 5)
     for act in (LetIn(place, "replica-2"), Prepare(place)):
         for name, term in (("a", 4), ("c", 5)):
-            with pytest.raises(Outdone):
+            with pytest.raises(TermSuperseded):
                 await copying.do(act, name, term)
-    with pytest.raises(Outdone):
+    with pytest.raises(TermSuperseded):
         await observer.look("a", 4)
     with pytest.raises(Refused):
-        await copying.do(Count(0, NOBODY, 1, NOBODY), "a", 4)
+        await copying.do(RecordReplicas(0, NOBODY, 1, NOBODY), "a", 4)
     view = await observer.look("b", 5)
     assert (view.replicas, view.servers[place].locked) == (
         0, frozenset({"default", "replica-2"}),
@@ -65,22 +65,22 @@ async def test_who_acts_under_an_older_term_is_refused_wherever_a_later_one_was(
     await many.close()
 
 
-async def test_a_store_that_was_emptied_is_left_empty(managed: tuple[Node, Watched]) -> None:
+async def test_a_store_that_was_emptied_is_left_empty(managed: tuple[Node, WatchedShard]) -> None:
     """A manager looks once a second, and whoever puts it right would find something there."""
     node, watched = managed
     node.ask("FLUSHALL")
-    many = Many(watched.reach)
-    view = await Observer(watched, many).look("a", 4)
+    many = ConnectionCache(watched.reach)
+    view = await ShardObserver(watched, many).look("a", 4)
     assert "emptied" in view.silent[str(address(node))]
     assert node.ask("DBSIZE") == 0
     await many.close()
 
 
-async def test_what_is_said_is_there_after_a_restart(managed: tuple[Node, Watched]) -> None:
+async def test_what_is_said_is_there_after_a_restart(managed: tuple[Node, WatchedShard]) -> None:
     node, watched = managed
-    many = Many(watched.reach)
+    many = ConnectionCache(watched.reach)
     place = str(address(node))
-    observer, copying = Observer(watched, many), Copying(watched, many)
+    observer, copying = ShardObserver(watched, many), ReplicaControl(watched, many)
     await observer.look("a", 1)
     for act in (Prepare(place), LockOut(place, "replica-2"), LockOut(place, "replica-3")):
         assert await copying.do(act, "a", 1)
@@ -98,15 +98,15 @@ async def test_what_is_said_is_there_after_a_restart(managed: tuple[Node, Watche
 
 
 async def test_who_is_counted_changes_only_from_what_was_seen(
-    managed: tuple[Node, Watched],
+    managed: tuple[Node, WatchedShard],
 ) -> None:
     _, watched = managed
-    many = Many(watched.reach)
-    observer, copying = Observer(watched, many), Copying(watched, many)
+    many = ConnectionCache(watched.reach)
+    observer, copying = ShardObserver(watched, many), ReplicaControl(watched, many)
     await observer.look("a", 1)
     out = frozenset({"10.0.0.2:6379", "10.0.0.3:6379"})
-    assert await copying.do(Count(0, NOBODY, 0, out), "a", 1)
-    assert not await copying.do(Count(0, NOBODY, 1, NOBODY), "a", 1)
+    assert await copying.do(RecordReplicas(0, NOBODY, 0, out), "a", 1)
+    assert not await copying.do(RecordReplicas(0, NOBODY, 1, NOBODY), "a", 1)
     assert (await observer.look("a", 1)).out == out
     await many.close()
 
@@ -137,8 +137,8 @@ async def test_one_that_is_frozen_is_not_asked_at_every_look(tmp_path: Path) -> 
         primary, replica = servers.nodes
         given = replace(settings(primary, wait_s=10.0), library=library())
         await provision(given, INCARNATION, 1)
-        many = Many(given.reach)
-        observer = Observer(Watched(given, given.reach, home=address(primary)), many)
+        many = ConnectionCache(given.reach)
+        observer = ShardObserver(WatchedShard(given, given.reach, home=address(primary)), many)
         replica.freeze()
 
         def is_silent() -> bool:

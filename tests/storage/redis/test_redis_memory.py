@@ -14,7 +14,7 @@ from push import limits
 from push.storage_port import Appended, CursorWrite
 from storage.redis.library import library
 from storage.redis.ops.provision import provision
-from storage.redis.replication import Memory, Reserve, memory_of
+from storage.redis.replication import MemoryReserve, MemoryUse, memory_of
 from storage.redis.shard import Marks, RedisShard
 from storage.redis.store import RedisStorage
 from tests.contract.redis_single import INCARNATION
@@ -30,15 +30,15 @@ WATCH_S = 0.02
 
 
 def test_publishing_opens_again_when_more_than_the_reserve_is_free() -> None:
-    reserve = Reserve(0.1)
-    assert [reserve.seen(Memory(used, 100)) for used in (0, 89, 91, 89, 86, 84, 89)] == [
+    reserve = MemoryReserve(0.1)
+    assert [reserve.seen(MemoryUse(used, 100)) for used in (0, 89, 91, 89, 86, 84, 89)] == [
         True, True, False, False, False, True, True,
     ]  # fmt: skip
     assert 1 < limits.MEMORY_RESERVE_REOPENS < 2
-    assert not Reserve(0.1).seen(Memory(120, 100))
-    assert Reserve(0.1).seen(Memory(120, 0))  # has no bound: `admin doctor` says so
+    assert not MemoryReserve(0.1).seen(MemoryUse(120, 100))
+    assert MemoryReserve(0.1).seen(MemoryUse(120, 0))  # has no bound: `admin doctor` says so
     told = {"used_memory": "150", "mem_not_counted_for_evict": "70", "maxmemory": "100"}
-    assert memory_of(told) == Memory(80, 100)
+    assert memory_of(told) == MemoryUse(80, 100)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from redis import exceptions
 
 from push.errors import Fenced, Refused, Unknown
 from push.places import Durability
-from storage.redis.answers import Moved, answer, refusal
+from storage.redis.answers import SlotMoved, answer, refusal
 from storage.redis.connection import Address, Reach, packed, pattern_of
 from storage.redis.discovery import by_sentinels
 from storage.redis.library import joined, library
@@ -107,7 +107,9 @@ def test_what_redis_has_not_begun_is_refused_whatever_becomes_of_the_group(
 
 def test_where_a_slot_has_gone_is_said() -> None:
     for error in (exceptions.MovedError, exceptions.AskError):
-        with pytest.raises(Moved, match=r"the slot 3999 of the cluster moves to 127\.0\.0\.1:6381"):
+        with pytest.raises(
+            SlotMoved, match=r"the slot 3999 of the cluster moves to 127\.0\.0\.1:6381"
+        ):
             answer(error("3999 127.0.0.1:6381"), "too few copies")
 
 

@@ -18,8 +18,8 @@ from push.storage_port import Append
 from storage.redis.append import append_args
 from storage.redis.library import library
 from storage.redis.ops.provision import provision
-from storage.redis.port import Heard, Shard
-from storage.redis.read import Tails
+from storage.redis.port import OnMessage, Shard
+from storage.redis.read import TailPoller
 from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.store import RedisStorage
 from storage.rules.append import open_header
@@ -134,7 +134,7 @@ async def test_the_strongest_level_of_what_is_left_decides(
 class Deaf(RedisShard):
     """Hears nothing of what is published."""
 
-    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+    def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         pass
 
 
@@ -187,7 +187,7 @@ def test_what_was_seen_at_a_primary_of_before_certifies_nothing_that_came_since(
 
     async def main() -> None:
         shard = FailedOver()
-        tails = Tails(cast(Shard, shard), lambda partition, end: None)
+        tails = TailPoller(cast(Shard, shard), lambda partition, end: None)
         tails.watch(P0)
         await becomes(lambda: shard.certified >= 90)
         await tails.close()

@@ -20,9 +20,9 @@ from storage.sqlite.checkpoint import (
     CARRY_WAL_BYTES,
     COMMIT_BYTES,
     SLICE_EVERY_S,
-    Carrier,
+    Checkpointer,
 )
-from storage.sqlite.open import Opened, open_store
+from storage.sqlite.open import StoreConnections, open_store
 from tests.contract.stores import P0, append
 from tests.storage.conftest import Embedded
 
@@ -46,15 +46,15 @@ class Store:
         self.broken: list[str] = []
         self.now = 0.0
         self.synced = threading.Event()
-        self.opened: Opened = open_store(self.path)
+        self.opened: StoreConnections = open_store(self.path)
         self.opened.writer.execute("CREATE TABLE paper (page BLOB)")
         self.opened.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._empty_bytes = self.path.stat().st_size
         self.carrier = self.carry_with(self._sync)
 
-    def carry_with(self, fsync: Callable[[int], None]) -> Carrier:
+    def carry_with(self, fsync: Callable[[int], None]) -> Checkpointer:
         opened = self.opened
-        return Carrier(
+        return Checkpointer(
             opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.broken.append,
             fsync=fsync, now=lambda: self.now,
         )  # fmt: skip
@@ -184,7 +184,7 @@ def test_only_slices_are_without_an_fsync(tmp_path: Path) -> None:
 
     opened = open_store(tmp_path / "store.sqlite")
     assert level(opened.slicer) == 2, "nobody carries yet: who drops it all closes it in no order"
-    carrier = Carrier(
+    carrier = Checkpointer(
         opened.writer, opened.mark, opened.slicer, opened.file, on_broken=pytest.fail
     )  # fmt: skip
     others = (opened.writer, opened.mark, opened.reader)

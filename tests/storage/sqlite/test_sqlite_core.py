@@ -13,7 +13,7 @@ from storage.sqlite.scheduling import (
     STAY_S,
     Cores,
     LinuxCores,
-    OneCore,
+    SharedCore,
     cores,
 )
 from tests.storage.conftest import Embedded
@@ -33,7 +33,7 @@ class Machine:
         self.now = 100.0
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.refuses = False
-        self.core = OneCore(cast(AbstractEventLoop, self), WRITER, cast(Cores, self))
+        self.core = SharedCore(cast(AbstractEventLoop, self), WRITER, cast(Cores, self))
 
     def here(self) -> int:
         return self.loop_is_on

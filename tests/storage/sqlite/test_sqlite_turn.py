@@ -6,7 +6,7 @@ import pytest
 
 from push.errors import Unknown
 from storage.sqlite import scheduling as sqlite_turn
-from storage.sqlite.scheduling import STAND_BYTES_MAX, STAND_BYTES_MIN, FirstTurn
+from storage.sqlite.scheduling import STAND_BYTES_MAX, STAND_BYTES_MIN, CommitHandoff
 from tests.contract.stores import append, change, with_group
 from tests.histories.house import eventually
 from tests.storage.conftest import Embedded, commits
@@ -14,9 +14,9 @@ from tests.storage.conftest import Embedded, commits
 LONG_S = 20.0
 
 
-def idle() -> FirstTurn:
+def idle() -> CommitHandoff:
     """Of a writer that waits."""
-    turn = FirstTurn()
+    turn = CommitHandoff()
     turn.is_idle = True
     return turn
 
@@ -34,7 +34,7 @@ def test_the_loop_stands_for_commits_of_some_size(size: int, wanted: bool) -> No
 
 def test_it_stands_only_where_the_writer_begins_at_once() -> None:
     """A writer that is in the middle of an fsync would have it stand for nothing."""
-    assert not FirstTurn().wanted(STAND_BYTES_MIN)
+    assert not CommitHandoff().wanted(STAND_BYTES_MIN)
     turn = idle()
     assert turn.wanted(STAND_BYTES_MIN)
     assert not turn.wanted(STAND_BYTES_MIN), "it has been woken up"
@@ -79,13 +79,13 @@ def stood(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each time that the loop stood, whether it went on because the writer said so."""
     monkeypatch.setattr(sqlite_turn, "STAND_S", LONG_S)
     found: list[bool] = []
-    stand = FirstTurn.stand
+    stand = CommitHandoff.stand
 
-    def watched(turn: FirstTurn) -> None:
+    def watched(turn: CommitHandoff) -> None:
         stand(turn)
         found.append(turn._gate is None)
 
-    monkeypatch.setattr(FirstTurn, "stand", watched)
+    monkeypatch.setattr(CommitHandoff, "stand", watched)
     return found
 
 
