@@ -361,12 +361,21 @@ class Subscription(SessionSubscription):
         """Return the acks, nacks, marks, extensions and credit to send now."""
         frames: list[bytes] = []
         for frame in self._ledger.take(self._session.refs, now=now):
-            ref: int | None = getattr(frame, "ref", None)
-            if ref is not None:
-                self._session.expect(ref, partial(_ANSWERED[type(frame)], self, ref))
+            self._expect_answer(frame)
             frames.append(wire.encode(frame))
         self._waiters.wake(self._ledger.ready)
         return frames
+
+    def _expect_answer(self, frame: wire.SentFrame) -> None:
+        match frame:
+            case wire.Ack(ref=int(ref)):
+                self._session.expect(ref, partial(self._on_ack_answer, ref))
+            case wire.Nack(ref=int(ref)):
+                self._session.expect(ref, partial(self._on_nack_answer, ref))
+            case wire.Extend(ref=int(ref)):
+                self._session.expect(ref, partial(self._on_extend_answer, ref))
+            case _:
+                pass  # credit, and frames without a ref, are not answered
 
     def _on_nack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is not None:  # else it is said again
@@ -450,10 +459,3 @@ def _answer(
 
 def _ignored(_: wire.Ok | wire.Error | None) -> None:
     """Do nothing: the last frame of these is answered for all."""
-
-
-_ANSWERED: Final[dict[type, Callable[[Subscription, int, wire.Ok | wire.Error | None], None]]] = {
-    wire.Ack: Subscription._on_ack_answer,
-    wire.Nack: Subscription._on_nack_answer,
-    wire.Extend: Subscription._on_extend_answer,
-}

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from random import Random
 from ssl import SSLContext
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import msgspec
 
@@ -396,8 +396,10 @@ class Session:
                 answered = None if frame.ref is None else self._pending.pop(frame.ref, None)
                 if answered is not None:
                     answered(wire.Ok(ref=frame.ref or 0, clock_unix_us=frame.clock_unix_us))
+            case wire.Welcome() | wire.Announce() | wire.Push() | wire.Ok():
+                pass  # `on_welcome` was called; pushes and answers were handled before
             case _:
-                pass  # the welcome: `on_welcome` was called
+                assert_never(frame)
 
     def _report(self, error: wire.Error) -> None:
         """Log an error that answers nothing, or end its subscription."""
