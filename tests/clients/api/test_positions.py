@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import tocsin
 from tocsin.api import positions
-from tocsin.api.positions import name_of
+from tocsin.api.positions import default_name
 from tocsin.proto import wire
 from tocsin.proto.reader_opening import ReaderOpening
 
@@ -210,9 +210,9 @@ async def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str)
 
 def test_the_default_name_tells_readers_of_other_keys_apart() -> None:
     """A position behind messages of a says nothing about b: these would be skipped."""
-    names = [name_of("orders", keys) for keys in (None, ["a"], ["b"], ["a", "b"], ["ab"])]
+    names = [default_name("orders", keys) for keys in (None, ["a"], ["b"], ["a", "b"], ["ab"])]
     assert len(set(names)) == len(names)
-    assert name_of("orders", ["b", "a", "a"]) == name_of("orders", ["a", "b"])
+    assert default_name("orders", ["b", "a", "a"]) == default_name("orders", ["a", "b"])
 
 
 # --- when it is saved ---------------------------------------------------------------------------

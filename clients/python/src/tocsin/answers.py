@@ -65,7 +65,7 @@ class QueuePartition(_QueuePartition, total=False):
 
 
 class GroupFigures(TypedDict):
-    """Where a group of a queue stands."""
+    """The progress of a group of a queue."""
 
     name: str
     lag: int
@@ -124,8 +124,8 @@ class _GroupPartition(TypedDict, total=False):
 
 
 class GroupPartition(_GroupPartition):
-    """Where a group stands in a partition. `waits_for`: what it waits for, "": for nothing. Whose
-    it is (`owner`, `member`) is left out where one's rights do not show it."""
+    """The progress of a group in a partition. `waits_for`: what it waits for, "": for nothing.
+    Whose it is (`owner`, `member`) is left out where one's rights do not show it."""
 
     partition: int
     epoch: int
@@ -244,7 +244,7 @@ class KeyMessages(TypedDict):
 
 
 class KeyInGroup(TypedDict):
-    """Where a key stands for a group."""
+    """The state of a key for a group."""
 
     group: str
     owner: Owner | None
@@ -283,7 +283,7 @@ class _HeldKey(TypedDict):
 
 
 class HeldKey(_HeldKey, total=False):
-    """A key of which messages wait that were come across."""
+    """A key of which messages wait, as far as the broker has found some."""
 
     key: str
     offset: int

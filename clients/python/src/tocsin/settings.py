@@ -18,7 +18,7 @@ class _NewAlert(TypedDict):
 
 
 class Alert(_NewAlert, total=False):
-    """A threshold of a queue whose breach is told."""
+    """A threshold of a queue; the broker reports when it is exceeded."""
 
     lasts_s: float
     group: str | None

@@ -137,7 +137,7 @@ class AdminCalls(ABC):
         return found
 
     async def purge_queue(self, name: str, *, group: str | None) -> int:
-        """Drop what stands in a queue at this moment: what a group has not settled or, with None,
+        """Drop what is in a queue at this moment: what a group has not settled or, with None,
         everything, for all groups and readers. Durable when this returns, and for good.
 
         Returns how many messages the group had not settled, or the queue retained.
@@ -157,7 +157,7 @@ class AdminCalls(ABC):
         key: str | None = None,
         limit: int = 10,
     ) -> list[PeekedMessage]:
-        """Messages as they stand in a queue, by partition and offset, taken from nobody.
+        """Return messages of a queue, by partition and offset, without taking them.
 
         Args:
             group: only what it has not settled, with the `state` of each.
@@ -207,8 +207,8 @@ class AdminCalls(ABC):
         """Send dead letters of a queue back into it, in the order of their keys, as new messages
         for all of its groups and readers; returns how many went.
 
-        What goes back stands there durably before it leaves the dead letters. After an error, or
-        when this was cut off, call it again: nothing is stored twice within the queue's
+        A message is stored durably in the queue before it leaves the dead letters. After an error,
+        or when this was cut off, call it again: nothing is stored twice within the queue's
         `dedup_window_s`.
 
         Args:
@@ -251,17 +251,17 @@ class AdminCalls(ABC):
         """
         path = f"{path_to('queues', queue)}/explain"
         query: dict[str, object] = {"key": key, "group": group}
-        told = object_of(await self._call("GET", path + _query(query)))
-        groups, after = _listed(told, "groups"), told.pop("next", None)
+        answer = object_of(await self._call("GET", path + _query(query)))
+        groups, after = _listed(answer, "groups"), answer.pop("next", None)
         while after is not None:
             more = object_of(await self._call("GET", path + _query({**query, "after": after})))
             groups += _listed(more, "groups")
             after = more.get("next")
-        explained: Explanation = told
+        explained: Explanation = answer
         return explained
 
     async def held_keys(self, queue: str, group: str) -> AsyncGenerator[HeldKey, None]:
-        """Keys of a group of which messages wait that were come across, each with its `reason`, by
+        """Keys of a group of which messages wait, as far as found, each with its `reason`, by
         partition, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/held"
         async for key in self._pages(path, "keys"):

@@ -72,7 +72,7 @@ def connect(
         connect_timeout_s: for one attempt to connect, in seconds.
         transport: "websocket", "long-poll", or "auto": a WebSocket, long poll where none gets
             through, and back to a WebSocket as soon as one does.
-        linger_s: for so long after a connection is lost the broker keeps what this client holds;
+        linger_s: how long the broker keeps what this client holds after a lost connection;
             0 to 300. After it, or when the client is closed, it goes to the group's others.
         trace: called as `trace("sent" or "received", transport, data)` with each message of
             frames as it goes over the wire, to see what happens.
@@ -221,7 +221,7 @@ class Client(AdminCalls):
             body: any JSON-able value, or `bytes` for a binary body. See NewMessage.
             key: messages of one key stay in order; without one none is promised.
             id: the same key and id within the queue's dedup window is stored once.
-            ttl_s: after so many seconds the message is no longer given out.
+            ttl_s: the seconds after which the message is no longer given out.
             timeout_s: how long to wait for the final answer, in seconds; None: for ever.
 
         Raises:
@@ -269,13 +269,13 @@ class Client(AdminCalls):
 
         Args:
             credit: how many messages may be held here at a time.
-            auto_extend: the leases of what is held here are prolonged until it is settled, up to
+            auto_extend: the leases of what is held here are extended until it is settled, up to
                 the group's `lease_total_s`. Without it, what is not handled within a lease returns
                 to the group: then choose a credit below a lease's worth of work.
             start: where a new group starts: "earliest" (default), "latest", or a time.
             deletes_max: as many messages may go; None: as many as there are. A queue without a
                 retention keeps everything for its first group: where that starts at "latest", or at
-                a time, what stands before goes, and without this WouldDelete is raised.
+                a time, what is before goes, and without this WouldDelete is raised.
             settings: of the group, as in `create_group`, which is called before joining: a group
                 that is there with other ones stays as it is, and SettingsDiffer is raised.
         """
@@ -406,7 +406,7 @@ class Client(AdminCalls):
         Args:
             deletes_max: as many messages may go; None: as many as there are. A queue without a
                 retention keeps everything for its first group: one that starts at `latest`, or at
-                a time, lets go what stands before.
+                a time, lets go what is before.
 
         Raises:
             SettingsDiffer: it is there, and one of the settings that are named has another value.

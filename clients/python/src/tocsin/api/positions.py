@@ -55,7 +55,7 @@ class LockingPositionStore(Protocol):
         """Let another reader have the name."""
 
 
-def name_of(queue: str, keys: Sequence[str] | None) -> str:
+def default_name(queue: str, keys: Sequence[str] | None) -> str:
     """Return the name of a reader that was given none: its queue's.
 
     If it reads only some keys, a digest of these follows, because a position says nothing about

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Literal
 
 from tocsin.answers import Verdict
-from tocsin.api.positions import LockingPositionStore, PositionStore, name_of
+from tocsin.api.positions import LockingPositionStore, PositionStore, default_name
 from tocsin.api.session_subscription import SessionSubscription, Start, start_at
 from tocsin.errors import Gap, TocsinError
 from tocsin.io.session import Session
@@ -62,7 +62,7 @@ class Reader(SessionSubscription):
         if position_store is not None:
             self._keeper = PositionKeeper(
                 position_store,
-                name or name_of(queue, keys),
+                name or default_name(queue, keys),
                 every=save_every,
                 every_s=save_every_s,
                 position=self._ledger.handled_position,

@@ -129,7 +129,7 @@ class Subscription(SessionSubscription):
         """Call `handler` with each message until the subscription is closed: up to `concurrency`
         at a time across keys, one after another within a key. A message is acked when its handler
         returns and has not settled it, and nacked when it raises. A handler whose message is no
-        longer this consumer's (revoked, or its lease could not be prolonged) is cancelled: the
+        longer this consumer's (revoked, or its lease could not be extended) is cancelled: the
         message comes again, and its key waits until the handler has ended. Cancelling `run`
         cancels the handlers, whatever they make of it, and returns their messages at once."""
         async with asyncio.TaskGroup() as workers:
@@ -150,7 +150,7 @@ class Subscription(SessionSubscription):
                     self._settle_quietly(message, partial(self.nack, message, None, reason))
             except asyncio.CancelledError:
                 if not self._take_cancellation(worker):
-                    # Nobody works on it any more; held, its lease would be prolonged for an hour.
+                    # Nobody works on it any more; held, its lease would be extended for an hour.
                     self._settle_quietly(message, partial(self.nack, message, 0.0, "cancelled"))
                     raise
                 logger.warning("the handler was cancelled: %r is no longer held here", message)
@@ -428,7 +428,7 @@ class Subscription(SessionSubscription):
         self._ledger.expire(now=now)
         self._session.mark_dirty(self)
         if self._ledger.is_paused:
-            self._waiters.wake_all()  # who waits for a connection, to prolong what is over now
+            self._waiters.wake_all()  # those that wait to extend what is over now
 
 
 def _finish(ticket: Any, error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Tocsin without an event loop: for scripts, threads, and programs that wait where they stand.
+"""Tocsin without an event loop: for scripts, and for programs with threads.
 
     with tocsin.blocking.connect("http://127.0.0.1:8080") as client:
         client.create_queue("orders")

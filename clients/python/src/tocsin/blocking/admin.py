@@ -49,7 +49,7 @@ class AdminCalls:
         key: str | None = None,
         limit: int = 10,
     ) -> list[PeekedMessage]:
-        """Messages as they stand in a queue, taken from nobody. As tocsin.Client.peek."""
+        """Return messages of a queue without taking them. As tocsin.Client.peek."""
         return self._loop.call(
             lambda: self._client.peek(
                 queue, group=group, partition=partition, offset=offset, key=key, limit=limit

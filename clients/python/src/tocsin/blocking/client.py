@@ -122,7 +122,7 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session stands right now; if not, one is being opened."""
+        """Whether a session is open now; if not, one is being opened."""
         return self._client.is_connected
 
     @property
@@ -197,7 +197,7 @@ class Client(AdminCalls):
     ) -> Subscription:
         """A place in a group: `with client.subscribe("orders", group="billing") as messages: for
         message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
-        iteration ends when nothing has come for so many seconds."""
+        iteration ends when nothing has arrived for that many seconds."""
         make = partial(
             self._client.subscribe,
             queue,

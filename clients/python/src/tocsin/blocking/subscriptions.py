@@ -130,7 +130,7 @@ class Subscription(_Open[tocsin.Subscription]):
 
     def __next__(self) -> Message:
         """The next message whose key is free. The iteration ends when the subscription is closed,
-        or where there is an `idle_s` when nothing has come for so long."""
+        or, with an `idle_s`, when nothing has arrived for that time."""
         try:
             return self.next(self._idle_s)
         except (ClientClosed, TimeoutError):

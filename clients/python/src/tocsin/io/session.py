@@ -221,7 +221,7 @@ class Session:
     # --- for the parts --------------------------------------------------------------------------
 
     def add(self, part: SessionPart) -> None:
-        """Add a part, which is told what happens from now on."""
+        """Add a part."""
         self._parts[part] = None
 
     def remove(self, part: SessionPart) -> None:

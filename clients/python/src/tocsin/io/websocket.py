@@ -186,7 +186,7 @@ class WebSocket(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         for data in self._ws.data_to_send():
-            if transport.is_closing():  # it is lost, and this is about to be told
+            if transport.is_closing():  # it is lost, and `connection_lost` is about to be called
                 continue
             if data:
                 transport.write(data)

@@ -1,1 +1,1 @@
-"""The protocol and the ledgers of a client: pure, told the time by the shells around them."""
+"""The protocol and the ledgers of a client: pure, with time and chance handed in."""

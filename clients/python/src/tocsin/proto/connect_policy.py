@@ -123,7 +123,7 @@ class ReconnectDelay:
     def on_rate_limit(self, after_s: float) -> None:
         """Wait `after_s` because the attempt was over a limit.
 
-        Other clients were told the same, so the usual delay is added.
+        Other clients wait for the same time, so the usual delay is added.
         """
         self._limited_s = min(after_s, LIMITED_S_MAX)
 

@@ -94,7 +94,7 @@ class DeliveryLedger:
         self._ready: deque[Message] = deque()
         self._ready_gone = 0  # of these, no longer READY
         self._newest: dict[int, tuple[int, int]] = {}  # partition -> (epoch, push)
-        self._doubtful: dict[int, int] = {}  # partition -> so many more may have been given before
+        self._doubtful: dict[int, int] = {}  # partition -> how many more may have been given before
         self._closed = ClosedKeys()
         self.is_paused = False
         self.received = 0

@@ -281,7 +281,7 @@ class Message(Content):
         broker has agreed.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's, or its lease may not be prolonged.
+            StaleDelivery: it is no longer this consumer's, or its lease may not be extended.
             InvalidRequest: `lease_s` is no such time.
         """
         if lease_s is not None and not (_is_number(lease_s) and 0 < lease_s <= LEASE_S_MAX):

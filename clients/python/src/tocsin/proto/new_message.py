@@ -32,7 +32,7 @@ class NewMessage(msgspec.Struct):
     included; not NaN, bytes inside of it, or keys that are no texts), `bytes` for a binary body, or
     `msgspec.Raw` for JSON text that is sent as it is. `key` orders: messages of one key arrive in
     the order of their publishing. `id` makes publishing repeatable: the same key and id within the
-    queue's window is stored once. `ttl_s`: after so many seconds it is no longer given out.
+    queue's window is stored once. `ttl_s`: the seconds after which it is no longer given out.
     `sent_unix_ms` travels with it unchanged.
     """
 

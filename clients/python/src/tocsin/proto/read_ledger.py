@@ -78,7 +78,7 @@ class ReadLedger:
                 if verdict.partition in unknown:
                     turned[name] = place
                 else:
-                    begin = place if gap is None else (place[0], gap[0])  # until it has been told
+                    begin = place if gap is None else (place[0], gap[0])  # until it is given
                     self._handed.setdefault(name, begin)
                     self._handled.setdefault(name, begin)
             if gap is not None:

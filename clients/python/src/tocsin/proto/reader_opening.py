@@ -1,7 +1,7 @@
 """The opening of a reader at a position that may mean nothing any more (R26). Pure.
 
 Where a position is unknown, the reader goes on at the earliest message, which the broker does
-unless told otherwise, or at the latest. A reader that begins there without credit learns from the
+unless asked otherwise, or at the latest. A reader that begins there without credit learns from the
 broker where that is; the partitions whose position is good keep theirs.
 """
 
@@ -104,14 +104,14 @@ class ReaderOpening:
 
     def verdicts(self, answer: wire.Ok) -> dict[int, Verdict]:
         """Return the verdict on each partition, given the last answer."""
-        told: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
         for one in answer.positions:
             verdict = _verdict(one)
             reason = self._unknown.get(one.partition, self._all_unknown)
             if reason is not None:
                 verdict = Verdict(one.partition, "unknown", verdict.next_offset, None, reason)
-            told[one.partition] = verdict
-        return told
+            verdicts[one.partition] = verdict
+        return verdicts
 
 
 def _choice(on_unknown: OnUnknown, error: PositionUnknown) -> GoOn:

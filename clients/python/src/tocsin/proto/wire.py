@@ -277,7 +277,7 @@ class Welcome(_Received, tag="welcome"):
     right_lasts_s: float | None = None
     """The time until the credentials are over; None: until they are revoked."""
     clock_unix_us: int | None = None
-    """The broker's clock; None: it does not want to know when messages are produced."""
+    """The broker's clock; None: it takes no times of production."""
     frame_bytes_max: int = 2 * 1_048_576
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
