@@ -1,7 +1,6 @@
 """Fixtures of the gateway's tests.
 
-`broker` is what the outside is tested over, twice: a broker in a page, where a failure is the
-outside's, and the whole composition over its stores.
+`broker` is what the outside is tested over: the whole composition over its stores.
 """
 
 from collections.abc import AsyncIterator
@@ -14,9 +13,7 @@ from gateway.auth.auth import Auth
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.rest.app import Application
-from gateway.rest.broker_api import BrokerPort
 from tests.gateway.asgi import client_of
-from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House
 from tests.memory import tmp_path
 
@@ -28,20 +25,16 @@ def never(reason: str) -> None:
     raise AssertionError(f"the storage gave up: {reason}")
 
 
-@pytest.fixture(params=["plain", "whole"])
-async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BrokerPort]:
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     """A started broker without queues."""
-    made: BrokerPort
-    if request.param == "plain":
-        made = PlainBroker()
-    else:
-        made = await Broker.open(Config(data_dir=tmp_path / "data"), on_fatal=never)
+    made = await Broker.open(Config(data_dir=tmp_path / "data"), on_fatal=never)
     yield made
     await made.stop()
 
 
 @pytest.fixture
-async def application(broker: BrokerPort) -> Application:
+async def application(broker: Broker) -> Application:
     """The HTTP application without a token: anybody on this machine."""
     return Application(broker, Auth(None))
 

@@ -25,7 +25,7 @@ from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
 from runtime.loop.end_of_turn import Soon
-from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
+from tests.gateway.plain_metadata import NOW_UNIX_MS, PlainMetadata
 
 EPOCH = 1
 

@@ -23,7 +23,6 @@ from websockets.typing import Subprotocol
 from gateway.broker import Broker
 from gateway.cli.serve import serve, start_line
 from gateway.config import Config
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from gateway.settings import SETTINGS
 from gateway.wire import frames
@@ -34,16 +33,10 @@ from runtime import process as logs
 from runtime.listener import StartError, bind
 from runtime.process import EXIT_FATAL, raise_files_limit
 from tests.gateway.conftest import never
-from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.plain_tokens import record, text
 
 
-async def plain(config: Config, on_fatal: OnFatal) -> WholeBroker:
-    config.data_dir.mkdir(exist_ok=True)
-    return PlainBroker()
-
-
-async def whole(config: Config, on_fatal: OnFatal) -> WholeBroker:
+async def whole(config: Config, on_fatal: OnFatal) -> Broker:
     return await Broker.open(config, on_fatal=on_fatal)
 
 
@@ -51,10 +44,10 @@ def config_of(tmp_path: Path, **settings: Any) -> Config:
     return Config(data_dir=tmp_path / "data", port=0, **settings)
 
 
-@pytest.fixture(params=[plain, whole])
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
     """A server on a free port."""
-    opened = await Server.open(config_of(tmp_path, drain_s=4), request.param, on_fatal=never)
+    opened = await Server.open(config_of(tmp_path, drain_s=4), whole, on_fatal=never)
     yield opened
     await opened.stop()
 
@@ -105,7 +98,7 @@ async def test_a_client_that_never_pongs_is_closed_after_two_heartbeats(
 ) -> None:
     """The setting holds for the ping and, as long again, for what comes back."""
     config = config_of(tmp_path, heartbeat_s=heartbeat_s)
-    server = await Server.open(config, plain, on_fatal=never)
+    server = await Server.open(config, whole, on_fatal=never)
     session = SessionProtocol(server.registry.services.timing, now=0.0)
     session.receive(b'{"type": "hello"}', now=0.0)
     assert session.expire(now=heartbeat_s - 0.1) is None
@@ -115,15 +108,14 @@ async def test_a_client_that_never_pongs_is_closed_after_two_heartbeats(
     await server.stop()
 
 
-@pytest.mark.parametrize("build", [plain, whole])
-async def test_a_stopped_server_leaves_neither_port_nor_socket(build: Any, tmp_path: Path) -> None:
-    server = await Server.open(config_of(tmp_path), build, on_fatal=never)
+async def test_a_stopped_server_leaves_neither_port_nor_socket(tmp_path: Path) -> None:
+    server = await Server.open(config_of(tmp_path), whole, on_fatal=never)
     await server.stop()
     async with httpx2.AsyncClient(base_url=server.url) as http:
         with pytest.raises(httpx2.ConnectError):
             await http.get("/healthz")
     assert not (server.config.data_dir / "admin.sock").exists()
-    again = await Server.open(config_of(tmp_path), build, on_fatal=never)
+    again = await Server.open(config_of(tmp_path), whole, on_fatal=never)
     await again.stop()
 
 
@@ -156,7 +148,7 @@ def test_a_wrong_address_is_told(host: str, sentence: str) -> None:
 async def test_a_broker_that_cannot_start_frees_the_port(tmp_path: Path) -> None:
     ports = []
 
-    async def failing(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    async def failing(config: Config, on_fatal: OnFatal) -> Broker:
         raise Refused("storage_unavailable", "the disk is not there")
 
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -167,16 +159,11 @@ async def test_a_broker_that_cannot_start_frees_the_port(tmp_path: Path) -> None
 
 
 async def test_a_start_that_fails_late_closes_what_was_open(tmp_path: Path) -> None:
-    brokers = []
-
-    async def keeping(config: Config, on_fatal: OnFatal) -> WholeBroker:
-        (config.data_dir / "admin.sock" / "x").mkdir(parents=True)  # cannot be replaced
-        brokers.append(PlainBroker())
-        return brokers[0]
-
+    config = config_of(tmp_path)
+    (config.data_dir / "admin.sock" / "x").mkdir(parents=True)  # cannot be replaced
     with pytest.raises(StartError, match="cannot start"):
-        await Server.open(config_of(tmp_path), keeping, on_fatal=never)
-    assert brokers[0].steps == ["stop"]
+        await Server.open(config, whole, on_fatal=never)
+    await (await whole(config, never)).stop()  # the data folder is in use no longer
 
 
 # --- Draining ----------------------------------------------------------------------------------
@@ -199,13 +186,10 @@ async def test_a_drain_sends_sessions_elsewhere(server: Server) -> None:
         await draining
 
 
-@pytest.mark.parametrize("build", [plain, whole])
-async def test_balancers_hear_of_a_drain_before_the_port_is_closed(
-    build: Any, tmp_path: Path
-) -> None:
+async def test_balancers_hear_of_a_drain_before_the_port_is_closed(tmp_path: Path) -> None:
     """P14: in between, whoever still comes is served as ever."""
     config = config_of(tmp_path, drain_s=1, drain_notice_s=60)
-    server = await Server.open(config, build, on_fatal=never)
+    server = await Server.open(config, whole, on_fatal=never)
     draining = asyncio.create_task(server.drain())
     async with asyncio.timeout(10):
         while await ask(server, "/readyz") != 503:
@@ -249,13 +233,12 @@ async def test_a_drain_answers_waiting_pulls_and_takes_no_connection(server: Ser
 async def test_a_drain_ends_in_time_whatever_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Hanging(PlainBroker):
+    class Hanging(Broker):
         async def drain(self) -> None:
             await asyncio.Event().wait()
 
-    async def hanging(config: Config, on_fatal: OnFatal) -> WholeBroker:
-        config.data_dir.mkdir()
-        return Hanging()
+    async def hanging(config: Config, on_fatal: OnFatal) -> Broker:
+        return await Hanging.open(config, on_fatal=on_fatal)
 
     server = await Server.open(config_of(tmp_path, drain_s=1), hanging, on_fatal=never)
     loop = asyncio.get_running_loop()
@@ -335,25 +318,19 @@ import asyncio, os, sys, threading
 from pathlib import Path
 from gateway import server
 from runtime import process as logs
+from gateway.broker import Broker
 from gateway.config import Config
-from gateway.settings import SETTINGS
-from tests.gateway.plain_broker import PlainBroker
-
-class Held(PlainBroker):
-    async def drain(self):
-        await asyncio.Event().wait()
 
 async def build(config, on_fatal):
-    config.data_dir.mkdir()
     if sys.argv[1] == "slow":
         print("opening", flush=True)
         await asyncio.Event().wait()
     if sys.argv[1] == "fatal":
         threading.Timer(0.3, on_fatal, ["the commit's outcome is not known"]).start()
-    return Held()
+    return await Broker.open(config, on_fatal=on_fatal)
 
 logs.configure("info", as_json=False)
-config = Config(data_dir=Path(os.environ["TOCSIN_DATA_DIR"]), port=0)
+config = Config(data_dir=Path(os.environ["TOCSIN_DATA_DIR"]), port=0, drain_notice_s=60)
 sys.exit(server.run(config, build, announce=lambda s: print(s.url, flush=True)))
 """
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_SESSION, parse_limits
 from gateway.net.connections import PART_FRAMES_MAX, Registry
@@ -22,7 +23,7 @@ from runtime.http1 import Http11Protocol
 from runtime.loop.fairness import LARGE_READ_BYTES, Incoming, Intake, Turns
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import (
     HANDSHAKE,
     Gateway,
@@ -253,7 +254,7 @@ async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early
 async def test_by_long_poll_the_pace_is_the_same() -> None:
     """The next post is heard when those before are paid for."""
     registry = paced()
-    application = Application(PlainBroker(), Auth(None), Polls(registry))
+    application = Application(broker_in_memory(), Auth(None), Polls(registry))
     async with client_of(application) as http:
         opened = (await http.post("/v1/sessions", json={"type": "hello"})).json()
         path = f"/v1/sessions/{opened['session']}/frames"
@@ -269,9 +270,8 @@ async def test_by_long_poll_the_pace_is_the_same() -> None:
         assert took_s >= (4 * 256 - BURST - 64) / PER_S
 
 
-async def test_who_is_refused_leaves_nothing_to_the_collector() -> None:
+async def test_who_is_refused_leaves_nothing_to_the_collector(broker: Broker) -> None:
     """P9: a body of megabytes would live on until it comes around."""
-    broker = PlainBroker()
     application = Application(broker, Auth(None), incoming=Incoming(100))
     gc.collect()
     before = _refusals()
@@ -283,7 +283,6 @@ async def test_who_is_refused_leaves_nothing_to_the_collector() -> None:
         assert _refusals() == before
     finally:
         gc.enable()
-    await broker.stop()
 
 
 async def test_an_ended_session_leaves_nothing_to_the_collector(gateway: Gateway) -> None:

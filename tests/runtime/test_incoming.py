@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.net.connections import Registry
 from gateway.rest.app import Application
 from gateway.session.session import SessionServices
 from gateway.wire import frames
 from runtime.loop.fairness import LARGE_BYTES, Incoming
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.raw_sockets import Wire, serve, session
 
 LARGE = 300_000
@@ -92,10 +92,9 @@ async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None
         await second.close()
 
 
-async def test_a_body_that_hoards_is_refused_and_the_others_go_on() -> None:
+async def test_a_body_that_hoards_is_refused_and_the_others_go_on(broker: Broker) -> None:
     """As a session; HTTP's answer is a 503."""
     incoming = Incoming(2 * LARGE + 100)
-    broker = PlainBroker()
     application = Application(broker, Auth(None), incoming=incoming)
     around = SessionServices(EchoBroker(), Auth(None))
     async with serve(Registry(around, incoming=incoming), app=application) as gateway:
@@ -113,4 +112,3 @@ async def test_a_body_that_hoards_is_refused_and_the_others_go_on() -> None:
             assert (await wire.reader.readline()).split()[1] == status
             await wire.close()
         assert incoming.total == 0
-    await broker.stop()

@@ -38,7 +38,7 @@ from tests.authority import Authority, Pair, write_key
 from tests.gateway.conftest import never
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.raw_sockets import HANDSHAKE, Wire, response
-from tests.gateway.test_server import plain
+from tests.gateway.test_server import whole
 
 WAIT_S = 10.0
 SHORT_S = 0.2
@@ -252,7 +252,7 @@ async def test_wrong_files_stop_the_start_with_a_sentence(
         tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.client_ca,
     )  # fmt: skip
     with pytest.raises(StartError) as caught:
-        await (await Server.open(config, plain, on_fatal=never)).stop()
+        await (await Server.open(config, whole, on_fatal=never)).stop()
     assert re.match(sentence, str(caught.value)), caught.value
     assert str(caught.value)[-1] in ".?"
     assert "\n" not in str(caught.value)

@@ -37,7 +37,6 @@ from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from tests.histories.redis_gateways import a_server, emptied
 from tests.layout.tree import ROOT, SERVER, text
@@ -234,7 +233,7 @@ def serving(config: Config) -> Iterator[str]:
         thread.join(WAIT_S)
 
 
-async def _build(config: Config, on_fatal: OnFatal) -> WholeBroker:
+async def _build(config: Config, on_fatal: OnFatal) -> Broker:
     return await Broker.open(config, on_fatal=on_fatal)
 
 

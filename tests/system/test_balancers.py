@@ -19,7 +19,6 @@ from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from loadtests.server import free_port
 from runtime.addresses import ClientAddress
@@ -101,7 +100,7 @@ async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
 async def opened(folder: Path, url: str, port: int = 0) -> Server:
     """A gateway over the store."""
 
-    async def build(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    async def build(config: Config, on_fatal: OnFatal) -> Broker:
         return await Broker.open(config, on_fatal=on_fatal)
 
     config = Config(

@@ -17,7 +17,6 @@ from websockets.typing import Subprotocol
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from loadtests.server import free_port
 from runtime.addresses import ClientAddress
@@ -92,7 +91,7 @@ async def proxied(folder: Path) -> AsyncIterator[Behind]:
     pair = authority.issue("proxy")
     (folder / "tocsin.pem").write_bytes(pair.cert.read_bytes() + pair.key.read_bytes())
 
-    async def build(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    async def build(config: Config, on_fatal: OnFatal) -> Broker:
         return await Broker.open(config, on_fatal=on_fatal)
 
     config = Config(

@@ -12,7 +12,6 @@ import tocsin
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.net.websocket import WebSocketConnection
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from gateway.session.session import Session
 from gateway.wire import frames
@@ -21,7 +20,7 @@ from tests.gateway.conftest import never
 TRANSPORTS: list[Literal["websocket", "long-poll"]] = ["websocket", "long-poll"]
 
 
-async def whole(config: Config, on_fatal: OnFatal) -> WholeBroker:
+async def whole(config: Config, on_fatal: OnFatal) -> Broker:
     return await Broker.open(config, on_fatal=on_fatal)
 
 

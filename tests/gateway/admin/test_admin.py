@@ -13,16 +13,17 @@ from click.testing import CliRunner, Result
 
 from gateway.admin import socket as admin
 from gateway.admin.socket import AdminError, AdminSocket, socket_path
+from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
+from gateway.config import Config
 from gateway.models import BackupProgress
-from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import ANYBODY, Principal, QueueSettings
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.conftest import never
 from tests.histories.house import House, message
 
 
 @pytest.fixture
-async def data_dir(broker: BrokerPort, tmp_path: Path) -> AsyncIterator[Path]:
+async def data_dir(broker: Broker, tmp_path: Path) -> AsyncIterator[Path]:
     """A data folder with a broker's admin socket, and in the broker the queue `orders`."""
     await broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=1))
     socket = AdminSocket(tmp_path, broker)
@@ -31,7 +32,7 @@ async def data_dir(broker: BrokerPort, tmp_path: Path) -> AsyncIterator[Path]:
     await socket.stop()
 
 
-def names(broker: BrokerPort) -> list[str]:
+def names(broker: Broker) -> list[str]:
     return [queue.name for queue in broker.metadata.list_queues(ANYBODY)]
 
 
@@ -41,7 +42,7 @@ async def run(*arguments: str, stdin: str = "") -> Result:
     return await asyncio.to_thread(invoke, admin_command, arguments, input=stdin)
 
 
-async def test_a_queue_is_deleted_when_both_names_match(data_dir: Path, broker: BrokerPort) -> None:
+async def test_a_queue_is_deleted_when_both_names_match(data_dir: Path, broker: Broker) -> None:
     answer = await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "orders")
     assert answer["deleted"] == "orders"
     assert names(broker) == []
@@ -66,7 +67,7 @@ async def test_what_goes_with_a_queue_is_told_before_and_after(house: House) -> 
         await socket.stop()
 
 
-async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: BrokerPort) -> None:
+async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: Broker) -> None:
     """The broker asks twice too, not only the command."""
     with pytest.raises(AdminError, match="not the same name"):
         await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "order")
@@ -74,7 +75,7 @@ async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: Broke
 
 
 async def test_a_queue_is_deleted_of_the_tenant_that_is_named(
-    data_dir: Path, broker: BrokerPort
+    data_dir: Path, broker: Broker
 ) -> None:
     other = Principal("somebody", "blue")
     await broker.create_queue(other, "letters", QueueSettings())
@@ -89,7 +90,7 @@ async def test_an_unknown_queue_is_told(data_dir: Path) -> None:
         await asyncio.to_thread(admin.delete_queue, data_dir, "other", "other")
 
 
-async def test_the_status_is_the_brokers(data_dir: Path, broker: BrokerPort) -> None:
+async def test_the_status_is_the_brokers(data_dir: Path, broker: Broker) -> None:
     answer: dict[str, Any] = await asyncio.to_thread(admin.status, data_dir)
     assert set(answer) == set(await broker.describe())
 
@@ -101,7 +102,7 @@ async def test_the_socket_is_for_its_owner_alone(data_dir: Path) -> None:
     assert stat.S_IMODE(mode) == 0o600
 
 
-async def test_a_dead_brokers_socket_is_replaced(data_dir: Path, broker: BrokerPort) -> None:
+async def test_a_dead_brokers_socket_is_replaced(data_dir: Path, broker: Broker) -> None:
     second = AdminSocket(data_dir, broker)  # as after a kill -9: the file is there, nobody listens
     await second.start()
     assert "queue_not_found" in str(await error_of(data_dir))
@@ -119,7 +120,7 @@ async def test_without_a_broker_a_command_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_long_path_gets_a_socket_elsewhere_and_leaves_nothing(
-    broker: BrokerPort, tmp_path: Path
+    broker: Broker, tmp_path: Path
 ) -> None:
     deep = tmp_path / ("x" * 100) / ("y" * 100)
     deep.mkdir(parents=True)
@@ -146,15 +147,14 @@ async def test_what_is_unknown_or_wrong_has_its_problem(data_dir: Path) -> None:
             await asyncio.to_thread(admin._ask, data_dir, method, path, body)
 
 
-class Copying(PlainBroker):
+class Copying(Broker):
     """A broker whose backup has come half way and stays there."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken_off = asyncio.Event()
+    broken_off: asyncio.Event
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
         progress("copied", 1, 2)
+        self.broken_off = asyncio.Event()
         try:
             await asyncio.Event().wait()
         finally:
@@ -162,11 +162,18 @@ class Copying(PlainBroker):
         return {}
 
 
+@pytest.fixture
+async def copying(tmp_path: Path) -> AsyncIterator[Copying]:
+    made = await Copying.open(Config(data_dir=tmp_path / "data"), on_fatal=never)
+    assert isinstance(made, Copying)
+    yield made
+    await made.stop()
+
+
 async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
-    tmp_path: Path,
+    copying: Copying, tmp_path: Path
 ) -> None:
-    broker = Copying()
-    socket = AdminSocket(tmp_path, broker)
+    socket = AdminSocket(tmp_path, copying)
     await socket.start()
 
     class Enough(Exception):
@@ -179,13 +186,13 @@ async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
     with pytest.raises(Enough):
         await asyncio.to_thread(admin.backup, tmp_path, tmp_path / "backup", progress)
     async with asyncio.timeout(5):
-        await broker.broken_off.wait()
+        await copying.broken_off.wait()
     await socket.stop()
 
 
-async def test_a_backup_that_ends_with_its_broker_is_told(tmp_path: Path) -> None:
+async def test_a_backup_that_ends_with_its_broker_is_told(copying: Copying, tmp_path: Path) -> None:
     """P14: a stop does not wait for it."""
-    socket = AdminSocket(tmp_path, Copying())
+    socket = AdminSocket(tmp_path, copying)
     await socket.start()
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -206,7 +213,7 @@ async def test_a_backup_that_ends_with_its_broker_is_told(tmp_path: Path) -> Non
 
 
 async def test_the_command_deletes_with_the_name_given_twice(
-    data_dir: Path, broker: BrokerPort
+    data_dir: Path, broker: Broker
 ) -> None:
     result = await run("delete-queue", "orders", "--yes", "--data-dir", str(data_dir))
     assert (result.exit_code, result.stdout) == (
@@ -217,7 +224,7 @@ async def test_the_command_deletes_with_the_name_given_twice(
 
 
 async def test_the_command_asks_for_the_name_on_a_terminal(
-    data_dir: Path, broker: BrokerPort, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     arguments = ("delete-queue", "orders", "--data-dir", str(data_dir))
@@ -231,7 +238,7 @@ async def test_the_command_asks_for_the_name_on_a_terminal(
     assert names(broker) == []
 
 
-async def test_without_a_terminal_the_command_wants_yes(data_dir: Path, broker: BrokerPort) -> None:
+async def test_without_a_terminal_the_command_wants_yes(data_dir: Path, broker: Broker) -> None:
     result = await run("delete-queue", "orders", "--data-dir", str(data_dir), stdin="orders\n")
     assert result.exit_code == 2
     assert "--yes" in result.output
@@ -253,7 +260,7 @@ async def test_a_command_that_failed_says_why_in_a_sentence(tmp_path: Path) -> N
     assert result.output.startswith("Error: No broker runs on ")
 
 
-async def test_every_answer_names_the_broker(broker: BrokerPort, tmp_path: Path) -> None:
+async def test_every_answer_names_the_broker(broker: Broker, tmp_path: Path) -> None:
     """On stderr, so that what a script reads is the answer alone."""
     socket = AdminSocket(tmp_path, broker, url="http://127.0.0.1:18080")
     await socket.start()
@@ -278,7 +285,7 @@ async def test_every_answer_names_the_broker(broker: BrokerPort, tmp_path: Path)
     ],
 )
 async def test_a_broker_that_is_not_the_one_of_the_environment_is_not_touched(
-    broker: BrokerPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, bool]
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, bool]
 ) -> None:  # fmt: skip
     """TOCSIN_URL names one, the data folder another: which is meant is asked, unless a flag says
     it."""

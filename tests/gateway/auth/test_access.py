@@ -25,7 +25,7 @@ from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import HANDSHAKE, Gateway, connect, request, serve
 from tests.gateway.rest.test_rest import check_problem
 from tests.histories.house import House
@@ -327,7 +327,7 @@ def wall() -> Wall:
 
 @pytest.fixture
 def application(wall: Wall) -> Application:
-    return Application(PlainBroker(), Auth(TOKEN, ["https://app.example"]), wall=wall)
+    return Application(broker_in_memory(), Auth(TOKEN, ["https://app.example"]), wall=wall)
 
 
 @pytest.fixture
@@ -479,7 +479,7 @@ async def test_behind_tls_the_cookie_never_leaves_it(
 
 
 async def test_an_open_broker_wants_nothing() -> None:
-    async with client_of(Application(PlainBroker(), OPEN), origin=OURS) as http:
+    async with client_of(Application(broker_in_memory(), OPEN), origin=OURS) as http:
         anybody = {"principal": "anybody", "expires_unix_ms": None}
         for answer in (
             await http.get("/v1/access"),
@@ -490,7 +490,7 @@ async def test_an_open_broker_wants_nothing() -> None:
             assert "set-cookie" not in answer.headers
         assert (await http.post("/v1/tickets")).json() == {"ticket": None, "expires_unix_ms": None}
         assert (await http.delete("/v1/access")).status_code == 204
-    async with client_of(Application(PlainBroker(), OPEN), host="evil.example") as http:
+    async with client_of(Application(broker_in_memory(), OPEN), host="evil.example") as http:
         for method in ("GET", "POST", "DELETE"):
             check_problem(await http.request(method, "/v1/access"), "origin_refused")
 

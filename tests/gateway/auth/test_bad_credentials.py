@@ -30,7 +30,7 @@ from loadtests.trials.credentials.bad_credentials import (
 )
 from runtime.addresses import UNKNOWN
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.plain_tokens import PlainTokens, record, text
 from tests.gateway.raw_sockets import HANDSHAKE
 
@@ -97,7 +97,7 @@ class Http:
     def __init__(self, auth: Auth) -> None:
         around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
         registry = Registry(around)
-        self.application = Application(PlainBroker(), auth, Polls(registry), wall=lambda: WALL)
+        self.application = Application(broker_in_memory(), auth, Polls(registry), wall=lambda: WALL)
 
     async def ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b""

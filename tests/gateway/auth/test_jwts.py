@@ -51,7 +51,7 @@ from metadata.rights import parse_rights
 from push import limits
 from push.errors import Refused
 from tests.authority import Authority
-from tests.gateway.plain_broker import PlainMetadata
+from tests.gateway.plain_metadata import PlainMetadata
 
 WALL: Final = 1_763_690_400.0
 TERMS: Final = Terms(AUDIENCE, ISSUER, ("read:feed:{sub}", "publish:{team}.*"))

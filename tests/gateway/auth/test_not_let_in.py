@@ -20,7 +20,7 @@ from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.auth.test_bad_credentials import NOW, WALL, auth_of, bad, issuer
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.plain_tokens import text
 from tests.gateway.raw_sockets import HANDSHAKE
 
@@ -70,7 +70,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
     foreign = issuer().token(WALL, aud="somebody-else")
     around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, books=books)
     with caplog.at_level(logging.INFO, logger="tocsin.auth"):
-        application = Application(PlainBroker(), auth, wall=lambda: WALL, books=books)
+        application = Application(broker_in_memory(), auth, wall=lambda: WALL, books=books)
         for shown in (expired, expired, foreign):
             headers = {"Authorization": f"Bearer {shown}"}
             async with client_of(application, **headers) as http:

@@ -5,9 +5,9 @@ import pytest
 
 from gateway.auth.auth import LET_IN, Auth
 from gateway.auth.origins import configured_origin
+from gateway.broker import Broker
 from gateway.config import load
 from gateway.rest.app import Application
-from gateway.rest.broker_api import BrokerPort
 from push.errors import Refused
 from tests.gateway.asgi import client_of
 
@@ -29,7 +29,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("written", "sent"), WAYS)
 async def test_an_origin_counts_however_its_operator_writes_it(
-    written: str, sent: str, broker: BrokerPort
+    written: str, sent: str, broker: Broker
 ) -> None:
     """For HTTP, for its preflights, and for WebSockets, which ask the same Auth."""
     config, _ = load({"HOME": "/tmp", "TOCSIN_ORIGINS": written})
@@ -94,7 +94,7 @@ def test_a_long_name_is_not_repeated_whole() -> None:
 
 
 async def test_the_page_of_a_proxy_that_passes_its_name_on_is_the_brokers_own(
-    broker: BrokerPort,
+    broker: Broker,
 ) -> None:
     transport = httpx2.ASGITransport(app=Application(broker, Auth("s3cret")))
     async with httpx2.AsyncClient(transport=transport, base_url="http://app.example") as http:

@@ -12,6 +12,7 @@ from gateway.accounting.books import Books
 from gateway.admin import socket as admin
 from gateway.admin.socket import AdminSocket, token_routes
 from gateway.auth.auth import LET_IN, Auth
+from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
 from gateway.limits.spec import NONE, parse_limits
 from gateway.models import DETAIL, Admission
@@ -19,7 +20,6 @@ from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, parse_rights
 from metadata.tokens import write_token
 from push.errors import Refused
-from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.plain_tokens import PlainTokens, record, text
 
 WALL = 1_763_690_400.0
@@ -191,12 +191,12 @@ def test_a_ticket_ends_with_its_maker() -> None:
 class Admin:
     """An admin socket with tokens, and its command."""
 
-    def __init__(self, data_dir: Path, required: bool) -> None:
+    def __init__(self, data_dir: Path, broker: Broker, required: bool) -> None:
         self.tokens = PlainTokens()
         self.auth = Auth(None, tokens=self.tokens, is_required=required)
         self.data_dir = data_dir
         routes = token_routes(self.tokens, self.auth, lambda: WALL, Books().audit)
-        self.socket = AdminSocket(data_dir, PlainBroker(), routes)
+        self.socket = AdminSocket(data_dir, broker, routes)
 
     async def run(self, *arguments: str) -> Result:
         """`tocsin admin token …`, in a thread: the socket is answered by this loop."""
@@ -206,8 +206,10 @@ class Admin:
 
 
 @pytest.fixture(params=[True, False])
-async def operator(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Admin]:
-    made = Admin(tmp_path, request.param)
+async def operator(
+    request: pytest.FixtureRequest, broker: Broker, tmp_path: Path
+) -> AsyncIterator[Admin]:
+    made = Admin(tmp_path, broker, request.param)
     await made.socket.start()
     yield made
     await made.socket.stop()
@@ -269,8 +271,10 @@ async def test_a_certificate_is_mapped_and_no_token_is_made(operator: Admin) -> 
         (["revoke", "nothing"], "not_found"),
     ],
 )
-async def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], told: str) -> None:
-    operator = Admin(tmp_path, True)
+async def test_what_cannot_be_is_said(
+    broker: Broker, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    operator = Admin(tmp_path, broker, True)
     await operator.socket.start()
     result = await operator.run(*arguments)
     await operator.socket.stop()
@@ -279,8 +283,8 @@ async def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], told
     assert operator.tokens.listed() == []
 
 
-async def test_the_socket_judges_too(tmp_path: Path) -> None:
-    operator = Admin(tmp_path, True)
+async def test_the_socket_judges_too(broker: Broker, tmp_path: Path) -> None:
+    operator = Admin(tmp_path, broker, True)
     await operator.socket.start()
     wrong: list[dict[str, object]] = [
         {"name": "a", "rights": []}, {"name": "a", "rights": ["x"]}, {"rights": ["read:x"]},

@@ -10,14 +10,13 @@ import pytest
 from tocsin.proto import wire
 from tocsin.proto.message import ReadMessage
 
+from gateway.broker import Broker
 from gateway.config import Config
 from gateway.demo import demo
 from gateway.demo.board import Board, Device, Machine, Meter, plain_line, table
 from gateway.demo.demo import _sent, _show
-from gateway.rest.broker_api import WholeBroker
 from gateway.server import OnFatal, Server
 from tests.gateway.conftest import never
-from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import eventually
 
 BEFORE = {
@@ -140,9 +139,8 @@ async def test_the_address_on_the_screen_lets_a_browser_in_again_and_again(
     monkeypatch.setattr(demo, "TICKET_PERIOD_S", 0.01)
     config = Config(data_dir=tmp_path / "data", port=0, token="s3cret")
 
-    async def build(config: Config, on_fatal: OnFatal) -> WholeBroker:
-        config.data_dir.mkdir()
-        return PlainBroker()
+    async def build(config: Config, on_fatal: OnFatal) -> Broker:
+        return await Broker.open(config, on_fatal=on_fatal)
 
     server = await Server.open(config, build, on_fatal=never)
     made = Board(server.url, 0.0, "cpu0", {})

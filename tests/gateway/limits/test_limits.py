@@ -15,11 +15,13 @@ from gateway.rest.app import Application
 from gateway.session.session import SessionServices
 from gateway.wire import frames
 from metadata.catalog import QueueSettings
+from push.places import Partition
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.session.test_conversation import Socket, publish
+from tests.histories.house import House
 
 RATE = 1000
 """Messages a second, and at once."""
@@ -173,12 +175,12 @@ async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: Ech
 @pytest.mark.looptime
 async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None:
     """At twice the limit, by `Retry-After` alone, in virtual time."""
-    broker = PlainBroker()
+    broker = broker_in_memory()
     limiter = Limiter()
     application = Application(broker, Auth(None), limiter=limiter)
     loop = asyncio.get_running_loop()
     async with client_of(application) as http:
-        await http.put("/v1/queues/q", json={"publish_messages_per_s": RATE})
+        await http.put("/v1/queues/q", json={"partitions": 1, "publish_messages_per_s": RATE})
         began, refusals, stored = loop.time(), 0, 0
         for first in range(0, 5 * RATE, RATE // 2):
             messages = [{"body": number, "key": "k"} for number in range(first, first + RATE // 2)]
@@ -196,9 +198,10 @@ async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None
             stored += len(answer.json()["results"])
             await asyncio.sleep(0.25)  # 2,000 a second, as far as it is let
         took_s = loop.time() - began
-    queue_id = next(iter(broker.logs))
-    bodies = [int(bytes(message.body)) for message in broker.logs[queue_id]]
-    assert bodies == list(range(5 * RATE))
+    (queue,) = broker.metadata.list_all_queues()
+    read = await broker.storage.read(Partition(queue.queue_id, 0), 0, 1 << 40)
+    kept = msgspec.json.decode(b"[" + b",".join(record.payload for record in read.records) + b"]")
+    assert [message["body"] for message in kept] == list(range(5 * RATE))
     assert stored == 5 * RATE
     assert refusals > 0
     assert 4 - 0.5 <= took_s <= 8
@@ -208,7 +211,7 @@ async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None
 @pytest.mark.looptime
 async def test_requests_are_counted_and_the_exact_wait_is_enough() -> None:
     application = Application(
-        PlainBroker(), Auth(None), limiter=Limiter(parse_limits("requests=4/s+2"))
+        broker_in_memory(), Auth(None), limiter=Limiter(parse_limits("requests=4/s+2"))
     )
     async with client_of(application) as http:
         statuses = [(await http.get("/v1/queues")).status_code for _ in range(3)]
@@ -221,8 +224,8 @@ async def test_requests_are_counted_and_the_exact_wait_is_enough() -> None:
         assert (await http.get("/healthz")).status_code == 200  # supervisors are not counted
 
 
-async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
-    async with client_of(Application(PlainBroker(), Auth(None))) as http:
+async def test_a_limit_of_the_queue_is_a_setting_that_can_change(house: House) -> None:
+    async with house.http() as http:
         settings = {"publish_messages_per_s": 0.5, "publish_bytes_per_s": 1_000_000}
         made = await http.put("/v1/queues/q", json=settings)
         assert made.status_code == 201
@@ -234,7 +237,8 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
         assert (admitted.status_code, first["offset"], len(others)) == (200, 0, 999)
         assert {one["error"]["code"] for one in others} == {"rate_limited"}
         assert others[0]["error"]["retry_after_s"] == pytest.approx(2, abs=0.1)
-        assert (await http.get("/v1/queues/q")).json()["depth"] == 1
+        states = await house.broker.storage.partitions(house.find("q").queue_id)
+        assert sum(state.end for state in states) == 1
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
         await http.put("/v1/queues/q", json={})
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
@@ -247,7 +251,7 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
 async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: EchoBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
     registry = Registry(SessionServices(broker, Auth(None), limiter=limiter))
-    application = Application(PlainBroker(), Auth(None), Polls(registry), limiter=limiter)
+    application = Application(broker_in_memory(), Auth(None), Polls(registry), limiter=limiter)
     async with client_of(application) as http:
         first = await http.post("/v1/sessions", json={"type": "hello"})
         assert first.status_code == 201

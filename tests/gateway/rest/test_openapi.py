@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.rest.app import OPERATIONS, Application
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.openapi import document, encode
 from metadata.catalog import GroupSettings, QueueSettings
 from push.errors import CODES
@@ -136,7 +136,7 @@ def test_the_schemas_are_those_of_the_structs(spec: dict[str, Any]) -> None:
 
 
 async def test_answers_have_the_fields_the_schemas_require(
-    broker: BrokerPort, spec: dict[str, Any]
+    broker: Broker, spec: dict[str, Any]
 ) -> None:
     """What is described is what comes: each answer has every required property, and what is
     described as closed has no other one."""

@@ -10,15 +10,15 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.config import Config
 from gateway.rest.app import Application
-from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import FOLDERS, POLICY, Site, pages
 from gateway.server import OnFatal, Server
 from push import limits
 from tests.gateway.asgi import client_of
 from tests.gateway.conftest import never
-from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.rest.test_rest import check_problem
 
 Http = httpx2.AsyncClient
@@ -72,9 +72,8 @@ async def http(checkout: Path, clock: Clock) -> AsyncIterator[Http]:
         yield client
 
 
-async def plain(config: Config, on_fatal: OnFatal) -> WholeBroker:
-    config.data_dir.mkdir()
-    return PlainBroker()
+async def whole(config: Config, on_fatal: OnFatal) -> Broker:
+    return await Broker.open(config, on_fatal=on_fatal)
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ async def port(checkout: Path, tmp_path: Path) -> AsyncIterator[int]:
     """Of a server with a token: what httptools makes of a path counts, and no client tidies it."""
     config = Config(data_dir=tmp_path / "data", port=0, token="s3cret")
     served = pages(Site(checkout))
-    server = await Server.open(config, plain, on_fatal=never, pages=served)
+    server = await Server.open(config, whole, on_fatal=never, pages=served)
     yield int(server.url.rpartition(":")[2])
     await server.stop()
 
@@ -111,7 +110,7 @@ def opened(checkout: Path) -> Site:
 def visitor(site: Site, token: str | None = "s3cret") -> Http:
     served = pages(site)
     application = Application(
-        PlainBroker(), Auth(token), routes=served.routes, public=served.public
+        broker_in_memory(), Auth(token), routes=served.routes, public=served.public
     )
     return client_of(application)
 

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.rest.app import OPERATIONS, Application
-from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import CODES
@@ -588,7 +588,7 @@ async def test_a_waiting_pull_gets_what_is_published_meanwhile(http: Http) -> No
 
 
 async def test_a_waiting_pull_is_answered_when_the_gateway_drains(
-    http: Http, broker: BrokerPort
+    http: Http, broker: Broker
 ) -> None:
     """P14: an answer, not a cut connection."""
     await make_queue(http)
@@ -704,7 +704,7 @@ async def test_good_receipts_beside_a_forged_one_count(http: Http) -> None:
     assert response.json() == {"settled": 1, "stale": [], "invalid": ["x"]}
 
 
-async def test_a_receipt_does_not_outlive_its_queue(http: Http, broker: BrokerPort) -> None:
+async def test_a_receipt_does_not_outlive_its_queue(http: Http, broker: Broker) -> None:
     """R1: deleted and made anew under its name, it is another queue."""
     await make_queue(http)
     await publish(http, {"body": 1})
@@ -789,7 +789,7 @@ async def test_a_wrong_seek_is_refused(http: Http, body: object) -> None:
 
 
 @pytest.fixture
-async def guarded(broker: BrokerPort) -> Application:
+async def guarded(broker: Broker) -> Application:
     """An application with a token and an allowed page."""
     origins = ("https://app.example",)
     return Application(broker, Auth("a-secret-token", origins), origins=origins)
@@ -866,7 +866,7 @@ async def test_every_answer_has_the_security_headers(http: Http) -> None:
         assert "server" not in response.headers
 
 
-async def test_healthz_answers_while_readyz_says_what_is_missing(broker: BrokerPort) -> None:
+async def test_healthz_answers_while_readyz_says_what_is_missing(broker: Broker) -> None:
     class Unready:
         """This broker, not ready."""
 
@@ -883,7 +883,7 @@ async def test_healthz_answers_while_readyz_says_what_is_missing(broker: BrokerP
         assert response.json() == {"ready": False, "not_ready": ["the disk is full"]}
 
 
-async def test_readyz_is_ready_until_the_gateway_drains(http: Http, broker: BrokerPort) -> None:
+async def test_readyz_is_ready_until_the_gateway_drains(http: Http, broker: Broker) -> None:
     assert (await http.get("/readyz")).json() == {"ready": True, "not_ready": []}
     await broker.drain()
     response = await http.get("/readyz")

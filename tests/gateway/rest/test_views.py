@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from gateway.auth.auth import Auth
+from gateway.broker import Broker
 from gateway.models import Admission
 from gateway.rest.app import Application
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.views import group_view
 from metadata.catalog import ANYBODY
 from metadata.rights import parse_rights
@@ -38,7 +38,7 @@ class Anyone(Auth):
 
 
 @asynccontextmanager
-async def asking(broker: BrokerPort) -> AsyncIterator[Ask]:
+async def asking(broker: Broker) -> AsyncIterator[Ask]:
     """A queue with settings, an alert, two messages and a group that pulls; ask as somebody with
     some rights."""
     async with client_of(Application(broker, Anyone("unknown"))) as http:
@@ -67,7 +67,7 @@ async def pull(ask: Ask) -> dict[str, Any]:
     "rights", ["read:orders:a", "publish:orders:a", "read,publish:orders:*a*", "read:*:a"]
 )
 async def test_a_right_on_some_keys_shows_that_the_queue_is_there_and_no_more(
-    broker: BrokerPort, rights: str
+    broker: Broker, rights: str
 ) -> None:
     async with asking(broker) as ask:
         await pull(ask)
@@ -104,7 +104,7 @@ async def test_a_right_on_some_keys_shows_that_the_queue_is_there_and_no_more(
     ],
 )
 async def test_each_right_shows_what_it_needs(
-    broker: BrokerPort, rights: str, shown: str, hidden: str
+    broker: Broker, rights: str, shown: str, hidden: str
 ) -> None:
     async with asking(broker) as ask:
         found = (await ask(rights, "GET", QUEUE)).json()
@@ -119,7 +119,7 @@ async def test_each_right_shows_what_it_needs(
     [("consume:orders", True), ("manage:orders", True), ("observe:orders", False)],
 )
 async def test_who_consumes_is_for_those_who_do_and_who_operate(
-    broker: BrokerPort, rights: str, is_shown: bool
+    broker: Broker, rights: str, is_shown: bool
 ) -> None:
     """Figures name nobody's session."""
     async with asking(broker) as ask:
@@ -142,7 +142,7 @@ def test_a_partition_names_its_owner_to_those_who_consume_and_who_operate() -> N
 
 @pytest.mark.parametrize("rights", ["read:orders", "publish:orders"])
 async def test_groups_are_not_for_those_who_only_read_or_publish(
-    broker: BrokerPort, rights: str
+    broker: Broker, rights: str
 ) -> None:
     async with asking(broker) as ask:
         await pull(ask)
