@@ -53,7 +53,7 @@ class Consuming(Party, Protocol):
     on_settled: Callable[[], None] | None
 
 
-class Dialect(Protocol):
+class Adapter(Protocol):
     """The way of talking to one broker. Whatever it gives back is connected, and ready.
 
     Raises (all of it):
@@ -89,7 +89,6 @@ class Tocsin:
     random: Random = field(default_factory=lambda: Random(1))
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """As Dialect says."""
         rest = Rest(self.url, self.token)
         try:
             await rest.call("PUT", f"/v1/queues/{queue}", {"partitions": partitions})
@@ -98,7 +97,6 @@ class Tocsin:
             rest.close()
 
     async def feed(self, queue: str) -> None:
-        """As Dialect says."""
         rest = Rest(self.url, self.token)
         try:
             await rest.call("PUT", f"/v1/queues/{queue}", {"partitions": 1, "retention_s": 60})
@@ -106,7 +104,6 @@ class Tocsin:
             rest.close()
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
-        """As Dialect says."""
         producer = Producer(name, queue, self.shape, messages_per_frame, self.random)
         await producer.open(self.url, self.token, producer.name)
         return producer
@@ -114,14 +111,13 @@ class Tocsin:
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consumer:
-        """As Dialect says; the broker shares the partitions out itself."""
+        """The broker shares the partitions out itself."""
         consumer = Consumer(name, self.shape, histogram, self.random)
         await consumer.open(self.url, self.token)
         await consumer.subscribe(queue, GROUP)
         return consumer
 
     async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
-        """As Dialect says."""
         reader = Reader(name, self.shape, on_given)
         await reader.open(self.url, self.token)
         await reader.subscribe(queue)

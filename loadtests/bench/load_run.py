@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from loadtests.bench.adapter import Consuming, Dialect, Producing, Tocsin
+from loadtests.bench.adapter import Adapter, Consuming, Producing, Tocsin
 from loadtests.clients.load import LoadFailed, Shape, stamp
 from loadtests.histogram import Histogram
 
@@ -61,11 +61,11 @@ class Bench:
     shape: Shape = field(default_factory=Shape)
     random: Random = field(default_factory=lambda: Random(1))
     durability: object = None
-    speaks: Dialect | None = None
+    speaks: Adapter | None = None
     """None: it is Tocsin, at the URL."""
 
     @property
-    def dialect(self) -> Dialect:
+    def adapter(self) -> Adapter:
         """How clients talk to the broker."""
         return self.speaks or Tocsin(self.url, self.token, self.shape, self.random)
 
@@ -80,7 +80,7 @@ class Bench:
         return (self.server.cpu_s() - since_s) / messages * 1e6
 
 
-class Line:
+class LoadRun:
     """Producers and consumers of one queue and group, and the loop between them: there are never
     more than `window` messages published and not yet settled."""
 
@@ -98,21 +98,21 @@ class Line:
 
     async def open(self, *, consumers: int = CONSUMERS) -> None:
         """Create queue and group, connect everyone."""
-        dialect = self._bench.dialect
-        await dialect.shared(self._queue, PARTITIONS)
+        adapter = self._bench.adapter
+        await adapter.shared(self._queue, PARTITIONS)
         for i in range(PRODUCERS):
             name = f"bench-{self._queue}-{i}"
-            producer = await dialect.producer(name, self._queue, self._messages_per_frame)
+            producer = await adapter.producer(name, self._queue, self._messages_per_frame)
             producer.on_answers = self.fill
             self.producers.append(producer)
         await self.consume(consumers)
 
     async def consume(self, consumers: int) -> None:
         """Let so many consumers join."""
-        dialect = self._bench.dialect
+        adapter = self._bench.adapter
         for i in range(consumers):
             name = f"bench-consumer-{len(self.consumers)}-{i}"
-            consumer = await dialect.consumer(name, self._queue, self.latency, i, consumers)
+            consumer = await adapter.consumer(name, self._queue, self.latency, i, consumers)
             consumer.on_settled = self.fill
             self.consumers.append(consumer)
 
@@ -204,7 +204,7 @@ class Line:
 
 
 @asynccontextmanager
-async def quiet(line: Line) -> AsyncIterator[Line]:
+async def quiet(line: LoadRun) -> AsyncIterator[LoadRun]:
     """A line that is closed in the end, without pauses of our own garbage collector meanwhile."""
     gc.collect()
     gc.disable()

@@ -27,7 +27,7 @@ from loadtests.bench.load_run import (
     WARM_UP_S,
     Bench,
     Figures,
-    Line,
+    LoadRun,
     quiet,
 )
 from loadtests.bench.sdk_load import sdk100
@@ -69,7 +69,7 @@ async def keys(bench: Bench) -> Figures:
 
 
 async def _grown(
-    bench: Bench, what: str, counts: tuple[int, int], opened: Callable[[int], Awaitable[Line]]
+    bench: Bench, what: str, counts: tuple[int, int], opened: Callable[[int], Awaitable[LoadRun]]
 ) -> Figures:
     few, many = counts
     async with quiet(await opened(few)) as small:
@@ -86,7 +86,7 @@ async def _grown(
     return figures
 
 
-async def _stretch(bench: Bench, line: Line, name: str) -> Figures:
+async def _stretch(bench: Bench, line: LoadRun, name: str) -> Figures:
     count, elapsed, cpu_us = await line.run(bench.seconds / 2, name)
     await line.drain()
     await asyncio.sleep(REST_S)
@@ -118,12 +118,12 @@ def _compared(alone: Figures, pairs: list[tuple[Figures, Figures]], few: int) ->
     return figures
 
 
-async def _over_queues(bench: Bench, many: int) -> Line:
+async def _over_queues(bench: Bench, many: int) -> LoadRun:
     names = [f"queues{many}-{number}" for number in range(many)]
     await _create(bench, names)
     bench.progress(f"queues: {many:,} are there")
     shape = Shape(bench.shape.body_bytes, KEYS_OF_QUEUES // many)
-    line = Line(bench, names[0], MESSAGES_PER_FRAME, WINDOW)
+    line = LoadRun(bench, names[0], MESSAGES_PER_FRAME, WINDOW)
     for number in range(PRODUCERS):
         # Each begins elsewhere, so that they are not at one queue all at once.
         begin = number * many // PRODUCERS
@@ -133,10 +133,10 @@ async def _over_queues(bench: Bench, many: int) -> Line:
     return line
 
 
-async def _of_keys(bench: Bench, many: int) -> Line:
+async def _of_keys(bench: Bench, many: int) -> LoadRun:
     name, shape = f"keys{many}", Shape(bench.shape.body_bytes, many)
     await Tocsin(bench.url, bench.token).shared(name, PARTITIONS)
-    line = Line(bench, name, MESSAGES_PER_FRAME, WINDOW)
+    line = LoadRun(bench, name, MESSAGES_PER_FRAME, WINDOW)
     for _ in range(PRODUCERS):
         await _produce(bench, line, shape, [name], blocks=BLOCKS)
     for _ in range(CONSUMERS):
@@ -145,7 +145,7 @@ async def _of_keys(bench: Bench, many: int) -> Line:
 
 
 async def _produce(
-    bench: Bench, line: Line, shape: Shape, queues: Sequence[str], *, blocks: int = 0
+    bench: Bench, line: LoadRun, shape: Shape, queues: Sequence[str], *, blocks: int = 0
 ) -> None:
     name = f"growth-{len(line.producers)}"
     producer = Producer(name, queues, shape, MESSAGES_PER_FRAME, bench.random, blocks=blocks)
@@ -154,7 +154,7 @@ async def _produce(
     line.producers.append(producer)
 
 
-async def _consume(bench: Bench, line: Line, shape: Shape, queues: Sequence[str]) -> None:
+async def _consume(bench: Bench, line: LoadRun, shape: Shape, queues: Sequence[str]) -> None:
     consumer = Consumer(f"growth-{len(line.consumers)}", shape, line.latency, bench.random)
     consumer.on_settled = line.fill
     await consumer.open(bench.url, bench.token)
@@ -327,7 +327,7 @@ FAN_PAUSE_S: Final = 0.1
 
 async def batch100(bench: Bench) -> Figures:
     """Frames of 100 messages, pipelined, as many as the broker takes."""
-    async with quiet(Line(bench, "batch100", 100, 20_000)) as line:
+    async with quiet(LoadRun(bench, "batch100", 100, 20_000)) as line:
         await line.open()
         count, elapsed, cpu_us = await line.run(bench.seconds, "batch100")
         latency = Histogram()
@@ -338,7 +338,7 @@ async def batch100(bench: Bench) -> Figures:
 
 async def single(bench: Bench) -> Figures:
     """One message a frame, many in flight, as many as the broker takes."""
-    async with quiet(Line(bench, "single", 1, 4_000)) as line:
+    async with quiet(LoadRun(bench, "single", 1, 4_000)) as line:
         await line.open()
         count, elapsed, cpu_us = await line.run(bench.seconds, "single")
         latency = Histogram()
@@ -351,7 +351,7 @@ async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
     """So many messages a second on a fixed schedule, one a frame. The latency of a message counts
     from the moment at which it was due, however late we or the broker were: no coordinated
     omission."""
-    async with quiet(Line(bench, "open10k", 1, 1 << 30)) as line:
+    async with quiet(LoadRun(bench, "open10k", 1, 1 << 30)) as line:
         await line.open()
         began_ns, sent = time.monotonic_ns() + 10_000_000, 0
 
@@ -393,10 +393,10 @@ async def _connected(
     bench: Bench, queue: str, count: int, on_given: Callable[[int, int], None], what: str
 ) -> list[Party]:
     readers: list[Party] = []
-    dialect = bench.dialect
+    adapter = bench.adapter
 
     async def connect(number: int) -> None:
-        readers.append(await dialect.reader(f"reader-{number}", queue, on_given))
+        readers.append(await adapter.reader(f"reader-{number}", queue, on_given))
 
     for first in range(0, count, _OPENING_AT_ONCE):
         await asyncio.gather(
@@ -416,7 +416,7 @@ def _check_all(clients: Sequence[Party]) -> None:
 async def fanout5k(bench: Bench) -> Figures:
     """One message at a time to 5,000 readers of one queue; the next one a moment after the last
     reader has it. CPU and rate are per recipient."""
-    await bench.dialect.feed("fanout5k")
+    await bench.adapter.feed("fanout5k")
     latency, given = Histogram(), 0
     all_given = asyncio.Event()
 
@@ -429,7 +429,7 @@ async def fanout5k(bench: Bench) -> Figures:
 
     expected = 1 << 60
     readers = await _connected(bench, "fanout5k", bench.connections, on_given, "fanout5k")
-    producer = await bench.dialect.producer("bench-fanout", "fanout5k", 1)
+    producer = await bench.adapter.producer("bench-fanout", "fanout5k", 1)
     gc.collect()
     gc.disable()
     try:
@@ -470,7 +470,7 @@ async def idle(bench: Bench) -> Figures:
     """Resident memory of the server per connection that said hello and holds one reader."""
     if bench.server is None:
         raise LoadFailed("idle needs the server's pid (--pid)")
-    await bench.dialect.feed("idle")
+    await bench.adapter.feed("idle")
 
     def on_given(messages: int, latency_ns: int) -> None:
         raise LoadFailed("an idle connection was given a message")
@@ -497,13 +497,13 @@ async def idle(bench: Bench) -> Figures:
 async def backlog(bench: Bench) -> Figures:
     """The cost of a message (published, pushed, acked) with none and with a million waiting in
     front of it: the same load, once live, once with consumers that read through a backlog."""
-    async with quiet(Line(bench, "backlog0", 100, 20_000)) as line:
+    async with quiet(LoadRun(bench, "backlog0", 100, 20_000)) as line:
         await line.open()
         _, _, live_us = await line.run(bench.seconds, "backlog, none waiting")
         await line.drain()
     # Beside what another queue brought just now a fill as fast as can be is a flood, and refused.
     await asyncio.sleep(APART_S)
-    async with quiet(Line(bench, "backlog1m", 100, bench.backlog)) as line:
+    async with quiet(LoadRun(bench, "backlog1m", 100, bench.backlog)) as line:
         await line.open(consumers=0)
         line.publishing = True
         line.fill()

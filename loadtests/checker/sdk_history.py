@@ -33,7 +33,7 @@ class Reading:
     bodies: set[str] = field(default_factory=set)
 
 
-class Book(Violations):
+class SdkHistory(Violations):
     """Bodies are unique texts: a body names its message."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from loadtests.clients.recorder import GROUP, QUEUE, Field, identity
+from loadtests.clients.recorder import GROUP, QUEUE, RunState, identity
 from loadtests.clients.rest import REQUEST_TIMEOUT_S, Rest
 from loadtests.clients.survivors import NACK_CHANCE, RECONNECT_S
 
@@ -38,7 +38,7 @@ _PULL_BODY: Final = _ENCODE({"messages_max": PULL_MESSAGES_MAX, "wait_s": PULL_W
 class Puller:
     """One of the clients whose pulls form the group's virtual consumer (R24)."""
 
-    def __init__(self, field: Field, number: int = 0) -> None:
+    def __init__(self, field: RunState, number: int = 0) -> None:
         self._field = field
         habits = field.habits
         timeout_s = habits.silence_s + PULL_WAIT_S if habits.silence_s else REQUEST_TIMEOUT_S

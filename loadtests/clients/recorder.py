@@ -98,7 +98,7 @@ class Habits:
     """What was pulled is settled through any gateway (R24)."""
 
 
-class Field:
+class RunState:
     """What all clients of a run share: where they find the broker, and how far all of them are."""
 
     def __init__(

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from loadtests.clients.recorder import QUEUE, ClientFailed, Field
+from loadtests.clients.recorder import QUEUE, ClientFailed, RunState
 from loadtests.clients.survivors import Survivor
 
 CREDIT: Final = 2_000
@@ -38,7 +38,7 @@ _FRAMES: Final = msgspec.json.Decoder(list[_Received])
 class SurvivingReader(Survivor):
     """See the module. What it is given is logged by `Recorder.read`."""
 
-    def __init__(self, field: Field, number: int) -> None:
+    def __init__(self, field: RunState, number: int) -> None:
         doors = field.doors
         super().__init__(field, f"reader-{number}", doors[-1 - number % len(doors) :] + doors)
         self._queue_id = ""

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from loadtests.clients import wire
-from loadtests.clients.recorder import GROUP, QUEUE, ClientFailed, Door, Field, identity, message
+from loadtests.clients.recorder import GROUP, QUEUE, ClientFailed, Door, RunState, identity, message
 from loadtests.clients.wire import Place, delivery_list, offsets_of, places
 
 WINDOW: Final = 1500
@@ -76,7 +76,7 @@ _ONE: Final = msgspec.json.Decoder(_Received)
 class Survivor(ABC):
     """A client that connects again for as long as the run lasts."""
 
-    def __init__(self, field: Field, name: str, doors: Sequence[Door] | None = None) -> None:
+    def __init__(self, field: RunState, name: str, doors: Sequence[Door] | None = None) -> None:
         """`doors`: where it looks for the broker, the first one first; all, if it is not said."""
         self.field = field
         self.name = name
@@ -192,7 +192,7 @@ class Survivor(ABC):
 class SurvivingProducer(Survivor):
     """Publishes, pipelined, until the field no longer produces and everything is answered."""
 
-    def __init__(self, field: Field, number: int) -> None:
+    def __init__(self, field: RunState, number: int) -> None:
         doors = field.doors
         super().__init__(field, f"producer-{number}", doors[number % len(doors) :] + doors)
         self._number = number
@@ -311,7 +311,7 @@ class SurvivingProducer(Survivor):
 class SurvivingConsumer(Survivor):
     """A member of the group over WebSocket."""
 
-    def __init__(self, field: Field, number: int) -> None:
+    def __init__(self, field: RunState, number: int) -> None:
         doors = field.serving
         super().__init__(field, f"consumer-{number}", doors[number % len(doors) :] + doors)
         self._lines: dict[str, deque[Place]] = {}

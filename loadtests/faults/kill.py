@@ -11,8 +11,8 @@ from random import Random
 from typing import Final
 
 from loadtests.checker.verdict import Verdict
-from loadtests.clients.recorder import Field
-from loadtests.faults.crew import Crew, judge_log
+from loadtests.clients.recorder import RunState
+from loadtests.faults.soak_clients import SoakClients, judge_log
 from loadtests.server import SERVE, Server
 
 LIFE_S: Final = (0.05, 1.6)
@@ -73,8 +73,8 @@ async def kill_cycles(
     server = Server(folder / "data", command=command, level="warning")
     report = KillReport(seed)
     chance = Random(seed)
-    field = Field(server.url, log, Random(seed + 1))
-    crew = Crew(field)
+    field = RunState(server.url, log, Random(seed + 1))
+    crew = SoakClients(field)
     try:
         field.server += 1
         server.spawn()
@@ -107,7 +107,7 @@ async def kill_cycles(
     return report
 
 
-async def _cycle(server: Server, crew: Crew, report: KillReport, chance: Random) -> None:
+async def _cycle(server: Server, crew: SoakClients, report: KillReport, chance: Random) -> None:
     """Live, die, and perhaps die again while coming back."""
     await crew.flowing(FLOWING_MESSAGES)
     await crew.wait(chance.uniform(*LIFE_S))

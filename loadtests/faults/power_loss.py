@@ -22,8 +22,8 @@ from typing import Final
 from loadtests.checker.history import merge, read_lines
 from loadtests.checker.judge import judge
 from loadtests.checker.verdict import Verdict
-from loadtests.clients.recorder import GROUP_PLACE, Field
-from loadtests.faults.crew import Crew
+from loadtests.clients.recorder import GROUP_PLACE, RunState
+from loadtests.faults.soak_clients import SoakClients
 from loadtests.server import SERVE, Server, ServerFailed
 
 IMAGE_BYTES: Final = 1 << 30
@@ -149,8 +149,8 @@ async def _life(
     """One broker, whose disk is copied at random instants while it works. `synced`: once the queue
     is there the disk is synced from outside, so that only messages can be missing."""
     log = image.with_suffix(".jsonl")
-    shared = Field(server.url, log, Random(chance.random()))
-    crew = Crew(shared)
+    shared = RunState(server.url, log, Random(chance.random()))
+    crew = SoakClients(shared)
     try:
         shared.server = 1
         server.spawn()
@@ -194,10 +194,10 @@ async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Ve
         server = Server(place / "data", level="warning")
         server.log_path = copy.with_suffix(copy.suffix + ".log")
         server.key_path = copy.with_suffix(".key")  # that of the image
-        shared = Field(server.url, after, Random(1))
+        shared = RunState(server.url, after, Random(1))
         shared.server = 2
         shared.sockets = itertools.count(1_000_000)
-        crew = Crew(shared, producers=0)
+        crew = SoakClients(shared, producers=0)
         try:
             server.spawn()
             await asyncio.to_thread(server.wait_ready)

@@ -17,7 +17,7 @@ _HOWS: Final[tuple[How, How]] = ("reset", "fin")
 _BLOCKS: Final[tuple[Upgrades, ...]] = ("refuse", "strip", "swallow")
 
 
-class Mischief:
+class RandomFaults:
     """Each fault that lasts is lifted after up to `outage_s`, but for those that the connection's
     own ends must notice; these are reset when all is over."""
 

@@ -136,12 +136,10 @@ class Sending(ABC):
         self._out: list[bytes] = []
 
     def publish(self, due: bytes) -> None:
-        """As Producing says."""
         self.unanswered += self.messages_per_frame
         self._out.append(due.join(next(self._blocks)))
 
     def flush(self) -> None:
-        """As Producing says."""
         if self._out:
             out, self._out = self._out, []
             self._send(out)

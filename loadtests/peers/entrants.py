@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from loadtests.bench import adapter
-from loadtests.bench.adapter import Dialect
+from loadtests.bench.adapter import Adapter
 from loadtests.bench.command import version_of
 from loadtests.peers import programs, servers
 from loadtests.peers.clients import Bodies
@@ -28,7 +28,7 @@ SYNC_ALWAYS_MIN: Final = (2, 10)
 class Running:
     """Servers that run for one measurement."""
 
-    dialect: Dialect
+    adapter: Adapter
     pids: tuple[int, ...]
     """Those that were started, each in a session of its own."""
 

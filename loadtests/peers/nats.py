@@ -260,7 +260,7 @@ class Reader(Client):
 
 
 class Nats:
-    """Dialect of a NATS server whose configuration has `mapping` for the queues in use."""
+    """Adapter of a NATS server whose configuration has `mapping` for the queues in use."""
 
     def __init__(self, url: str, bodies: Bodies, random: Random, *, stored: bool = True) -> None:
         """`stored`: readers are given what is stored, each by a consumer of its own."""
@@ -270,13 +270,12 @@ class Nats:
         self._stored = stored
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """As Dialect says. What is acknowledged leaves the stream."""
+        """What is acknowledged leaves the stream."""
         if partitions != PARTITIONS:
             raise LoadFailed(f"this server maps keys to {PARTITIONS} partitions")
         await self._stream(queue, f"{queue}.*.*", "workqueue")
 
     async def feed(self, queue: str) -> None:
-        """As Dialect says."""
         await self._stream(queue, f"to.{queue}", "limits", max_age=60_000_000_000)
 
     async def _stream(self, queue: str, subject: str, retention: str, **more: object) -> None:
@@ -293,7 +292,7 @@ class Nats:
                 client.close()
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
-        """As Dialect says. One message at a time to readers has no key."""
+        """One message at a time to readers has no key."""
         subject = f"to.{queue}" if queue in FEEDS else f"to.{queue}."
         producer = Producer(name, subject.encode(), self._bodies, messages_per_frame, self._random)
         await producer.open(self._url)
@@ -302,14 +301,12 @@ class Nats:
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consumer:
-        """As Dialect says."""
         consumer = Consumer(name, self._bodies, histogram, self._random)
         await consumer.open(self._url)
         await consumer.subscribe(queue, range(place, PARTITIONS, of))
         return consumer
 
     async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
-        """As Dialect says."""
         reader = Reader(name, self._bodies, on_given)
         await reader.open(self._url)
         await reader.subscribe(queue, stored=self._stored)

@@ -215,7 +215,7 @@ class Reader(Client):
 
 
 class Stomp:
-    """Dialect of a RabbitMQ that has the exchanges and queues of `servers.definitions`."""
+    """Adapter of a RabbitMQ that has the exchanges and queues of `servers.definitions`."""
 
     def __init__(self, url: str, user: str, password: str, bodies: Bodies, random: Random) -> None:
         self._url = url
@@ -224,17 +224,16 @@ class Stomp:
         self._random = random
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """As Dialect says; it has been there since the broker's start."""
+        """Do nothing: it has been there since the broker's start."""
         if partitions != PARTITIONS or queue in FEEDS:
             raise LoadFailed(f"this broker has {PARTITIONS} queues behind its exchange")
 
     async def feed(self, queue: str) -> None:
-        """As Dialect says; it has been there since the broker's start."""
+        """Do nothing: it has been there since the broker's start."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
-        """As Dialect says."""
         exchange = FEED if queue in FEEDS else EXCHANGE
         producer = Producer(name, exchange, self._bodies, messages_per_frame, self._random)
         await producer.open(self._url, *self._who)
@@ -243,14 +242,12 @@ class Stomp:
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consumer:
-        """As Dialect says."""
         consumer = Consumer(name, self._bodies, histogram, self._random)
         await consumer.open(self._url, *self._who)
         await consumer.subscribe(range(place, PARTITIONS, of))
         return consumer
 
     async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
-        """As Dialect says."""
         reader = Reader(name, self._bodies, on_given)
         await reader.open(self._url, *self._who)
         await reader.subscribe()

@@ -280,7 +280,7 @@ class Reader(Client):
 
 
 class Streams:
-    """Dialect of a Redis or Valkey server on this machine."""
+    """Adapter of a Redis or Valkey server on this machine."""
 
     def __init__(self, port: int, bodies: Bodies, random: Random) -> None:
         self._port = port
@@ -289,7 +289,6 @@ class Streams:
         self._partitions = 0
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """As Dialect says."""
         self._partitions = partitions
         client = Client("bench-admin")
         try:
@@ -300,7 +299,7 @@ class Streams:
             client.close()
 
     async def feed(self, queue: str) -> None:
-        """As Dialect says: the first message makes the stream."""
+        """Do nothing: the first message makes the stream."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 
@@ -308,7 +307,6 @@ class Streams:
         return [f"{queue}:{partition}" for partition in range(self._partitions)]
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
-        """As Dialect says."""
         is_feed = queue in FEEDS
 
         def stream_of(key: bytes) -> str:
@@ -324,13 +322,11 @@ class Streams:
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consumer:
-        """As Dialect says."""
         consumer = Consumer(name, self._bodies, histogram, self._random)
         await consumer.open(self._port, self._streams(queue)[place::of])
         return consumer
 
     async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
-        """As Dialect says."""
         reader = Reader(name, self._bodies, on_given)
         await reader.open(self._port, queue)
         return reader

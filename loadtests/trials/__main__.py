@@ -36,7 +36,7 @@ from loadtests.trials.fuzz import trial as fuzz
 from loadtests.trials.hostile import trial as hostile
 from loadtests.trials.noisy import trial as noisy
 from loadtests.trials.sdk import kills, proxy, slow, switch
-from loadtests.trials.sdk.programs import ActorFailed
+from loadtests.trials.sdk.programs import ProgramFailed
 from loadtests.trials.stalled import trial as stalled
 from loadtests.trials.stuck import trial as stuck
 from loadtests.trials.trial import Finding, Progress
@@ -78,7 +78,7 @@ def _try(trial: Coroutine[Any, Any, Finding], as_json: bool) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             finding = runner.run(trial)
-    except (ActorFailed, LoadFailed, ServerFailed, Unreadable, RuntimeError, OSError) as error:
+    except (ProgramFailed, LoadFailed, ServerFailed, Unreadable, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise click.Abort from None

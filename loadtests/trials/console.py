@@ -18,7 +18,7 @@ from typing import Final
 
 from playwright.async_api import Browser, Page, Request, expect
 
-from loadtests.bench.load_run import WARM_UP_S, Bench, Line, quiet
+from loadtests.bench.load_run import WARM_UP_S, Bench, LoadRun, quiet
 from loadtests.chromium import browsing, executable
 from loadtests.server import Process
 from loadtests.trials import options
@@ -58,7 +58,7 @@ def _wrapper(path: Path, niceness: int) -> str:
 
 
 async def _turns(
-    line: Line, page: Page, url: str, plan: Plan, what: str
+    line: LoadRun, page: Page, url: str, plan: Plan, what: str
 ) -> tuple[list[float], list[float], int]:
     """(rates without the console, rates with it, calls of the API that it made)."""
     requests = 0
@@ -93,7 +93,7 @@ async def console(plan: Plan, progress: Progress) -> Finding:
     }  # fmt: skip
     async with broker("console") as server:
         bench = Bench(server.url, None, Process(server.pid), plan.turn_s, 0, 0, progress)
-        async with quiet(Line(bench, QUEUE, 100, _WINDOW)) as line:
+        async with quiet(LoadRun(bench, QUEUE, 100, _WINDOW)) as line:
             await line.open()
             for niceness in (19, 0):
                 async with _chromium(niceness) as browser:

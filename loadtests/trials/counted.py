@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from loadtests.bench.adapter import GROUP
-from loadtests.bench.load_run import Bench, Line, quiet
+from loadtests.bench.load_run import Bench, LoadRun, quiet
 from loadtests.clients.load import LoadFailed
 from loadtests.clients.rest import Rest
 from loadtests.server import SERVE, Process, Server, tocsin
@@ -94,7 +94,7 @@ class _Told:
     settled: int = 0
     latency_max_us: float = 0.0
 
-    def add(self, line: Line) -> None:
+    def add(self, line: LoadRun) -> None:
         """What the clients of a line know."""
         self.published += line.published
         self.answered += sum(producer.answered for producer in line.producers)
@@ -185,10 +185,10 @@ async def _pass(server: Server, messages: int, told: _Told, progress: Progress) 
 @asynccontextmanager
 async def _loaded(
     server: Server, messages: int, told: _Told, progress: Progress, *, at_least_s: float = 0
-) -> AsyncIterator[Line]:
+) -> AsyncIterator[LoadRun]:
     """Inside, so many were published, for at least so long, and publishing goes on."""
     bench = Bench(server.url, None, Process(server.pid), 0.0, 0, 0, progress)
-    line = Line(bench, QUEUE, MESSAGES_PER_FRAME, WINDOW)
+    line = LoadRun(bench, QUEUE, MESSAGES_PER_FRAME, WINDOW)
     await line.open()
     async with quiet(line):
         line.publishing = True
@@ -202,7 +202,7 @@ async def _loaded(
         told.add(line)
 
 
-async def _drain(server: Server, line: Line, messages: int) -> None:
+async def _drain(server: Server, line: LoadRun, messages: int) -> None:
     """Wait until all of it is settled, and what was left of before."""
     line.publishing = False
     await line.until(lambda: line.settled >= line.published, "draining", _patience_s(messages))

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from loadtests.bench.load_run import Bench, Line, quiet
+from loadtests.bench.load_run import Bench, LoadRun, quiet
 from loadtests.server import Process, Server
 from loadtests.trials import options
 from loadtests.trials.trial import Finding, Progress, admin, broker
@@ -95,11 +95,11 @@ async def _compare(
 ) -> dict[str, Turns]:
     turns = {side.name: Turns() for side in sides}
     async with AsyncExitStack() as stack:
-        lines: dict[str, Line] = {}
+        lines: dict[str, LoadRun] = {}
         for side in sides:
             process = Process(side.server.pid)
             bench = Bench(side.server.url, side.token, process, plan.turn_s, 0, 0, progress)
-            line = Line(bench, name, load.messages_per_frame, load.window)
+            line = LoadRun(bench, name, load.messages_per_frame, load.window)
             lines[side.name] = await stack.enter_async_context(quiet(line))
             await line.open()
         for number in range(plan.pairs):

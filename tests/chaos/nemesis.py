@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
 
-from loadtests.faults.crew import Crew
+from loadtests.faults.soak_clients import SoakClients
 from services.manager.rules.leader import BEAT_S, LEASE_S
 from tests.chaos.disks import Disks
 from tests.chaos.world import Gateway, Manager, World
@@ -75,7 +75,7 @@ class Nemesis:
     out is away; `disks`: what the store's files lie on, where its power can be cut."""
 
     world: World
-    crew: Crew
+    crew: SoakClients
     random: Random
     progress: Callable[[str], None]
     frozen_s: float = FROZEN_S
@@ -473,6 +473,6 @@ class Nemesis:
         return self.random.sample(things, len(things))
 
 
-def start(world: World, gateway: Gateway, crew: Crew) -> None:
+def start(world: World, gateway: Gateway, crew: SoakClients) -> None:
     """Start it, and have that in the log."""
     crew.field.log.world("serves", server=world.spawn(gateway), gateway=gateway.name)

@@ -16,8 +16,8 @@ from typing import Final
 
 from loadtests.checker.checker import ChaosVerdict, check
 from loadtests.checker.history import read_lines
-from loadtests.clients.recorder import GROUP_PLACE, ClientFailed, Field, Habits
-from loadtests.faults.crew import LEASE_S, QUIET_S, Crew
+from loadtests.clients.recorder import GROUP_PLACE, ClientFailed, Habits, RunState
+from loadtests.faults.soak_clients import LEASE_S, QUIET_S, SoakClients
 from loadtests.server import ServerFailed
 from metadata.service.messages import Layout as MetadataLayout
 from push import limits
@@ -125,13 +125,13 @@ def play(
         if cut is not None:
             cut.nodes = made.store.nodes
             cut.settle()
-        shared = Field(
+        shared = RunState(
             [gateway.door for gateway in made.gateways], log, Random(plan.seed + 1),
             Habits(plan.rates_per_s, TOKEN, SILENCE_S, at_other_doors=not plan.serving),
         )  # fmt: skip
         if plan.serving:
             shared.serving = shared.doors[: plan.serving]
-        crew = Crew(shared, readers=1, quiet_s=QUIET_S + limits.PULL_IDLE_S)
+        crew = SoakClients(shared, readers=1, quiet_s=QUIET_S + limits.PULL_IDLE_S)
         nemesis = Nemesis(
             made, crew, Random(plan.seed), progress, plan.frozen_s, plan.down_s, plan.away_s, cut
         )
@@ -149,7 +149,9 @@ def play(
     return report
 
 
-async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: Report) -> bool:
+async def _round(
+    plan: Plan, made: World, crew: SoakClients, nemesis: Nemesis, report: Report
+) -> bool:
     """Whether it came to its end, with everything drained."""
     log = crew.field.log
     try:
@@ -180,7 +182,7 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
     return True
 
 
-async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> None:
+async def _say_why(made: World, crew: SoakClients, progress: Callable[[str], None]) -> None:
     """Something is left: what each gateway says of it; and have the gateways write down what their
     tasks wait for."""
     for gateway in made.gateways:
@@ -194,7 +196,7 @@ async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> 
     await crew.wait(1.0)
 
 
-async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) -> None:
+async def _drain(crew: SoakClients, progress: Callable[[str], None], *, healthy: bool) -> None:
     """Have a backlog while nobody consumes, then let it drain while nobody publishes. First
     everything is settled: what a consumer that is gone holds waits until that is known, 30 s with
     pulls that go to another gateway now, and that is not what is measured."""

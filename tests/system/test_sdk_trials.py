@@ -7,8 +7,7 @@ a run that must break it.
 
 import pytest
 
-from loadtests.trials.sdk import kills, proxy, slow, switch
-from loadtests.trials.sdk import trial as scene
+from loadtests.trials.sdk import kills, proxy, slow, switch, trial
 from loadtests.trials.trial import Finding
 
 
@@ -41,7 +40,7 @@ async def test_on_a_bad_network_nothing_is_given_twice_or_lost() -> None:
 async def test_consumers_that_never_ack_turn_the_bad_network_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scene, "STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trial, "STALL_TIMEOUT_S", 1.0)
     plan = proxy.Plan(seconds=1.0, rate=200, acks=False)
     assert "NOT DRAINED" in broken(await proxy.proxied(plan, print))
 
@@ -65,7 +64,7 @@ async def test_handlers_that_outlast_their_leases_run_once_and_stall_nobody() ->
 async def test_leases_that_nobody_prolongs_turn_the_slow_handlers_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scene, "STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trial, "STALL_TIMEOUT_S", 1.0)
     plan = slow.Plan(lease_s=1.0, kinds=("slow",), auto_extend=False)
     found = broken(await slow.slow(plan, print))
     assert "each message of the key ran once" in found

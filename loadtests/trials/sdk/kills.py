@@ -23,7 +23,7 @@ from loadtests.clients.load import LoadFailed
 from loadtests.server import SERVE, Server
 from loadtests.trials import options
 from loadtests.trials.sdk.programs import GROUP, Consuming, Handler, Producing
-from loadtests.trials.sdk.trial import Scene, examine
+from loadtests.trials.sdk.trial import SdkTrial, examine
 from loadtests.trials.trial import Finding, Progress, broker
 
 KILLS: Final = 50
@@ -110,26 +110,26 @@ class Effects:
 
 
 async def kills(plan: Plan, progress: Progress) -> Finding:
-    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
     random = Random(plan.seed)
     async with broker("kills", command=plan.command) as server:
         folder = server.data_dir.parent
-        scene = Scene(server.url, folder / "frames.jsonl", progress, LEASE_S)
+        trial = SdkTrial(server.url, folder / "frames.jsonl", progress, LEASE_S)
         effects = Effects(folder / "effects.db", once=plan.once)
-        scene.book.is_alone = False  # after a kill one may still be at what another is given
+        trial.book.is_alone = False  # after a kill one may still be at what another is given
         try:
-            await scene.prepare(partitions=16, backoff_s=0.01, backoff_max_s=0.1)
-            await _cast(scene, effects, plan)
+            await trial.prepare(partitions=16, backoff_s=0.01, backoff_max_s=0.1)
+            await _cast(trial, effects, plan)
             began = time.monotonic()
-            under_way = await _kill(scene, server, random, plan)
-            rate = len(scene.book.stored) / (time.monotonic() - began)
-            drained = await scene.drain()
+            under_way = await _kill(trial, server, random, plan)
+            rate = len(trial.book.stored) / (time.monotonic() - began)
+            drained = await trial.drain()
         finally:
-            await scene.leave()
-        evidence = await asyncio.to_thread(scene.evidence, drained=drained)
+            await trial.leave()
+        evidence = await asyncio.to_thread(trial.evidence, drained=drained)
         happened = effects.counts()
         effects.close()
-    finding, counts = Finding("kills"), scene.clients.counts
+    finding, counts = Finding("kills"), trial.clients.counts
     finding.figures = {
         "kills": plan.kills,
         "kills_with_publishes_under_way": under_way,
@@ -139,10 +139,10 @@ async def kills(plan: Plan, progress: Progress) -> Finding:
         **{name: counts[name] for name in sorted(counts)},
     }
     examine(finding, evidence, again_allowed=True)
-    missing = [body for body in scene.book.stored if not happened[body]]
+    missing = [body for body in trial.book.stored if not happened[body]]
     finding.check(
         "every publish that returned has had its effect", not missing,
-        f"{len(scene.book.stored):,} returned, {len(missing)} without {missing[:EXAMPLES_MAX]}",
+        f"{len(trial.book.stored):,} returned, {len(missing)} without {missing[:EXAMPLES_MAX]}",
     )  # fmt: skip
     doubled = [body for body, times in happened.items() if times > 1]
     finding.check(
@@ -160,44 +160,44 @@ async def kills(plan: Plan, progress: Progress) -> Finding:
     return finding
 
 
-async def _cast(scene: Scene, effects: Effects, plan: Plan) -> None:
-    book, connect = scene.book, scene.clients.connect
+async def _cast(trial: SdkTrial, effects: Effects, plan: Plan) -> None:
+    book, connect = trial.book, trial.clients.connect
     for number in range(CONSUMERS):
         random = Random(plan.seed + 10 + number)
-        scene.add(
+        trial.add(
             Consuming(
-                f"consumer-{number}", connect(scene.url), book,
+                f"consumer-{number}", connect(trial.url), book,
                 work=effects.work(random, number),
                 concurrency=_CONCURRENCY, random=random,
             )
         )  # fmt: skip
-    await scene.ready()
+    await trial.ready()
     for number in range(PRODUCERS):
         rate, random = plan.rate / PRODUCERS, Random(plan.seed + 100 + number)
-        client = connect(scene.url)
-        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
-    await scene.ready()
+        client = connect(trial.url)
+        trial.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await trial.ready()
 
 
-async def _kill(scene: Scene, server: Server, random: Random, plan: Plan) -> int:
+async def _kill(trial: SdkTrial, server: Server, random: Random, plan: Plan) -> int:
     """Kill and start it again; at how many kills publishes were under way."""
-    producers = [actor for actor in scene.actors if isinstance(actor, Producing)]
+    producers = [program for program in trial.programs if isinstance(program, Producing)]
     under_way = 0
     for number in range(1, plan.kills + 1):
-        await _flowing(scene)
-        await scene.wait(random.uniform(*LIFE_S))
+        await _flowing(trial)
+        await trial.wait(random.uniform(*LIFE_S))
         under_way += await _met(producers)
         server.kill()
-        scene.start += 1
+        trial.start += 1
         server.spawn()
         await asyncio.to_thread(server.wait_ready)
         if number % 5 == 0 or number == plan.kills:
-            counts = scene.clients.counts
-            scene.progress(
-                f"kills: {number} of {plan.kills}, {len(scene.book.stored):,} published, "
-                f"{scene.book.left:,} to run, {counts['reconnects']} reconnects"
+            counts = trial.clients.counts
+            trial.progress(
+                f"kills: {number} of {plan.kills}, {len(trial.book.stored):,} published, "
+                f"{trial.book.left:,} to run, {counts['reconnects']} reconnects"
             )
-    await _flowing(scene)
+    await _flowing(trial)
     return under_way
 
 
@@ -210,11 +210,11 @@ async def _met(producers: Sequence[Producing]) -> bool:
     return False
 
 
-async def _flowing(scene: Scene) -> None:
+async def _flowing(trial: SdkTrial) -> None:
     """Until messages are stored and run again. Raises LoadFailed."""
-    book, deadline = scene.book, time.monotonic() + FLOWING_TIMEOUT_S
+    book, deadline = trial.book, time.monotonic() + FLOWING_TIMEOUT_S
     stored, ran = len(book.stored), len(book.finished)
     while len(book.stored) - stored < FLOWING_MESSAGES or len(book.finished) == ran:
-        await scene.wait(0.01)
+        await trial.wait(0.01)
         if time.monotonic() > deadline:
             raise LoadFailed(f"nothing flows {FLOWING_TIMEOUT_S:.0f} s after a start")

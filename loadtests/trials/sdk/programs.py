@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import tocsin
 
-from loadtests.checker.sdk_history import Book, Reading
+from loadtests.checker.sdk_history import Reading, SdkHistory
 
 QUEUE: Final = "trial"
 GROUP: Final = "workers"
@@ -25,11 +25,11 @@ PUBLISH_TIMEOUT_S: Final = 300.0
 Handler = Callable[[tocsin.Message], Awaitable[None]]
 
 
-class ActorFailed(RuntimeError):
+class ProgramFailed(RuntimeError):
     """The SDK raised what it never should: the trial ends, red."""
 
 
-class Actor:
+class Program:
     """A task around a client of its own."""
 
     def __init__(self, name: str, client: tocsin.Client) -> None:
@@ -56,12 +56,12 @@ class Actor:
         raise AssertionError
 
     def check(self) -> None:
-        """Raise ActorFailed for what it could not bear."""
+        """Raise ProgramFailed for what it could not bear."""
         error = self.failure
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if error is not None:
-            raise ActorFailed(f"{self.name}: {error!r}") from error
+            raise ProgramFailed(f"{self.name}: {error!r}") from error
 
     async def leave(self) -> None:
         """Close the client; what it is doing ends."""
@@ -72,11 +72,17 @@ class Actor:
             await asyncio.wait((self._task,))
 
 
-class Producing(Actor):
+class Producing(Program):
     """Publishes `rate_per_s` messages of some hundred keys, now singly, now many at once."""
 
     def __init__(
-        self, name: str, client: tocsin.Client, book: Book, *, rate_per_s: float, random: Random
+        self,
+        name: str,
+        client: tocsin.Client,
+        book: SdkHistory,
+        *,
+        rate_per_s: float,
+        random: Random,
     ) -> None:
         super().__init__(name, client)
         self._book = book
@@ -152,14 +158,19 @@ class Producing(Actor):
                 continue
             self._book.failed(one["body"])
             if not isinstance(outcome, tocsin.PublishTimeout | tocsin.ClientClosed):
-                self.failure = self.failure or ActorFailed(f"{one['body']}: {outcome!r}")
+                self.failure = self.failure or ProgramFailed(f"{one['body']}: {outcome!r}")
 
 
-class Saying(Actor):
+class Saying(Program):
     """Publishes these (body, key), in order, and leaves it at that."""
 
     def __init__(
-        self, name: str, client: tocsin.Client, book: Book, *, messages: Sequence[tuple[str, str]]
+        self,
+        name: str,
+        client: tocsin.Client,
+        book: SdkHistory,
+        *,
+        messages: Sequence[tuple[str, str]],
     ) -> None:
         super().__init__(name, client)
         self._book = book
@@ -177,12 +188,12 @@ class Saying(Actor):
         await asyncio.Event().wait()
 
 
-class Consuming(Actor):
+class Consuming(Program):
     """A member of the group. `work` is what its handler does."""
 
     def __init__(
-        self, name: str, client: tocsin.Client, book: Book, *, work: Handler, concurrency: int,
-        random: Random, acks: bool = True, **subscribing: Any,
+        self, name: str, client: tocsin.Client, book: SdkHistory, *, work: Handler,
+        concurrency: int, random: Random, acks: bool = True, **subscribing: Any,
     ) -> None:  # fmt: skip
         """`acks` False: a consumer that never acks, the negative control. `subscribing`: what else
         to say to `Client.subscribe`."""
@@ -227,11 +238,11 @@ def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
     return work
 
 
-class Following(Actor):
+class Following(Program):
     """A reader from the start, of all keys or of some."""
 
     def __init__(
-        self, name: str, client: tocsin.Client, book: Book, *, keys: Sequence[str] = ()
+        self, name: str, client: tocsin.Client, book: SdkHistory, *, keys: Sequence[str] = ()
     ) -> None:
         super().__init__(name, client)
         self._book = book

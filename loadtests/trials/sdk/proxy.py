@@ -13,11 +13,11 @@ from random import Random
 from typing import Final
 
 from loadtests.faults.proxy import Proxy
-from loadtests.faults.random_faults import Mischief
+from loadtests.faults.random_faults import RandomFaults
 from loadtests.server import SERVE
 from loadtests.trials import options
 from loadtests.trials.sdk.programs import KEYS, Consuming, Following, Producing, sleeping
-from loadtests.trials.sdk.trial import Scene, examine
+from loadtests.trials.sdk.trial import SdkTrial, examine
 from loadtests.trials.trial import Finding, Progress, broker
 
 SECONDS: Final = 300.0
@@ -54,33 +54,33 @@ class Plan:
 
 
 async def proxied(plan: Plan, progress: Progress) -> Finding:
-    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
     random = Random(plan.seed)
     command = (*SERVE, "--heartbeat-s", f"{HEARTBEAT_S:g}")
     async with (
         broker("proxy", command=command) as server,
         Proxy(server.port, random=Random(plan.seed + 1)) as proxy,
     ):
-        scene = Scene(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
-        mischief = Mischief(proxy, random, outage_s=plan.outage_s)
+        trial = SdkTrial(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
+        faults = RandomFaults(proxy, random, outage_s=plan.outage_s)
         try:
-            await scene.prepare(partitions=12)
-            await _cast(scene, proxy.url, plan)
+            await trial.prepare(partitions=12)
+            await _cast(trial, proxy.url, plan)
             began = time.monotonic()
-            await _endure(scene, mischief, plan)
-            rate = len(scene.book.stored) / (time.monotonic() - began)
-            drained = await scene.drain()
+            await _endure(trial, faults, plan)
+            rate = len(trial.book.stored) / (time.monotonic() - began)
+            drained = await trial.drain()
         finally:
-            await scene.leave()
-        evidence = await asyncio.to_thread(scene.evidence, drained=drained)
-    finding, counts = Finding("proxy"), scene.clients.counts
+            await trial.leave()
+        evidence = await asyncio.to_thread(trial.evidence, drained=drained)
+    finding, counts = Finding("proxy"), trial.clients.counts
     finding.figures = {
         "messages_per_s": round(rate),
         "connections": proxy.counts["connections"],
         **{name: counts[name] for name in sorted(counts)},
-        "faults": sum(mischief.counts.values()),
-        **{f"  {name}": mischief.counts[name] for name in sorted(mischief.counts)},
-        "acks_confirmed_to_handlers": scene.confirmed,
+        "faults": sum(faults.counts.values()),
+        **{f"  {name}": faults.counts[name] for name in sorted(faults.counts)},
+        "acks_confirmed_to_handlers": trial.confirmed,
     }
     examine(finding, evidence, again_allowed=False)
     finding.check(
@@ -88,7 +88,7 @@ async def proxied(plan: Plan, progress: Progress) -> Finding:
         counts["resumed"] > 0 and (plan.seconds < KINDS_MIN_SECONDS or counts["fallbacks"] > 0),
         dict(counts),
     )
-    places = scene.clients.counts_of(CONSUMER)  # sessions without a place in a group do not linger
+    places = trial.clients.counts_of(CONSUMER)  # sessions without a place in a group do not linger
     finding.check(
         "the consumers' sessions outlived every fault: none began anew",
         places["resumed"] > 0 == places["begun anew"],
@@ -102,11 +102,11 @@ async def proxied(plan: Plan, progress: Progress) -> Finding:
     return finding
 
 
-async def _cast(scene: Scene, url: str, plan: Plan) -> None:
-    book, connect = scene.book, scene.clients.connect
+async def _cast(trial: SdkTrial, url: str, plan: Plan) -> None:
+    book, connect = trial.book, trial.clients.connect
     for number in range(CONSUMERS):
         random = Random(plan.seed + 10 + number)
-        scene.add(
+        trial.add(
             Consuming(
                 f"consumer-{number}", connect(url, who=CONSUMER), book,
                 work=sleeping(random, *_WORK_S), concurrency=_CONCURRENCY, random=random,
@@ -115,28 +115,28 @@ async def _cast(scene: Scene, url: str, plan: Plan) -> None:
         )  # fmt: skip
     some = [f"k{number}" for number in range(0, KEYS, 20)]
     for name, keys in (("reader-0", []), ("reader-1", []), ("reader-2", some)):
-        scene.add(Following(name, connect(url), book, keys=keys))
-    await scene.ready()  # before anything goes wrong: a first connect is not tried again
+        trial.add(Following(name, connect(url), book, keys=keys))
+    await trial.ready()  # before anything goes wrong: a first connect is not tried again
     for number in range(PRODUCERS):
         rate, random = plan.rate / PRODUCERS, Random(plan.seed + 100 + number)
         client = connect(url)
-        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
-    await scene.ready()
+        trial.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await trial.ready()
 
 
-async def _endure(scene: Scene, mischief: Mischief, plan: Plan) -> None:
+async def _endure(trial: SdkTrial, faults: RandomFaults, plan: Plan) -> None:
     """Tell how it goes, meanwhile."""
-    trouble = asyncio.create_task(mischief.run(plan.seconds))
+    trouble = asyncio.create_task(faults.run(plan.seconds))
     began = told_at = time.monotonic()
     try:
         while not trouble.done():
-            await scene.wait(0.1)
+            await trial.wait(0.1)
             if time.monotonic() - told_at >= TOLD_EVERY_S:
-                told_at, counts = time.monotonic(), scene.clients.counts
-                scene.progress(
+                told_at, counts = time.monotonic(), trial.clients.counts
+                trial.progress(
                     f"proxy: {told_at - began:.0f} of {plan.seconds:.0f} s, "
-                    f"{len(scene.book.stored):,} published, {scene.book.left:,} to run, "
-                    f"{sum(mischief.counts.values())} faults, {counts['reconnects']} reconnects "
+                    f"{len(trial.book.stored):,} published, {trial.book.left:,} to run, "
+                    f"{sum(faults.counts.values())} faults, {counts['reconnects']} reconnects "
                     f"({counts['resumed']} resumed), {counts['fallbacks']} fallbacks, "
                     f"{counts['returns']} returns"
                 )

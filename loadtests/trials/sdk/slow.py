@@ -15,7 +15,7 @@ import tocsin
 
 from loadtests.trials import options
 from loadtests.trials.sdk.programs import Consuming, Producing, Saying
-from loadtests.trials.sdk.trial import Scene, examine
+from loadtests.trials.sdk.trial import SdkTrial, examine
 from loadtests.trials.trial import Finding, Progress, broker
 
 KINDS: Final = ("slow", "hang", "line")
@@ -70,10 +70,10 @@ class Plan:
 class _Part:
     """One broker's share. `kind`: slow, hang or line."""
 
-    def __init__(self, kind: str, plan: Plan, scene: Scene) -> None:
+    def __init__(self, kind: str, plan: Plan, trial: SdkTrial) -> None:
         self.kind = kind
         self.plan = plan
-        self.scene = scene
+        self.trial = trial
         self.starts: list[tuple[str, int, float]] = []
         """Of the slow key: body, attempt, when."""
         self.ended: list[float] = []
@@ -109,34 +109,34 @@ class _Part:
 
     async def run(self) -> bool:
         """Until the slow key is through, and all else; whether it drained."""
-        plan, scene, connect = self.plan, self.scene, self.scene.clients.connect
-        scene.book.is_alone = self.kind != "hang"
+        plan, trial, connect = self.plan, self.trial, self.trial.clients.connect
+        trial.book.is_alone = self.kind != "hang"
         total_s = plan.total_s if self.kind == "hang" else 100 * plan.lease_s
-        await scene.prepare(partitions=2, lease_total_s=total_s, backoff_s=0.1, backoff_max_s=0.2)
+        await trial.prepare(partitions=2, lease_total_s=total_s, backoff_s=0.1, backoff_max_s=0.2)
         for number in range(_CONSUMERS):
             random = Random(plan.seed + number)
-            scene.add(
+            trial.add(
                 Consuming(
-                    f"consumer-{number}", connect(scene.url), scene.book, work=self.work,
+                    f"consumer-{number}", connect(trial.url), trial.book, work=self.work,
                     concurrency=_CONCURRENCY, random=random, auto_extend=plan.auto_extend,
                 )
             )  # fmt: skip
-        await scene.ready()
-        await scene.shared(_CONSUMERS)
-        client = connect(scene.url)
-        scene.add(Saying("slow", client, scene.book, messages=self.messages))
-        client, random = connect(scene.url), Random(plan.seed + 9)
-        scene.add(Producing("p", client, scene.book, rate_per_s=RATE, random=random))
-        await scene.ready()
+        await trial.ready()
+        await trial.shared(_CONSUMERS)
+        client = connect(trial.url)
+        trial.add(Saying("slow", client, trial.book, messages=self.messages))
+        client, random = connect(trial.url), Random(plan.seed + 9)
+        trial.add(Producing("p", client, trial.book, rate_per_s=RATE, random=random))
+        await trial.ready()
         began, limit_s = time.monotonic(), 2 * (plan.slow_s + plan.lease_s)
         while not self.done.is_set() and time.monotonic() - began < limit_s:
-            await scene.wait(0.1)
-        return await scene.drain()
+            await trial.wait(0.1)
+        return await trial.drain()
 
     async def conclude(self, finding: Finding, drained: bool) -> None:
         """Add what was promised of this part."""
         kind, plan = self.kind, self.plan
-        evidence = await asyncio.to_thread(self.scene.evidence, drained=drained)
+        evidence = await asyncio.to_thread(self.trial.evidence, drained=drained)
         part = Finding(kind)
         examine(part, evidence, again_allowed=True)
         for check in part.checks:
@@ -169,14 +169,14 @@ class _Part:
         finding.figures |= {
             f"{kind}_took_s": round(took_s, 1),
             f"{kind}_runs": len(ran),
-            f"{kind}_others_run": len(self.scene.book.runs) - len(set(ran)),
+            f"{kind}_others_run": len(self.trial.book.runs) - len(set(ran)),
             f"{kind}_others_waited_s_max": round(self.other_s_max, 3),
             f"{kind}_given_again": part.figures["given_again"],
         }
 
 
 async def slow(plan: Plan, progress: Progress) -> Finding:
-    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
     finding = Finding("slow")
     finding.conditions = {
         "lease_s": plan.lease_s, "slow_handler_s": plan.slow_s, "lease_total_s": plan.total_s,
@@ -186,11 +186,11 @@ async def slow(plan: Plan, progress: Progress) -> Finding:
     async def one(kind: str) -> None:
         async with broker(f"slow-{kind}") as server:
             log = server.data_dir.with_name("frames.jsonl")
-            part = _Part(kind, plan, Scene(server.url, log, progress, plan.lease_s))
+            part = _Part(kind, plan, SdkTrial(server.url, log, progress, plan.lease_s))
             try:
                 drained = await part.run()
             finally:
-                await part.scene.leave()
+                await part.trial.leave()
             progress(f"slow: {kind} is through")
             await part.conclude(finding, drained)
 

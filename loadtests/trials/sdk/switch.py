@@ -15,8 +15,8 @@ from typing import Final
 from loadtests.faults.proxy import Proxy, Upgrades
 from loadtests.trials import options
 from loadtests.trials.sdk.clients import Transport
-from loadtests.trials.sdk.programs import ActorFailed, Consuming, Following, Producing, sleeping
-from loadtests.trials.sdk.trial import Evidence, Scene, examine
+from loadtests.trials.sdk.programs import Consuming, Following, Producing, ProgramFailed, sleeping
+from loadtests.trials.sdk.trial import Evidence, SdkTrial, examine
 from loadtests.trials.trial import Finding, Progress, broker
 
 SWITCHES: Final = 10
@@ -58,9 +58,9 @@ class Plan:
 class _Switching:
     """Keeps WebSockets out and lets them in again, and notes when what stood."""
 
-    def __init__(self, plan: Plan, scene: Scene, proxy: Proxy) -> None:
+    def __init__(self, plan: Plan, trial: SdkTrial, proxy: Proxy) -> None:
         self.plan = plan
-        self._scene = scene
+        self._trial = trial
         self._proxy = proxy
         self._blocks = itertools.cycle(_BLOCKS)
         self._ends = itertools.cycle(("reset", "fin", "within a frame"))
@@ -72,9 +72,9 @@ class _Switching:
     async def switch(self, to: Transport) -> None:
         """All clients, as soon as the consumer has enough in hand. The way back is the SDK's own:
         it tries a WebSocket beside its poll every now and then."""
-        scene, proxy = self._scene, self._proxy
-        while len(scene.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
-            await scene.wait(0.01)
+        trial, proxy = self._trial, self._proxy
+        while len(trial.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
+            await trial.wait(0.01)
         self.moments.append(time.monotonic_ns())
         began = time.monotonic()
         if to == "long-poll":
@@ -83,10 +83,10 @@ class _Switching:
             self._cut(next(self._ends))
         else:
             proxy.upgrades = "pass"
-        while any(actor.client.transport != to for actor in scene.actors):
-            await scene.wait(0.02)
+        while any(program.client.transport != to for program in trial.programs):
+            await trial.wait(0.02)
             if time.monotonic() - began > SWITCH_TIMEOUT_S:
-                raise ActorFailed(f"no {to} within {SWITCH_TIMEOUT_S:.0f} s")
+                raise ProgramFailed(f"no {to} within {SWITCH_TIMEOUT_S:.0f} s")
         self.took_s.append(time.monotonic() - began)
         self.switched += 1
 
@@ -99,28 +99,28 @@ class _Switching:
 
 
 async def switch(plan: Plan, progress: Progress) -> Finding:
-    """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
     random = Random(plan.seed)
     async with broker("switch") as server, Proxy(server.port, random=random) as proxy:
-        scene = Scene(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
-        switching = _Switching(plan, scene, proxy)
+        trial = SdkTrial(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
+        switching = _Switching(plan, trial, proxy)
         try:
-            await scene.prepare(partitions=8)
-            rate = await _run(scene, proxy, switching)
-            drained = await scene.drain()
+            await trial.prepare(partitions=8)
+            rate = await _run(trial, proxy, switching)
+            drained = await trial.drain()
         finally:
-            await scene.leave()
+            await trial.leave()
         evidence = await asyncio.to_thread(
-            scene.evidence, drained=drained, moments=switching.moments
+            trial.evidence, drained=drained, moments=switching.moments
         )
-    return _finding(evidence, scene, switching, rate)
+    return _finding(evidence, trial, switching, rate)
 
 
-async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
+async def _run(trial: SdkTrial, proxy: Proxy, switching: _Switching) -> float:
     """Returns how many messages a second were handled."""
-    book, connect, random, plan = scene.book, scene.clients.connect, proxy.random, switching.plan
+    book, connect, random, plan = trial.book, trial.clients.connect, proxy.random, switching.plan
     client = connect(proxy.url, who=CONSUMER)
-    scene.add(
+    trial.add(
         Consuming(
             "consumer",
             client,
@@ -130,35 +130,35 @@ async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
             random=random,
         )
     )
-    scene.add(Following("reader", connect(proxy.url), book))
-    await scene.ready()
+    trial.add(Following("reader", connect(proxy.url), book))
+    await trial.ready()
     began = time.monotonic()
     for number in range(PRODUCERS):
         client, rate = connect(proxy.url), plan.rate / PRODUCERS
-        scene.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
-    await scene.ready()
+        trial.add(Producing(f"p{number}", client, book, rate_per_s=rate, random=random))
+    await trial.ready()
     for number in range(plan.switches):
-        await scene.wait(plan.between_s)
+        await trial.wait(plan.between_s)
         to: Transport = "websocket" if number % 2 else "long-poll"
         await switching.switch(to)
-        scene.progress(
+        trial.progress(
             f"switch: {number + 1} of {plan.switches}, to {to} ({proxy.upgrades}) within "
             f"{switching.took_s[-1]:.1f} s, {len(book.stored):,} published"
         )
-    await scene.wait(plan.between_s)
+    await trial.wait(plan.between_s)
     return len(book.finished) / (time.monotonic() - began)
 
 
-def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: float) -> Finding:
+def _finding(evidence: Evidence, trial: SdkTrial, switching: _Switching, rate: float) -> Finding:
     finding, plan = Finding("switch"), switching.plan
-    counts, moments = scene.clients.counts, evidence.sessions.moments
+    counts, moments = trial.clients.counts, evidence.sessions.moments
     unacked = min((moment.unacked for moment in moments), default=0)
     finding.figures = {
         "switches": switching.switched,
         "switch_s_max": round(max(switching.took_s, default=0.0), 2),
         "handled_per_s": round(rate),
         "unacked_at_switch_min": unacked,
-        "acks_confirmed_to_handlers": scene.confirmed,
+        "acks_confirmed_to_handlers": trial.confirmed,
         **{name: counts[name] for name in sorted(counts)},
     }
     examine(finding, evidence, again_allowed=False)
@@ -166,7 +166,7 @@ def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: floa
         f"at each switch at least {UNACKED_MIN} deliveries were unacked (raw frames)",
         len(moments) == plan.switches and unacked >= UNACKED_MIN, f"{unacked} at {len(moments)}",
     )  # fmt: skip
-    consumer = scene.clients.counts_of(CONSUMER)
+    consumer = trial.clients.counts_of(CONSUMER)
     finding.check(
         "the consumer's session is one: it fell back and returned, and never began anew",
         consumer["fallbacks"] + consumer["returns"] >= plan.switches and not consumer["begun anew"],

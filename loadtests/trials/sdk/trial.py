@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from loadtests.checker.history import Interpreter, read_lines
 from loadtests.checker.judge import Judge
-from loadtests.checker.sdk_history import Book
+from loadtests.checker.sdk_history import SdkHistory
 from loadtests.checker.sessions import Sessions
 from loadtests.checker.verdict import Verdict
 from loadtests.clients.load import LoadFailed
@@ -21,10 +21,10 @@ from loadtests.trials.sdk.programs import (
     GROUP,
     GROUP_PLACE,
     QUEUE,
-    Actor,
     Consuming,
     Following,
     Producing,
+    Program,
 )
 from loadtests.trials.trial import Finding, Progress
 
@@ -33,7 +33,7 @@ STALL_TIMEOUT_S: Final = 60.0
 REST_S: Final = 0.5
 """When all is done, so long for what should not come any more."""
 _POLL_S: Final = 0.1
-ActorT = TypeVar("ActorT", bound=Actor)
+ActorT = TypeVar("ActorT", bound=Program)
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Evidence:
 
     verdict: Verdict
     sessions: Sessions
-    book: Book
+    book: SdkHistory
 
 
 @dataclass
-class Scene:
+class SdkTrial:
     """`url`: where the trial itself goes, past all proxies; `start` counts the broker's starts."""
 
     url: str
@@ -56,17 +56,17 @@ class Scene:
     linger_s: float = 30.0
     """Of the SDK's sessions."""
     start: int = 1
-    actors: list[Actor] = field(default_factory=list)
-    book: Book = field(default_factory=Book)
+    programs: list[Program] = field(default_factory=list)
+    book: SdkHistory = field(default_factory=SdkHistory)
 
     def __post_init__(self) -> None:
         self.clients = Clients(Recorder(self.log), lambda: self.start)
 
-    def add(self, actor: ActorT) -> ActorT:
+    def add(self, program: ActorT) -> ActorT:
         """Let it take part."""
-        self.actors.append(actor)
-        actor.start()
-        return actor
+        self.programs.append(program)
+        program.start()
+        return program
 
     async def prepare(self, **settings: object) -> None:
         """Make the queue and the group, so that P1 counts from the first message on (R11)."""
@@ -82,8 +82,8 @@ class Scene:
 
     def check(self) -> None:
         """Raise what a program could not bear."""
-        for actor in self.actors:
-            actor.check()
+        for program in self.programs:
+            program.check()
 
     async def wait(self, seconds: float) -> None:
         """As asyncio.sleep, watching."""
@@ -95,7 +95,7 @@ class Scene:
     async def ready(self, timeout_s: float = STALL_TIMEOUT_S) -> None:
         """Wait until everyone is connected. Raises LoadFailed."""
         deadline = time.monotonic() + timeout_s
-        while missing := [actor.name for actor in self.actors if not actor.ready.is_set()]:
+        while missing := [program.name for program in self.programs if not program.ready.is_set()]:
             await self.wait(_POLL_S)
             if time.monotonic() > deadline:
                 raise LoadFailed(f"not connected within {timeout_s:.0f} s: {', '.join(missing)}")
@@ -124,8 +124,8 @@ class Scene:
     async def drain(self) -> bool:
         """Producers stop, everyone else goes on until nothing is left; False: something is left
         and nothing happens any more. What it is, the evidence says."""
-        producers = [actor for actor in self.actors if isinstance(actor, Producing)]
-        readings = [actor.reading for actor in self.actors if isinstance(actor, Following)]
+        producers = [program for program in self.programs if isinstance(program, Producing)]
+        readings = [program.reading for program in self.programs if isinstance(program, Following)]
         for producer in producers:
             producer.stopping = True
         best, deadline = 1 << 60, time.monotonic() + STALL_TIMEOUT_S
@@ -163,7 +163,7 @@ class Scene:
 
     async def leave(self) -> None:
         """Everyone goes; the log is complete."""
-        await asyncio.gather(*(actor.leave() for actor in self.actors))
+        await asyncio.gather(*(program.leave() for program in self.programs))
         self.clients.log.close()
 
     def evidence(self, *, drained: bool, moments: Sequence[int] = ()) -> Evidence:
@@ -180,7 +180,7 @@ class Scene:
     @property
     def confirmed(self) -> int:
         """Acks whose confirmation a handler waited for."""
-        return sum(actor.confirmed for actor in self.actors if isinstance(actor, Consuming))
+        return sum(program.confirmed for program in self.programs if isinstance(program, Consuming))
 
 
 def read_log(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from loadtests.bench.load_run import Bench, Line
+from loadtests.bench.load_run import Bench, LoadRun
 from loadtests.clients.load import LoadFailed, Producer, Shape, stamp
 from loadtests.clients.rest import Rest
 from loadtests.server import Process, Server, raise_file_limit
@@ -67,7 +67,7 @@ class _Trial:
         self.memory = Memory(Process(server.pid))
         self._progress = progress
         self._bench = Bench(server.url, None, Process(server.pid), 0.0, 0, 0, lambda _: None)
-        self.line = Line(self._bench, LOAD_QUEUE, MESSAGES_PER_FRAME, window)
+        self.line = LoadRun(self._bench, LOAD_QUEUE, MESSAGES_PER_FRAME, window)
         self.consumers = max(1, sockets // CONSUMERS_SHARE)
         self.readers = sockets - self.consumers
         self.watchers: list[Follower] = []

@@ -12,7 +12,7 @@ import pytest
 
 from loadtests.checker.history import Interpreter, read_lines
 from loadtests.checker.sdk_history import KINDS as BOOK_KINDS
-from loadtests.checker.sdk_history import Book, Reading
+from loadtests.checker.sdk_history import Reading, SdkHistory
 from loadtests.checker.sessions import KINDS, Sessions
 from loadtests.clients.recorder import Recorder
 from loadtests.trials.sdk.clients import Clients
@@ -201,16 +201,16 @@ def test_all_kinds_of_violations_are_tested_here() -> None:
 # --- the book
 
 
-def booked(*bodies: str, key: str = "k") -> Book:
+def booked(*bodies: str, key: str = "k") -> SdkHistory:
     """Published and stored in partition 0 from 0 on."""
-    book = Book()
+    book = SdkHistory()
     for offset, body in enumerate(bodies):
         book.publishes(body, key)
         book.returned(body, 0, offset)
     return book
 
 
-def ran(book: Book, body: str, offset: int, key: str = "k") -> None:
+def ran(book: SdkHistory, body: str, offset: int, key: str = "k") -> None:
     book.starts(body, key, (0, offset))
     book.ends(body, (0, offset))
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from loadtests.bench import load_run, scenarios
-from loadtests.bench.adapter import Dialect
-from loadtests.bench.load_run import Bench, Figures, Line, quiet
+from loadtests.bench.adapter import Adapter
+from loadtests.bench.load_run import Bench, Figures, LoadRun, quiet
 from loadtests.bench.scenarios import fanout5k, open_loop, single
 from loadtests.clients.load import LoadFailed
 from loadtests.histogram import Histogram
@@ -23,7 +23,7 @@ READERS = 5
 
 async def by_ten(bench: Bench) -> Figures:
     """As batch100, with less in flight: these servers are slow."""
-    async with quiet(Line(bench, "batch100", 10, 500)) as load:
+    async with quiet(LoadRun(bench, "batch100", 10, 500)) as load:
         await load.open()
         count, elapsed, _ = await load.run(bench.seconds, "by ten")
         latency = Histogram()
@@ -60,8 +60,8 @@ async def rabbit() -> AsyncIterator[FakeRabbit]:
         assert server.wrong == []
 
 
-def bench(dialect: Dialect) -> Bench:
-    return Bench("", None, None, 0.3, 0, READERS, lambda _: None, speaks=dialect)
+def bench(adapter: Adapter) -> Bench:
+    return Bench("", None, None, 0.3, 0, READERS, lambda _: None, speaks=adapter)
 
 
 def nats_dialect(server: FakeNats, *, stored: bool = True) -> Nats:

@@ -12,7 +12,7 @@ from loadtests.checker.history import read_lines
 from loadtests.checker.judge import judge
 from loadtests.checker.verdict import Verdict
 from loadtests.clients.pullers import Puller
-from loadtests.clients.recorder import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Door, Field
+from loadtests.clients.recorder import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Door, RunState
 from loadtests.clients.rest import Rest
 from loadtests.clients.surviving_reader import SurvivingReader
 from loadtests.clients.survivors import SurvivingConsumer, SurvivingProducer, Survivor
@@ -40,12 +40,12 @@ STALL_TIMEOUT_S: Final = 60.0
 """While draining, something must be answered or settled within this."""
 
 
-class Crew:
+class SoakClients:
     """Runs the clients; the owner starts and kills the broker meanwhile."""
 
     def __init__(
         self,
-        field: Field,
+        field: RunState,
         *,
         producers: int = PRODUCERS,
         readers: int = 0,
