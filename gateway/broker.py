@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from gateway.accounting.audit import BROKER, Audit, Who
+from gateway.accounting.audit import BROKER, Actor, Audit
 from gateway.catalog.guarded import GuardedMetadata
 from gateway.catalog.lookups import find_queue
 from gateway.catalog.reconcile import Agreement, Changes
 from gateway.config import Config
-from gateway.counters import Counting, Shown, described
+from gateway.counters import Counters, HitRateSource, described
 from gateway.delivery.caretaker import Caretaker
 from gateway.delivery.cursor_writer import Flusher
 from gateway.delivery.dead_letters import DeadLetters
@@ -26,22 +26,22 @@ from gateway.delivery.readers import Readers
 from gateway.delivery.remote_owner import Asking, Inboxes
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.writer import Writer
+from gateway.deliverylog.writer import LogWriter
 from gateway.encryption.keyring import Keyring
 from gateway.encryption.sealer import NackReasons
 from gateway.limits.limiter import Limiter
 from gateway.limits.shared import SharedLimits
 from gateway.limits.spec import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
 from gateway.models import BackupProgress, ClusterDescription, ClusterList, SeekTo
-from gateway.operator.alerts import Alerting
-from gateway.operator.describe import Describing, Stock
-from gateway.operator.explain import Explaining
-from gateway.operator.metrics import Measuring, Sources
-from gateway.operator.operations import Upkeep
-from gateway.operator.parking import Parking
-from gateway.operator.removal import Begin, Removed, Removing, check_agreed
+from gateway.operator.alerts import AlertEvaluator
+from gateway.operator.describe import Describer, QueueStatsCache
+from gateway.operator.explain import Explainer
+from gateway.operator.metrics import GatewayMetrics, Sources
+from gateway.operator.operations import QueueOperations
+from gateway.operator.parking import ParkingDecisions
+from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.operator.settings_change import SettingsChanges
-from gateway.operator.waiting import Holding
+from gateway.operator.waiting import WaitingKeys
 from gateway.publish.batch import any_storable, nowhere
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
@@ -103,7 +103,7 @@ async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
         free_bytes_min=2 * config.free_bytes_reserve,
     )
     name = gateway or secrets.token_hex(8)
-    log.begin(await asyncio.to_thread(Writer.open, config.data_dir, name, bounds), name)
+    log.begin(await asyncio.to_thread(LogWriter.open, config.data_dir, name, bounds), name)
 
 
 class Broker:
@@ -125,11 +125,11 @@ class Broker:
         self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
         self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
         looking = guarded(storage)
-        self.deadlines, self.counting = Deadlines(), Counting()
+        self.deadlines, self.counting = Deadlines(), Counters()
         self.nack_reasons = NackReasons(sealer)
         self.limiter = _limiter_of(config, pool)
         self.limiter.on_refused = self._limited
-        self.stock = Stock(looking, is_shared=metadata.is_shared)
+        self.stock = QueueStatsCache(looking, is_shared=metadata.is_shared)
         log = self.delivery_log
         self.publisher = Publisher(
             storage, self.tail, self.counting, self.agreement.is_unmade, log, in_parts=may_be_away
@@ -140,28 +140,28 @@ class Broker:
             looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.move,
             self.counting, self.nack_reasons)  # fmt: skip
         self.groups = Groups(context, metadata)
-        self._describing = Describing(self.stock, metadata, self.groups, self.counting)
+        self._describing = Describer(self.stock, metadata, self.groups, self.counting)
         self._availability = Availability(storage, metadata, self.groups.presence)
         self.alerting = self._alerting_of(config)
         caretaker = Caretaker(context, self.groups, metadata)
         self.inboxes, asking = _letters(storage, looking, self.groups)
-        self.parking = Parking(looking, self.groups, caretaker, asking, self.nack_reasons)
-        self._removing = Removing(looking, metadata)
-        self.upkeep = Upkeep(
+        self.parking = ParkingDecisions(looking, self.groups, caretaker, asking, self.nack_reasons)
+        self._removing = RemovalCounter(looking, metadata)
+        self.upkeep = QueueOperations(
             looking, metadata, self.changes, self.groups, self._removing,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
         self.settings = SettingsChanges(
             looking, metadata, self.changes, self.groups, self._removing
         )
-        self.explaining = Explaining(looking, self.groups, metadata, self.nack_reasons)
-        self.holding = Holding(looking, self.groups, self.nack_reasons)
+        self.explaining = Explainer(looking, self.groups, metadata, self.nack_reasons)
+        self.holding = WaitingKeys(looking, self.groups, self.nack_reasons)
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
         self.janitor = self._janitor_of(context, caretaker)
         self.flusher.on_written = self.janitor.touched
         self.flusher.go_behind(self.publisher.commits)
-        self.hit_rates: dict[str, Shown] = self._caches()
+        self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Of all caches; those of other parts are added by whoever puts them together."""
         self.metrics = self._measuring_of(config)
         self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
@@ -173,7 +173,7 @@ class Broker:
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
-    def _caches(self) -> dict[str, Shown]:
+    def _caches(self) -> dict[str, HitRateSource]:
         return {
             "tail": self.tail.hit_rate,
             "places_of_keys": self.publisher.places,
@@ -181,12 +181,12 @@ class Broker:
             **self.metadata.hit_rates,
         }
 
-    def _alerting_of(self, config: Config) -> Alerting:
+    def _alerting_of(self, config: Config) -> AlertEvaluator:
         presence, webhooks = self.groups.presence, config.alert_webhooks
-        return Alerting(self.metadata, presence, self.stock, self.publisher, webhooks)
+        return AlertEvaluator(self.metadata, presence, self.stock, self.publisher, webhooks)
 
-    def _measuring_of(self, config: Config) -> Measuring:
-        return Measuring(
+    def _measuring_of(self, config: Config) -> GatewayMetrics:
+        return GatewayMetrics(
             Sources(self.stock, self.metadata, self.groups, self.counting),
             storage=self.storage,
             publisher=self.publisher,
@@ -364,7 +364,7 @@ class Broker:
         if not any_storable(messages, settings.message_bytes_max):
             return nowhere(principal, name, settings)
         queue, _ = await self.create_queue(principal, name, settings)
-        self.audit.note("queue.create", Who(principal), queue=name)
+        self.audit.note("queue.create", Actor(principal), queue=name)
         return queue
 
     async def create_queue(

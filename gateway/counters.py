@@ -29,7 +29,7 @@ OF_QUEUES: Final = ("published", "published_bytes", "duplicates", "refused", "un
 
 
 @dataclass(slots=True)
-class Published:
+class PublishCounters:
     """Monotonic counters of what publishers sent to a queue, and what became of it."""
 
     published: int = 0
@@ -46,7 +46,7 @@ class Published:
     read_s: Histogram = field(default_factory=Histogram)
     """From certified to handed to a reader, of what they were given as it came."""
 
-    def merge(self, other: "Published") -> None:
+    def merge(self, other: "PublishCounters") -> None:
         """Add what another one has counted."""
         for name in OF_QUEUES:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -77,19 +77,21 @@ class Published:
             self.refused += count
 
 
-class Counting:
+class Counters:
     """The counters of all queues and groups of a gateway, made when they are first asked for."""
 
     def __init__(self) -> None:
         self.since_unix_ms = int(time.time() * 1000)
-        self._queues: dict[str, Published] = {}
+        self._queues: dict[str, PublishCounters] = {}
         self._groups: dict[str, Tally] = {}
-        self.on_forgotten: Callable[[str, Published | Tally], None] = lambda place, counted: None
+        self.on_forgotten: Callable[[str, PublishCounters | Tally], None] = lambda place, counted: (
+            None
+        )
         """Told of what a queue or a group, by its id, had come to when it was deleted."""
 
-    def queue(self, queue_id: str) -> Published:
+    def queue(self, queue_id: str) -> PublishCounters:
         """Those of a queue."""
-        return self._queues.setdefault(queue_id, Published())
+        return self._queues.setdefault(queue_id, PublishCounters())
 
     def group(self, group_id: str) -> Tally:
         """Those of a group."""
@@ -97,19 +99,19 @@ class Counting:
 
     def of_queue(self, queue_id: str) -> dict[str, int]:
         """Those of a queue, as they are shown."""
-        return self._shown(self._queues.get(queue_id, Published()), OF_QUEUES)
+        return self._shown(self._queues.get(queue_id, PublishCounters()), OF_QUEUES)
 
     def of_group(self, group_id: str) -> dict[str, int]:
         """Those of a group, as they are shown."""
         return self._shown(self._groups.get(group_id, Tally()), OF_GROUPS)
 
-    def _shown(self, counted: Published | Tally, names: Sequence[str]) -> dict[str, int]:
+    def _shown(self, counted: PublishCounters | Tally, names: Sequence[str]) -> dict[str, int]:
         return {
             "since_unix_ms": self.since_unix_ms,
             **{name: getattr(counted, name) for name in names},
         }
 
-    def queues(self) -> dict[str, Published]:
+    def queues(self) -> dict[str, PublishCounters]:
         """Those of all queues that have some, by id."""
         return self._queues
 
@@ -119,7 +121,7 @@ class Counting:
 
     def forget(self, queue_id: str, group_id: str | None) -> None:
         """The group, or (None) the queue, is deleted. Not there: nothing happens."""
-        counted: Published | Tally | None
+        counted: PublishCounters | Tally | None
         if group_id is None:
             counted = self._queues.pop(queue_id, None)
         else:
@@ -128,7 +130,7 @@ class Counting:
             self.on_forgotten(queue_id if group_id is None else group_id, counted)
 
 
-class Shown(Protocol):
+class HitRateSource(Protocol):
     """The hit rate of one cache."""
 
     def shown(self) -> dict[str, object]:
@@ -169,6 +171,6 @@ class FunctionHitRate:
         return HitRate(info.hits, info.misses).shown()
 
 
-def described(rates: Mapping[str, Shown]) -> dict[str, object]:
+def described(rates: Mapping[str, HitRateSource]) -> dict[str, object]:
     """All of them, by the cache's name."""
     return {name: rates[name].shown() for name in sorted(rates)}

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from gateway.accounting.audit import BROKER
-from gateway.accounting.books import Books
+from gateway.accounting.books import AccountingWriter
 from gateway.admin.socket import AdminSocket, token_routes
-from gateway.auth.jwt import KeysError, Terms
+from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.config import Config, describe
 from gateway.net.connections import Registry, drain_sessions
@@ -77,7 +77,7 @@ class Server:
         bound: socket,
         pages: Pages,
         *,
-        books: Books,
+        books: AccountingWriter,
         tls: Tls | None = None,
         tracer: "OtelTracer | None" = None,
     ) -> None:
@@ -263,7 +263,7 @@ def credentials_of(config: Config, metadata: Metadata) -> Credentials:
     """Whom the settings let in, and whom the catalog."""
     issuer = None
     if config.jwt_keys is not None and config.jwt_audience is not None:
-        terms = Terms(
+        terms = JwtTerms(
             config.jwt_audience,
             config.jwt_issuer,
             config.jwt_rights,
@@ -280,8 +280,8 @@ def credentials_of(config: Config, metadata: Metadata) -> Credentials:
     )
 
 
-def _open_books(config: Config) -> Books:
-    return Books.open(
+def _open_books(config: Config) -> AccountingWriter:
+    return AccountingWriter.open(
         config.data_dir,
         is_usage_on=config.usage,
         usage_bytes_max=config.usage_bytes_max,

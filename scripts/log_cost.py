@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.deliverylog.batches import KINDS, Chunk, Counts, Facts, Shortfall
+from gateway.deliverylog.batches import KINDS, Chunk, Counts, LogStatus, Shortfall
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog, Sink
-from gateway.deliverylog.spans import Origin, Place, Placed, Stages
-from gateway.deliverylog.writer import Writer
+from gateway.deliverylog.spans import CommittedOrigins, CommitTimes, LoggedPlace, PublishOrigin
+from gateway.deliverylog.writer import LogWriter
 from gateway.models import Transport
 from metadata.catalog import Queue, QueueSettings
 from push.record import Header
@@ -56,10 +56,10 @@ class Nowhere:
     def stop(self, within_s: float) -> None:
         """Nothing."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> LogStatus:
         """Nothing."""
         missing = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
-        return Facts(written_bytes=0, waiting_bytes=0, is_failing=False, unlogged=missing)
+        return LogStatus(written_bytes=0, waiting_bytes=0, is_failing=False, unlogged=missing)
 
 
 class Session:
@@ -72,7 +72,7 @@ class Session:
 class Answered:
     """A publish."""
 
-    origin: Origin | None = None
+    origin: PublishOrigin | None = None
 
 
 class Frame:
@@ -101,26 +101,26 @@ class Frame:
             self.acks.append((number, mask, result.count))
         self.count = count
 
-    def certify(self, log: DeliveryLog, place: Place) -> None:
+    def certify(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """Its commit has ended."""
         now_us = log.now_us()
-        origin = Origin(
+        origin = PublishOrigin(
             log, QUEUE, now_us, self.count, transport="websocket", producer="checkout",
             session="s-5c1f9a0e2b7d4433", produced_us=now_us, clock_offset_us=-8310,
         )  # fmt: skip
         self.publish.origin = origin
-        placed = Placed(Stages(now_us, now_us), is_late=False)
+        placed = CommittedOrigins(CommitTimes(now_us, now_us), is_late=False)
         for number, runs, result, header in self.records:
             placed.add(runs, number, result, header)
         log.certified(placed)
 
-    def give(self, log: DeliveryLog, place: Place) -> None:
+    def give(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """It goes out."""
         for runs in self.pushes:
             place.given(runs, 1, "none", 1, published_unix_ms=1_763_726_400_000)
         log.flushed()
 
-    def settle(self, log: DeliveryLog, place: Place) -> None:
+    def settle(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """Its consumer acknowledges it."""
         for number, mask, size in self.acks:
             place.settled("acked", [number, 1, 0, hex(mask)], size)
@@ -153,7 +153,7 @@ def measure(act: Callable[[], None], frames: int) -> float:
 
 async def main(frames: int, folder: Path | None) -> int:
     """The table; 1: over the budget."""
-    sink: Sink = Nowhere() if folder is None else Writer.open(folder, "0" * 16, BOUNDS)
+    sink: Sink = Nowhere() if folder is None else LogWriter.open(folder, "0" * 16, BOUNDS)
     log = DeliveryLog()
     log.begin(sink, "0" * 16)
     say = sys.stdout.write

@@ -48,7 +48,7 @@ BEGINNING: Final = "0" * 64
 """What the first line of all has in place of a hash."""
 
 
-class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What was done, by whom, and what came of it. What is not known is left out."""
 
     unix_ms: int
@@ -70,7 +70,7 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     details: dict[str, Any] | None = None
 
 
-class Trail:
+class AuditTrail:
     """The trail that a broker writes on. To be used by one thread."""
 
     def __init__(self, journal: Journal) -> None:
@@ -83,11 +83,11 @@ class Trail:
         self.number: int = next((fields["number"] for fields in whole), 0)
 
     @classmethod
-    def open(cls, data_dir: Path, bytes_max: int) -> "Trail":
+    def open(cls, data_dir: Path, bytes_max: int) -> "AuditTrail":
         """That of a data folder."""
         return cls(Journal(data_dir / FOLDER, NAME, bytes_max=bytes_max))
 
-    def append(self, entries: Sequence[Entry], *, wall: float) -> None:
+    def append(self, entries: Sequence[AuditEntry], *, wall: float) -> None:
         """Write them, whole or not at all. Raises OSError: nothing was written."""
         lines, number, before = [], self.number, self.hash
         for entry in entries:
@@ -107,7 +107,7 @@ class Trail:
         self._journal.close()
 
 
-class Verified(msgspec.Struct):
+class TrailReport(msgspec.Struct):
     """What `verify` found."""
 
     lines: int
@@ -122,16 +122,16 @@ class Verified(msgspec.Struct):
     """A sentence for each place where the chain is broken; none: it is whole."""
 
 
-def verify(data_dir: Path) -> Verified:
+def verify(data_dir: Path) -> TrailReport:
     """Follow the chain through the trail of a data folder. Raises OSError: it cannot be read."""
-    found = Verified(0, None, None, BEGINNING, 0, [])
+    found = TrailReport(0, None, None, BEGINNING, 0, [])
     for path in files_of(data_dir / FOLDER, NAME):
         for place, line in enumerate(lines_of(path), 1):
             _follow(found, line, f"{path.name}, line {place}")
     return found
 
 
-def _follow(found: Verified, line: bytes, where: str) -> None:
+def _follow(found: TrailReport, line: bytes, where: str) -> None:
     fields = _decode(line)
     if fields is None:
         found.torn += 1
@@ -163,7 +163,7 @@ def read(data_dir: Path, since_unix_ms: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def _encode(entry: Entry, number: int, before: str) -> bytes:
+def _encode(entry: AuditEntry, number: int, before: str) -> bytes:
     head = {"schema": SCHEMA, "number": number}
     fields: dict[str, Any] = msgspec.to_builtins(entry)
     return msgspec.json.encode({**head, **fields, "previous": before})
@@ -197,7 +197,7 @@ WAIT_S: Final = 5.0
 """So long an act waits for its line; then it goes on without, and the log says so."""
 
 
-class Who(msgspec.Struct, frozen=True):
+class Actor(msgspec.Struct, frozen=True):
     """Who acts, as far as it is known."""
 
     principal: Principal | None = None
@@ -206,7 +206,7 @@ class Who(msgspec.Struct, frozen=True):
     address: str | None = None
 
     @classmethod
-    def of(cls, admission: Admission | None, address: str | None = None) -> "Who":
+    def of(cls, admission: Admission | None, address: str | None = None) -> "Actor":
         """Who was let in by this; None: somebody who was not."""
         if admission is None:
             return cls(address=address)
@@ -222,9 +222,9 @@ class Who(msgspec.Struct, frozen=True):
         }  # fmt: skip
 
 
-BROKER: Final = Who(Principal("broker"), "broker")
+BROKER: Final = Actor(Principal("broker"), "broker")
 """The broker itself."""
-LOCAL: Final = Who(Principal("administrator"), "admin socket")
+LOCAL: Final = Actor(Principal("administrator"), "admin socket")
 """Whoever may write the data folder."""
 
 
@@ -246,13 +246,13 @@ class AccessCounts:
 
     def __init__(self, keys_max: int = limits.ACCESS_KEYS_MAX) -> None:
         self._keys_max = keys_max
-        self._granted: dict[tuple[Who, str], int] = {}
-        self._refused: dict[tuple[Who, str, str | None], int] = {}
+        self._granted: dict[tuple[Actor, str], int] = {}
+        self._refused: dict[tuple[Actor, str, str | None], int] = {}
         """By whose, the code and the word that says why."""
         self._more: dict[str, int] = {}
         """By outcome, what belongs to who is counted with nobody else."""
 
-    def granted(self, who: Who, action: str = ACCESS) -> None:
+    def granted(self, who: Actor, action: str = ACCESS) -> None:
         """A credential was presented, and is good; or, of another action, what it was good for."""
         key = (who, action)
         if key in self._granted or len(self._granted) < self._keys_max:
@@ -261,13 +261,13 @@ class AccessCounts:
             self._more[OK] = self._more.get(OK, 0) + 1
 
     def refused(
-        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+        self, who: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> bool:
         """Count a credential that was not good, or none; return whether it is the first of its kind
         since the last `take`. A whole site of addresses is one stranger."""
         if who.principal is None:
             address = who.address and (name_of(who.address) or who.address)
-            who = Who(credential=credential, address=address)
+            who = Actor(credential=credential, address=address)
         key = (who, code, why)
         if key in self._refused or len(self._refused) < self._keys_max:
             self._refused[key] = self._refused.get(key, 0) + 1
@@ -275,16 +275,16 @@ class AccessCounts:
         self._more[code] = self._more.get(code, 0) + 1
         return False
 
-    def take(self, unix_ms: int) -> list[Entry]:
+    def take(self, unix_ms: int) -> list[AuditEntry]:
         """An entry for each, at this time; then counting begins anew."""
-        counted: list[tuple[Who, str, str, int, str | None]] = [
+        counted: list[tuple[Actor, str, str, int, str | None]] = [
             (who, act, OK, count, None) for (who, act), count in self._granted.items()
         ]
         counted += [
             (who, ACCESS, code, count, why) for (who, code, why), count in self._refused.items()
         ]
         more = [
-            Entry(
+            AuditEntry(
                 unix_ms=unix_ms, action=ACCESS, outcome=code, count=count,
                 details={"overflow": True},
             )
@@ -293,7 +293,7 @@ class AccessCounts:
         self._granted, self._refused, self._more = {}, {}, {}
         return [
             *(
-                Entry(
+                AuditEntry(
                     unix_ms=unix_ms,
                     action=action,
                     outcome=outcome,
@@ -307,10 +307,10 @@ class AccessCounts:
         ]
 
 
-class Act:
+class AuditedAct:
     """An act under way. `about` adds to what its line says."""
 
-    def __init__(self, audit: "Audit", entry: Entry) -> None:
+    def __init__(self, audit: "Audit", entry: AuditEntry) -> None:
         self._audit = audit
         self.entry = entry
         self.is_begun = False
@@ -330,13 +330,13 @@ class Audit:
     """See the module. `executor` has one thread, which writes; `trail` None: nothing is kept."""
 
     def __init__(
-        self, trail: Trail | None, executor: Executor | None, *, wall: Callable[[], float]
+        self, trail: AuditTrail | None, executor: Executor | None, *, wall: Callable[[], float]
     ) -> None:
         self._trail = trail
         self._executor = executor
         self._wall = wall
         self._lock = threading.Lock()
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[AuditEntry] = deque()
         self._dropped = 0
         self._wants_sync = False
         self._is_failing = False
@@ -349,7 +349,7 @@ class Audit:
     def note(
         self,
         action: str,
-        who: Who,
+        who: Actor,
         outcome: str = OK,
         *,
         queue: str | None = None,
@@ -359,14 +359,14 @@ class Audit:
     ) -> None:
         """A line, soon."""
         self._put(
-            Entry(
+            AuditEntry(
                 unix_ms=self._unix_ms(), action=action, outcome=outcome, queue=queue, group=group,
                 subject=subject, details=details, **who.fields(),
             )
         )  # fmt: skip
 
     def not_let_in(
-        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+        self, who: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> None:
         """Somebody has presented no good credential: counted for the trail, and said in the log
         once in a minute for each address and cause."""
@@ -381,18 +381,18 @@ class Audit:
     async def act(
         self,
         action: str,
-        who: Who,
+        who: Actor,
         *,
         queue: str | None = None,
         group: str | None = None,
         subject: str | None = None,
-    ) -> AsyncIterator[Act]:
+    ) -> AsyncIterator[AuditedAct]:
         """An act, whose line is written when it has ended, however it does."""
-        entry = Entry(
+        entry = AuditEntry(
             unix_ms=self._unix_ms(), action=action, outcome=OK, queue=queue, group=group,
             subject=subject, **who.fields(),
         )  # fmt: skip
-        act = Act(self, entry)
+        act = AuditedAct(self, entry)
         outcome = "unknown"
         try:
             yield act
@@ -410,7 +410,7 @@ class Audit:
             else:
                 self._refused_act(done)
 
-    def _refused_act(self, entry: Entry) -> None:
+    def _refused_act(self, entry: AuditEntry) -> None:
         count = self._refused[entry.action] = self._refused.get(entry.action, 0) + 1
         if count <= limits.AUDIT_REFUSED_PER_MINUTE_MAX:
             self._put(entry)
@@ -423,7 +423,7 @@ class Audit:
             left = count - limits.AUDIT_REFUSED_PER_MINUTE_MAX
             if left > 0:
                 self._put(
-                    Entry(
+                    AuditEntry(
                         unix_ms=now, action=action, outcome="refused", count=left,
                         details={"overflow": True},
                     )
@@ -436,7 +436,7 @@ class Audit:
 
     # --- Writing --------------------------------------------------------------------------------
 
-    def _put(self, entry: Entry, *, is_synced: bool = False) -> "asyncio.Future[None] | None":
+    def _put(self, entry: AuditEntry, *, is_synced: bool = False) -> "asyncio.Future[None] | None":
         if self._trail is None or self._executor is None:
             return None
         with self._lock:
@@ -444,7 +444,7 @@ class Audit:
             self._wants_sync = self._wants_sync or is_synced
         return asyncio.wrap_future(self._executor.submit(self._write, self._trail))
 
-    async def written(self, entry: Entry, *, is_synced: bool = False) -> None:
+    async def written(self, entry: AuditEntry, *, is_synced: bool = False) -> None:
         """It is in the file when this returns, and on the disk where it `is_synced`; or the log
         says that it is not."""
         writing = self._put(entry, is_synced=is_synced)
@@ -453,7 +453,7 @@ class Audit:
             if not done:
                 logger.error("the audit trail is not written within %g s: %s", WAIT_S, entry)
 
-    def _write(self, trail: Trail) -> None:
+    def _write(self, trail: AuditTrail) -> None:
         """In the writer's thread: everything that waits, in order."""
         with self._lock:
             entries, self._waiting = self._waiting, deque()
@@ -462,7 +462,7 @@ class Audit:
             return
         try:
             if self._dropped:
-                lost = Entry(
+                lost = AuditEntry(
                     unix_ms=entries[0].unix_ms, action="audit.lost", outcome=OK,
                     count=self._dropped, principal=BROKER.fields()["principal"],
                 )  # fmt: skip
@@ -478,7 +478,7 @@ class Audit:
                 self._is_failing = False
                 logger.warning("the audit trail is written again")
 
-    def _keep(self, entries: deque[Entry], error: OSError) -> None:
+    def _keep(self, entries: deque[AuditEntry], error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True
             logger.error("the audit trail cannot be written: %s; it is tried again", error)

@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.accounting.audit import NOT_LET_IN, Audit, Trail, Who, why_of
+from gateway.accounting.audit import NOT_LET_IN, Actor, Audit, AuditTrail, why_of
 from gateway.accounting.journal import Journal
-from gateway.accounting.usage import Counter, Usage, UsageLine
+from gateway.accounting.usage import Usage, UsageCounter, UsageLine
 from gateway.models import Admission, Transport
 from gateway.wire import frames
 from metadata.catalog import Principal
@@ -40,7 +40,7 @@ STOP_S: Final = 5.0
 """What the last lines have to be written in."""
 
 
-class Books:
+class AccountingWriter:
     """See the module. Made by `open`, or directly where nothing is to be kept."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Books:
         *,
         usage: Usage | None = None,
         journal: Journal | None = None,
-        trail: Trail | None = None,
+        trail: AuditTrail | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -75,7 +75,7 @@ class Books:
         audit_bytes_max: int = AUDIT_BYTES_MAX,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-    ) -> "Books":
+    ) -> "AccountingWriter":
         """Those of a data folder, which the caller holds. Blocks.
 
         Raises:
@@ -84,7 +84,7 @@ class Books:
         return cls(
             usage=Usage(now=now(), wall=wall(), is_on=is_usage_on),
             journal=Journal(data_dir / FOLDER, NAME, bytes_max=usage_bytes_max),
-            trail=Trail.open(data_dir, audit_bytes_max),
+            trail=AuditTrail.open(data_dir, audit_bytes_max),
             now=now,
             wall=wall,
         )
@@ -96,7 +96,7 @@ class Books:
         counter.requests += 1
         counter.refused(code)
         if code in NOT_LET_IN:
-            self.audit.not_let_in(Who(address=address), code, *why_of(error))
+            self.audit.not_let_in(Actor(address=address), code, *why_of(error))
 
     def start(self) -> None:
         """From now on minutes end."""
@@ -155,7 +155,7 @@ Exists = Callable[[Principal, str], bool]
 """Whether there is a queue of this name, to this principal."""
 
 
-class Account:
+class SessionAccounting:
     """See the module. `address`: the client's, where it is known."""
 
     __slots__ = (
@@ -164,7 +164,7 @@ class Account:
 
     def __init__(
         self,
-        books: Books,
+        books: AccountingWriter,
         exists: Exists,
         address: str | None = None,
         admission: Admission | None = None,
@@ -172,10 +172,10 @@ class Account:
         self._books = books
         self._exists = exists
         self._address = address
-        self._queues: dict[str, Counter] | None = None
-        self._connected: tuple[Counter, Transport] | None = None
+        self._queues: dict[str, UsageCounter] | None = None
+        self._connected: tuple[UsageCounter, Transport] | None = None
         self._is_closed = False
-        self.who = Who(address=address)
+        self.who = Actor(address=address)
         self.own = self._held(None)
         """What names no queue."""
         if admission is not None:
@@ -183,7 +183,7 @@ class Account:
 
     def admitted(self, admission: Admission) -> None:
         """It is clear who it is. Saying it again with another credential counts from there on."""
-        who = Who.of(admission, self._address)
+        who = Actor.of(admission, self._address)
         if who == self.who:
             return
         self.who = who
@@ -191,7 +191,7 @@ class Account:
         self._release()
         self.own = self._held(None)
 
-    def moved_to(self, other: "Account") -> None:
+    def moved_to(self, other: "SessionAccounting") -> None:
         """The client has come back to another session, which goes on over this transport."""
         other._address, other.who = self._address, self.who
         self.closed()
@@ -203,13 +203,13 @@ class Account:
 
     # --- Counting -------------------------------------------------------------------------------
 
-    def of(self, queue: str) -> Counter:
+    def of(self, queue: str) -> UsageCounter:
         """The counter of a queue."""
         queues = self._queues
         found = queues.get(queue) if queues is not None else None
         return found if found is not None else self._find(queue)
 
-    def _find(self, queue: str) -> Counter:
+    def _find(self, queue: str) -> UsageCounter:
         principal = self.who.principal
         if principal is None or not self._exists(principal, queue):
             return self.own
@@ -222,12 +222,12 @@ class Account:
             self._queues[queue] = counter
         return counter
 
-    def _counter(self, queue: str | None) -> Counter:
+    def _counter(self, queue: str | None) -> UsageCounter:
         who = self.who.principal
         tenant, name = (who.tenant, who.name) if who is not None else (None, None)
         return self._books.usage.counter(tenant, name, queue)
 
-    def _held(self, queue: str | None) -> Counter:
+    def _held(self, queue: str | None) -> UsageCounter:
         counter = self._counter(queue)
         counter.holders += 1
         return counter
@@ -268,7 +268,7 @@ class Account:
             self._release()
 
     def _release(self) -> None:
-        held: Iterable[Counter] = (self._queues or {}).values()
+        held: Iterable[UsageCounter] = (self._queues or {}).values()
         for counter in (self.own, *held):
             counter.holders -= 1
         self._queues = None

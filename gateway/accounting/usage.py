@@ -53,7 +53,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     long_poll_s: float
 
 
-class _Open:
+class _OpenConnections:
     """The connections of one kind: how many, and the seconds of all since the minute began."""
 
     __slots__ = ("count", "seconds", "since")
@@ -69,7 +69,7 @@ class _Open:
         self.count += by
 
 
-class Counter:
+class UsageCounter:
     """What one key has come to in this minute. Plain numbers to add to."""
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Counter:
         self.is_overflow = is_overflow
         self.holders = 0
         """Who may add to it without asking for it again."""
-        self.connections: dict[str, _Open] = {}
+        self.connections: dict[str, _OpenConnections] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -108,7 +108,7 @@ class Counter:
         """A connection began: a "websocket", or one by "long-poll". Say when it ends to the same
         counter."""
         if carrier not in self.connections:
-            self.connections[carrier] = _Open(now)
+            self.connections[carrier] = _OpenConnections(now)
         self.connections[carrier].change(1, now)
 
     def disconnected(self, carrier: str, *, now: float) -> None:
@@ -168,8 +168,8 @@ class Usage:
     ) -> None:
         self._keys_max = keys_max
         self.is_on = is_on
-        self._counters: dict[Key, Counter] = {}
-        self._overflow = Counter((None, None, None), is_overflow=True)
+        self._counters: dict[Key, UsageCounter] = {}
+        self._overflow = UsageCounter((None, None, None), is_overflow=True)
         self._refused: dict[str, int] = {}
         """By code, in the minutes that are over."""
         self._minute, self._begun = _minute_of(wall), now
@@ -177,14 +177,14 @@ class Usage:
     def __len__(self) -> int:
         return len(self._counters)
 
-    def counter(self, tenant: str | None, principal: str | None, queue: str | None) -> Counter:
+    def counter(self, tenant: str | None, principal: str | None, queue: str | None) -> UsageCounter:
         """That of a key. Add to it at once, or `hold` it."""
         key = (tenant, principal, queue)
         found = self._counters.get(key)
         if found is None:
             if not self.is_on or len(self._counters) >= self._keys_max:
                 return self._overflow
-            found = self._counters[key] = Counter(key)
+            found = self._counters[key] = UsageCounter(key)
         return found
 
     def due_s(self, *, wall: float) -> float:

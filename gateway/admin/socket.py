@@ -29,9 +29,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.accounting.audit import LOCAL, Audit, Who
-from gateway.accounting.books import Books
-from gateway.auth.auth import Auth
+from gateway.accounting.audit import LOCAL, Actor, Audit
+from gateway.accounting.books import AccountingWriter
+from gateway.auth.auth import Authenticator
 from gateway.encryption.master_key import parse_new_key
 from gateway.limits.spec import limits_of
 from gateway.rest.accounting import shown_keys
@@ -93,7 +93,7 @@ def draw_secret() -> str:
 
 
 def token_routes(
-    tokens: Tokens, auth: Auth, wall: Callable[[], float], audit: Audit
+    tokens: Tokens, auth: Authenticator, wall: Callable[[], float], audit: Audit
 ) -> list[Route]:
     """`wall`: unix seconds."""
 
@@ -280,13 +280,13 @@ class AdminSocket:
         data_dir: Path,
         broker: BrokerPort,
         routes: Sequence[BaseRoute] = (),
-        books: Books | None = None,
+        books: AccountingWriter | None = None,
         *,
         url: str = "",
     ) -> None:
         """`routes`: further ones. `url`: where the broker's clients find it."""
         self._url = url
-        self._audit = (books or Books()).audit
+        self._audit = (books or AccountingWriter()).audit
         self._data_dir = data_dir
         self._routes = tuple(routes)
         self._broker = broker
@@ -362,7 +362,7 @@ class AdminSocket:
         return Problems(application)
 
 
-def _administrator(tenant: str) -> tuple[Principal, Who]:
+def _administrator(tenant: str) -> tuple[Principal, Actor]:
     """Who acts in this tenant, and how that is noted."""
     who = Principal(ADMINISTRATOR.name, tenant)
     return who, msgspec.structs.replace(LOCAL, principal=who)

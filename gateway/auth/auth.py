@@ -36,14 +36,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from gateway.auth.browser import Cookies, Pass, Tickets, is_ticket
-from gateway.auth.live import Admitted
+from gateway.auth.live import LiveCredentials
 from gateway.auth.origins import (
     configured_origin,
-    foreign,
+    foreign_page_refusal,
     is_loopback,
     is_own,
-    not_here,
     parse_origin,
+    wrong_host_refusal,
 )
 from gateway.limits.spec import limits_of
 from gateway.models import Admission, NotLetIn
@@ -73,7 +73,7 @@ _OWN_SITES: Final = (None, "same-origin", "none")
 _TOKEN: Final = credential_of("")
 
 
-class Judge(Protocol):
+class JwtJudge(Protocol):
     """Judges JWTs (gateway.auth.jwt)."""
 
     def verdict(self, text: str, *, wall: float) -> Admission | str:
@@ -83,7 +83,7 @@ class Judge(Protocol):
         """Whether the key behind this credential is still one that is trusted."""
 
 
-class Auth:
+class Authenticator:
     """Decides about requests. `origins` are further pages (`https://app.example`) to be served;
     `is_required`: credentials are wanted also without a `token` or `jwts`; `tokens` has the API
     tokens; `secret` signs cookies, together with `token`. `wall` is unix seconds, `now` monotonic.
@@ -98,7 +98,7 @@ class Auth:
         *,
         is_required: bool = False,
         tokens: Tokens | None = None,
-        jwts: Judge | None = None,
+        jwts: JwtJudge | None = None,
         secret: bytes = b"",
     ) -> None:
         self._token = token.encode() if token else None
@@ -109,7 +109,7 @@ class Auth:
         """Nobody needs credentials; those of who has some are not looked at."""
         self.cookies = Cookies(secret + b"\0" + (self._token or b""))
         self.tickets = Tickets()
-        self.admitted = Admitted()
+        self.admitted = LiveCredentials()
         self._revoked: OrderedDict[str, None] = OrderedDict()
 
     def admit(
@@ -309,12 +309,12 @@ class Auth:
         """
         host = _one(headers, "host")
         if self.is_open and not is_loopback(host):
-            raise not_here(host)
+            raise wrong_host_refusal(host)
         origin = _one(headers, "origin")
         if origin is None or str(parse_origin(origin)) in self._origins:
             return
         if not is_own(origin, host, is_tls=is_tls):
-            raise foreign(origin, host, is_tls=is_tls)
+            raise foreign_page_refusal(origin, host, is_tls=is_tls)
 
 
 def _check_known(tokens: Tokens) -> None:

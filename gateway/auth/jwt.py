@@ -48,7 +48,7 @@ from urllib.parse import urlsplit
 import jwt
 import msgspec
 
-from gateway.counters import FunctionHitRate, HitRate, Shown
+from gateway.counters import FunctionHitRate, HitRate, HitRateSource
 from gateway.models import Admission
 from metadata.catalog import NAME, Principal
 from metadata.rights import Rights, RightsError, fill_in, parse_rights
@@ -75,7 +75,7 @@ class KeysError(ValueError):
     """The text is no set of keys that could be used. The sentence says why."""
 
 
-class Key(NamedTuple):
+class JwtKey(NamedTuple):
     """One that tokens may be signed with."""
 
     kid: str | None
@@ -86,18 +86,18 @@ class Key(NamedTuple):
     """Names it without any secret: what it has admitted ends when it is gone."""
 
 
-class Keys(NamedTuple):
+class JwtKeys(NamedTuple):
     """Those that count, by `kid`; None: one that has none."""
 
-    by_kid: Mapping[str | None, Key]
+    by_kid: Mapping[str | None, JwtKey]
     skipped: tuple[str, ...] = ()
     """Sentences about those that do not."""
 
 
-NO_KEYS: Final = Keys({})
+NO_KEYS: Final = JwtKeys({})
 
 
-def parse_keys(data: bytes, algorithms: Collection[str]) -> Keys:
+def parse_keys(data: bytes, algorithms: Collection[str]) -> JwtKeys:
     """The keys of a JWK set that are for one of these algorithms.
 
     Raises:
@@ -115,7 +115,7 @@ def parse_keys(data: bytes, algorithms: Collection[str]) -> Keys:
         raise KeysError('it is no JWK set: {"keys": [{"kty": …}, …]}')
     if len(keys) > KEYS_MAX:
         raise KeysError(f"it has more than {KEYS_MAX} keys")
-    by_kid: dict[str | None, Key] = {}
+    by_kid: dict[str | None, JwtKey] = {}
     skipped: list[str] = []
     for place, one in enumerate(keys, 1):
         try:
@@ -125,10 +125,10 @@ def parse_keys(data: bytes, algorithms: Collection[str]) -> Keys:
             by_kid[key.kid] = key
         except KeysError as error:
             skipped.append(f"key {place} does not count: {error}")
-    return Keys(by_kid, tuple(skipped))
+    return JwtKeys(by_kid, tuple(skipped))
 
 
-def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> Key:
+def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> JwtKey:
     kid = one.get("kid")
     if kid is not None and not (isinstance(kid, str) and 1 <= len(kid) <= KID_CHARS_MAX):
         raise KeysError(f"its kid is no text of 1 to {KID_CHARS_MAX} characters")
@@ -145,7 +145,7 @@ def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> Key:
     members = {name: one.get(name) for name in _MEMBERS[one["kty"]]}
     if not all(isinstance(value, str) for value in members.values()):
         raise KeysError(f"a key of the type {one['kty']} has {', '.join(members)}, all texts")
-    return Key(kid, algorithm, _material(members, algorithm), _credential(members))
+    return JwtKey(kid, algorithm, _material(members, algorithm), _credential(members))
 
 
 def _algorithm_of(one: dict[str, Any]) -> str:
@@ -207,7 +207,7 @@ _WHY: Final[Mapping[type[Exception], str]] = {
 logger = logging.getLogger("tocsin.auth")
 
 
-class Terms(NamedTuple):
+class JwtTerms(NamedTuple):
     """What is believed of a token that is signed by a key of ours."""
 
     audience: str
@@ -220,7 +220,7 @@ class Terms(NamedTuple):
     tenant_claim: str = "tocsin_tenant"
 
 
-class Wrong(Exception):
+class JwtRefused(Exception):
     """A token that is not believed. `why` is a word for the audit trail and the log, the text a
     sentence for the log at its lowest level; neither is for whoever presents it."""
 
@@ -229,7 +229,7 @@ class Wrong(Exception):
         super().__init__(text)
 
 
-class _Kept(NamedTuple):
+class _VerifiedJwt(NamedTuple):
     begins: float
     ends: float
     admission: Admission
@@ -264,25 +264,25 @@ _SIGNATURES: Final = _Signatures()
 _DECODER: Final = _Decoder()
 
 
-class Jwts:
+class JwtVerifier:
     """Judges. `unknown`: called when a token names a key that is not known, as one that has just
     been made; it must not wait."""
 
-    def __init__(self, terms: Terms, unknown: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, terms: JwtTerms, unknown: Callable[[], None] = lambda: None) -> None:
         self._terms = terms
         self._unknown = unknown
-        self._keys: Keys = NO_KEYS
+        self._keys: JwtKeys = NO_KEYS
         self._credentials: frozenset[str] = frozenset()
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, _VerifiedJwt] = OrderedDict()
         self.hit_rate = HitRate()
         """Of what is remembered: a hit costs no signature."""
 
     @property
-    def hit_rates(self) -> dict[str, Shown]:
+    def hit_rates(self) -> dict[str, HitRateSource]:
         """Of what is kept here, by its name."""
         return {"jwts": self.hit_rate, "rights_of_jwts": FunctionHitRate(_rights_of)}
 
-    def put_keys(self, keys: Keys) -> frozenset[str]:
+    def put_keys(self, keys: JwtKeys) -> frozenset[str]:
         """From now on these count. Returns the credentials that have ended: what they have
         admitted is to end."""
         before = self._credentials
@@ -311,7 +311,7 @@ class Jwts:
             self.hit_rate.misses += 1
             try:
                 kept = self._verified(text)
-            except Wrong as wrong:
+            except JwtRefused as wrong:
                 logger.debug("a JWT is not believed: %s", wrong)
                 return wrong.why
             if len(self._kept) >= limits.JWTS_KEPT_MAX:
@@ -321,15 +321,15 @@ class Jwts:
             return "expired" if wall >= kept.ends else "not_yet"
         return kept.admission._replace(lasts_s=kept.ends - wall)
 
-    def _verified(self, text: str) -> _Kept:
+    def _verified(self, text: str) -> _VerifiedJwt:
         if len(text) > limits.JWT_BYTES_MAX or not _FORM.fullmatch(text):
-            raise Wrong("form", "it has not the form of one, or is too long")
+            raise JwtRefused("form", "it has not the form of one, or is too long")
         head, _, _ = text.partition(".")
         try:
             # Of the first part alone: the others are read below, once.
             header = _SIGNATURES.get_unverified_header(f"{head}..")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise Wrong("form", f"its header: {error}") from None
+            raise JwtRefused("form", f"its header: {error}") from None
         key = self._key_of(header)
         try:
             claims = _DECODER.decode(
@@ -341,37 +341,39 @@ class Jwts:
                 options=_OPTIONS,
             )
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-            raise Wrong(_why_of(error), str(error)) from None
+            raise JwtRefused(_why_of(error), str(error)) from None
         ends, begins = _time(claims, "exp"), _time(claims, "nbf", 0.0) - LEEWAY_S
         principal = Principal(_subject(claims), self._tenant(claims))
         rights = self._rights(claims)
-        return _Kept(begins, ends, Admission(principal, rights=rights, credential=key.credential))
+        return _VerifiedJwt(
+            begins, ends, Admission(principal, rights=rights, credential=key.credential)
+        )
 
-    def _key_of(self, header: Mapping[str, Any]) -> Key:
+    def _key_of(self, header: Mapping[str, Any]) -> JwtKey:
         if "crit" in header or "b64" in header:
-            raise Wrong("critical", "its header calls something critical")
+            raise JwtRefused("critical", "its header calls something critical")
         type_of = header.get("typ", "JWT")
         if not isinstance(type_of, str) or type_of.lower() not in _TYPES:
-            raise Wrong("purpose", "it is for another purpose (typ)")
+            raise JwtRefused("purpose", "it is for another purpose (typ)")
         kid = header.get("kid")
         key = self._keys.by_kid.get(kid) if kid is None or isinstance(kid, str) else None
         if key is None:
             self._unknown()
-            raise Wrong("key", "its key is not known (kid)")
+            raise JwtRefused("key", "its key is not known (kid)")
         if header.get("alg") != key.algorithm:
-            raise Wrong("algorithm", f"its key is for {key.algorithm} (alg)")
+            raise JwtRefused("algorithm", f"its key is for {key.algorithm} (alg)")
         return key
 
     def _tenant(self, claims: Mapping[str, Any]) -> str:
         tenant = claims.get(self._terms.tenant_claim, "default")
         if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
-            raise Wrong("tenant", "the claim with the tenant is no name")
+            raise JwtRefused("tenant", "the claim with the tenant is no name")
         return tenant
 
     def _rights(self, claims: Mapping[str, Any]) -> Rights:
         more = claims.get(self._terms.rights_claim, [])
         if not isinstance(more, list) or not all(isinstance(one, str) for one in more):
-            raise Wrong("rights", "the claim with the rights is no list of texts")
+            raise JwtRefused("rights", "the claim with the rights is no list of texts")
         texts: list[str] = []
         for template in self._terms.templates:
             try:
@@ -381,7 +383,7 @@ class Jwts:
         try:
             return _rights_of((*texts, *more))
         except RightsError as error:
-            raise Wrong("rights", str(error)) from None
+            raise JwtRefused("rights", str(error)) from None
 
 
 def _why_of(error: Exception) -> str:
@@ -399,10 +401,12 @@ def _rights_of(texts: tuple[str, ...]) -> Rights:
 def _subject(claims: Mapping[str, Any]) -> str:
     subject = claims["sub"]
     if not isinstance(subject, str) or not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
-        raise Wrong("subject", f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters")
+        raise JwtRefused(
+            "subject", f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters"
+        )
     if subject in RESERVED or not subject.isprintable():
         what = "its subject is a name of the broker's own, or has control characters"
-        raise Wrong("subject", what)
+        raise JwtRefused("subject", what)
     return subject
 
 
@@ -410,9 +414,9 @@ def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> 
     """Unix seconds (RFC 7519, 2: NumericDate)."""
     value = claims.get(name, absent)
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e12:
-        raise Wrong("claims", f"its {name} is no time")
+        raise JwtRefused("claims", f"its {name} is no time")
     if not isfinite(value):
-        raise Wrong("claims", f"its {name} is no time")
+        raise JwtRefused("claims", f"its {name} is no time")
     return float(value)
 
 
@@ -434,7 +438,7 @@ class JwksSource:
         self,
         location: str,
         algorithms: tuple[str, ...],
-        changed: Callable[[Keys], None],
+        changed: Callable[[JwtKeys], None],
         *,
         refresh_s: float,
     ) -> None:
@@ -504,7 +508,7 @@ class JwksSource:
             except TimeoutError:
                 pass
 
-    async def _read(self) -> Keys | None:
+    async def _read(self) -> JwtKeys | None:
         """The keys; None: they are as they were."""
         self._wanted.clear()
         self._tried_at = time.monotonic()
@@ -518,7 +522,7 @@ class JwksSource:
         self._last = data
         return keys
 
-    def _tell(self, keys: Keys | None) -> None:
+    def _tell(self, keys: JwtKeys | None) -> None:
         if keys is None:
             return
         logger.info("%d keys for JWTs from %s", len(keys.by_kid), self._location)

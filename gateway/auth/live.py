@@ -17,7 +17,7 @@ class Endable(Protocol):
         """The credential is good no more: end now."""
 
 
-class Admitted:
+class LiveCredentials:
     """See the module."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ SHOWN_CHARS_MAX: Final = 100
 """Characters of a header that an error repeats."""
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     """An origin in its parts; `port` is the default one where none was written."""
 
     scheme: str
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{self.host}{port}"
 
 
-def parse_origin(text: str) -> Origin | None:
+def parse_origin(text: str) -> WebOrigin | None:
     """The parts of an origin; None if it is none (`null`, a path, another scheme)."""
     match = _ORIGIN.fullmatch(text)
     place = split_host(match[2]) if match else None
@@ -41,7 +41,7 @@ def parse_origin(text: str) -> Origin | None:
         return None
     scheme = match[1].lower()
     port = _PORTS[scheme] if place[1] is None else place[1]
-    return Origin(scheme, place[0], port)
+    return WebOrigin(scheme, place[0], port)
 
 
 def configured_origin(text: str) -> str:
@@ -106,7 +106,7 @@ def is_own(text: str, host: str | None, *, is_tls: bool) -> bool:
     return page[1:] == (server[0], server[1] or _PORTS[page.scheme])
 
 
-def not_here(host: str | None) -> Refused:
+def wrong_host_refusal(host: str | None) -> Refused:
     """The answer of a broker without credentials to a request for another name than this
     machine's."""
     return Refused(
@@ -117,7 +117,7 @@ def not_here(host: str | None) -> Refused:
     )
 
 
-def foreign(text: str, host: str | None, *, is_tls: bool) -> Refused:
+def foreign_page_refusal(text: str, host: str | None, *, is_tls: bool) -> Refused:
     """The answer to a page of an origin that is neither ours nor configured, with what was seen and
     what to set."""
     page = parse_origin(text)

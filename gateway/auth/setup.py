@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.auth.auth import Auth
-from gateway.auth.jwt import JwksSource, Jwts, Keys, Terms
-from gateway.auth.live import Admitted
-from gateway.counters import FunctionHitRate, Shown
+from gateway.auth.auth import Authenticator
+from gateway.auth.jwt import JwksSource, JwtKeys, JwtTerms, JwtVerifier
+from gateway.auth.live import LiveCredentials
+from gateway.counters import FunctionHitRate, HitRateSource
 from metadata.port import Metadata
 from metadata.tokens import TokenRecord, rights_of
 
@@ -19,7 +19,7 @@ class JwtIssuer(NamedTuple):
     algorithms: tuple[str, ...]
     refresh_s: float
     """How often the keys are read again."""
-    terms: Terms
+    terms: JwtTerms
 
 
 class Credentials:
@@ -35,14 +35,14 @@ class Credentials:
         issuer: JwtIssuer | None,
     ) -> None:
         """`token`, `origins`, `is_required`: see Auth. `issuer` None: no JWT is good."""
-        self.jwts: Jwts | None = None
+        self.jwts: JwtVerifier | None = None
         self._source: JwksSource | None = None
         if issuer is not None:
             self._source = JwksSource(
                 issuer.keys, issuer.algorithms, self._put_keys, refresh_s=issuer.refresh_s
             )
-            self.jwts = Jwts(issuer.terms, self._source.want)
-        self.auth = Auth(
+            self.jwts = JwtVerifier(issuer.terms, self._source.want)
+        self.auth = Authenticator(
             token,
             origins,
             is_required=is_required,
@@ -57,16 +57,16 @@ class Credentials:
         self._admitted.revoke(record.credential)
 
     @property
-    def _admitted(self) -> Admitted:
+    def _admitted(self) -> LiveCredentials:
         return self.auth.admitted
 
     @property
-    def hit_rates(self) -> dict[str, Shown]:
+    def hit_rates(self) -> dict[str, HitRateSource]:
         """Of what is remembered of identities, by its name."""
         of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
         return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
 
-    def _put_keys(self, keys: Keys) -> None:
+    def _put_keys(self, keys: JwtKeys) -> None:
         if self.jwts is not None:
             for credential in self.jwts.put_keys(keys):
                 self._admitted.revoke(credential)

@@ -9,7 +9,7 @@ import click
 import msgspec
 from tocsin.cli.common import plural
 
-from gateway.accounting.audit import LOCAL, Entry, Trail
+from gateway.accounting.audit import LOCAL, AuditEntry, AuditTrail
 from gateway.accounting.books import AUDIT_BYTES_MAX
 from gateway.admin import socket as admin_socket
 from gateway.cli.options import (
@@ -180,12 +180,12 @@ def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
     """The first line of the new folder's audit trail. What cannot be written is said, and no more:
     the folder is restored."""
     wall = time.time()
-    entry = Entry(
+    entry = AuditEntry(
         unix_ms=int(wall * 1000), action="broker.restore", outcome="ok", subject=str(backup),
         details={"incarnation": incarnation}, **LOCAL.fields(),
     )  # fmt: skip
     try:
-        trail = Trail.open(data_dir, AUDIT_BYTES_MAX)
+        trail = AuditTrail.open(data_dir, AUDIT_BYTES_MAX)
         trail.append([entry], wall=wall)
         trail.sync()
         trail.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, Final
 
-from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.spans import CommitTimes
 from gateway.publish.tail import Tail
 from push import limits
 from push.errors import Refused, TocsinError
@@ -38,7 +38,7 @@ class Fetch:
         self._partition = partition
         self._wake = wake
         self._ahead: deque[Record] = deque()
-        self._current: tuple[Record, Stages | None] | None = None
+        self._current: tuple[Record, CommitTimes | None] | None = None
         self._lines: dict[int, Record | None] = {}
         self._kept: dict[int, Record] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
@@ -57,7 +57,7 @@ class Fetch:
         """Whether anything that may be given is being read: the log, or what is in a line."""
         return any(name != DEAD for name in self._jobs)
 
-    def log(self, offset: int) -> tuple[Record, Stages | None] | None:
+    def log(self, offset: int) -> tuple[Record, CommitTimes | None] | None:
         """The record that holds `offset`, or the next one retained; None: not at hand, it is being
         read now."""
         current = self._current

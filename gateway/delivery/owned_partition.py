@@ -21,13 +21,13 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from gateway.counters import Counting
+from gateway.counters import Counters
 from gateway.delivery.cursor_writer import Flusher
 from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, Fetch
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import Stages
-from gateway.deliverylog.taps import SlotLog
+from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.taps import OwnedPartitionLog
 from gateway.encryption.sealer import NackReasons
 from gateway.publish.tail import Tail
 from metadata.catalog import Group, Queue
@@ -91,7 +91,7 @@ class Unsent:
 
     record: Record
     out: GiveOut
-    stages: Stages | None
+    stages: CommitTimes | None
     cause: Cause
     reserved: object
 
@@ -112,7 +112,7 @@ class Context:
     deadlines: Deadlines
     move: "Callable[[Slot], Coroutine[Any, Any, None]]"
     """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
-    counting: Counting
+    counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
     random: Random = field(default_factory=Random)
     gives_until: float = float("inf")
@@ -232,7 +232,7 @@ class Slot:
         self._unsent: list[Unsent] = []
         self._writing_unsent: list[Unsent] = []
         self._confirms = Confirms()
-        self.log = SlotLog(
+        self.log = OwnedPartitionLog(
             context.log, queue, group, partition.number, owner=owner, end=delivery.end,
             pushes=delivery.leases.pushes, tally=delivery.tally,
         )  # fmt: skip
@@ -347,7 +347,7 @@ class Slot:
         self.delivery.waiting.side_loaded(key, offsets, loop.time())
 
     def _send(
-        self, record: Record, out: GiveOut, stages: Stages | None, now: float, cause: Cause
+        self, record: Record, out: GiveOut, stages: CommitTimes | None, now: float, cause: Cause
     ) -> None:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
@@ -360,7 +360,7 @@ class Slot:
         self._deliver(record, out, stages, cause)
 
     def _deliver(
-        self, record: Record, out: GiveOut, stages: Stages | None, cause: Cause,
+        self, record: Record, out: GiveOut, stages: CommitTimes | None, cause: Cause,
         reserved: object = None,
     ) -> None:  # fmt: skip
         self.blocked = ""

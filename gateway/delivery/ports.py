@@ -3,7 +3,7 @@ fits by its shape."""
 
 from typing import Literal, Protocol
 
-from gateway.accounting.books import Account
+from gateway.accounting.books import SessionAccounting
 from gateway.models import Transport
 from metadata.catalog import Principal
 
@@ -23,7 +23,7 @@ class Link(Protocol):
     def principal(self) -> Principal: ...
 
     @property
-    def account(self) -> Account:
+    def account(self) -> SessionAccounting:
         """Where what it does is counted."""
 
     @property

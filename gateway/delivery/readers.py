@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gateway.catalog.reconcile import UNSEEN
-from gateway.counters import Counting, HitRate, Published
+from gateway.counters import Counters, HitRate, PublishCounters
 from gateway.delivery.ports import Link, StartFrom
 from gateway.deliverylog.log import OFF, DeliveryLog
-from gateway.deliverylog.spans import Stages
-from gateway.deliverylog.taps import Reads
+from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.taps import ReadsLog
 from gateway.models import CreditDescription, SubscriptionDescription
 from gateway.publish.tail import Tail
 from gateway.wire import frames
@@ -177,9 +177,9 @@ class QueueReaders:
     def __init__(
         self, tail: Tail, queue: Queue, states: Iterable[PartitionState],
         empty: Callable[[], None], encoded: HitRate | None = None, *, log: DeliveryLog = OFF,
-        counted: Published | None = None,
+        counted: PublishCounters | None = None,
     ) -> None:  # fmt: skip
-        self._reads = Reads(log, queue, counted or Published())
+        self._reads = ReadsLog(log, queue, counted or PublishCounters())
         self._tail = tail
         self.encoded = encoded or HitRate()
         self.queue = queue
@@ -193,7 +193,7 @@ class QueueReaders:
         """Plain readers that are behind everywhere: a record costs nothing for who has stalled."""
         self._filtered: dict[Reader, None] = {}
         self._by_hash: dict[int, dict[Reader, None]] = {}
-        self._fan_outs: deque[tuple[int, Record, Stages, Pieces, list[Reader]]] = deque()
+        self._fan_outs: deque[tuple[int, Record, CommitTimes, Pieces, list[Reader]]] = deque()
         self._fanning = False
         self._slots = asyncio.Semaphore(CATCH_UPS_MAX)
         self._told: dict[int, int] = {}
@@ -315,7 +315,7 @@ class QueueReaders:
         self.encoded.hits -= 1  # the first who is given it is no hit
         return frames.push_frame(head, messages), len(messages) - count + 1  # without commas
 
-    def _fan_filtered(self, number: int, record: Record, stages: Stages) -> None:
+    def _fan_filtered(self, number: int, record: Record, stages: CommitTimes) -> None:
         wanted: dict[Reader, list[int]] = {}
         for place, hashed in enumerate(record.header.key_hashes):
             for reader in self._by_hash.get(hashed, ()):
@@ -532,10 +532,10 @@ class Readers:
     """All readers of this gateway."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, log: DeliveryLog = OFF, counting: Counting | None = None
+        self, storage: Storage, tail: Tail, log: DeliveryLog = OFF, counting: Counters | None = None
     ) -> None:
         self._log = log
-        self._counting = counting or Counting()
+        self._counting = counting or Counters()
         self._storage = storage
         self._tail = tail
         self._queues: dict[str, QueueReaders] = {}

@@ -30,7 +30,7 @@ class Shortfall(TypedDict):
     settled: int
 
 
-class Facts(TypedDict):
+class LogStatus(TypedDict):
     """How the log is, for looking at."""
 
     written_bytes: int

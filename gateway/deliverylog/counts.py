@@ -34,7 +34,7 @@ _HEAD: Final = 2
 _PAGE_FORM: Final = struct.Struct(f"<{_HEAD + KINDS}Q")
 
 
-class Left(NamedTuple):
+class LeftCounts(NamedTuple):
     """What a process has left behind."""
 
     gateway: str
@@ -111,7 +111,7 @@ class SharedCounts:
             self._page.unlink(missing_ok=True)
 
 
-def left_in(folder: Path, tmpfs: Path | None = None) -> Left | None:
+def left_in(folder: Path, tmpfs: Path | None = None) -> LeftCounts | None:
     """What the process that counted here before has left. None: nothing, or it cannot be read."""
     try:
         words = _FORM.unpack_from((folder / NAME).read_bytes())
@@ -127,7 +127,7 @@ def left_in(folder: Path, tmpfs: Path | None = None) -> Left | None:
             page = _PAGE_FORM.unpack_from(_own(tmpfs / page_of(gateway)))
             if page[:_HEAD] == (MAGIC, name):
                 happened = list(map(max, happened, page[_HEAD:]))
-    return Left(gateway, number, began_unix_us, tuple(happened), tuple(accounted))
+    return LeftCounts(gateway, number, began_unix_us, tuple(happened), tuple(accounted))
 
 
 def _own(path: Path) -> bytes:
@@ -141,7 +141,7 @@ def _own(path: Path) -> bytes:
         os.close(file)
 
 
-def forget(folder: Path, left: Left, tmpfs: Path | None = None) -> None:
+def forget(folder: Path, left: LeftCounts, tmpfs: Path | None = None) -> None:
     """It was told."""
     (folder / NAME).unlink(missing_ok=True)
     if tmpfs is not None:

@@ -27,8 +27,16 @@ from typing import Final
 import msgspec
 
 from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS
-from gateway.deliverylog.counts import Left, forget, left_in
-from gateway.deliverylog.lines import SCHEMA, End, Pushes, Unlogged, encode, messages_of, runs_of
+from gateway.deliverylog.counts import LeftCounts, forget, left_in
+from gateway.deliverylog.lines import (
+    SCHEMA,
+    EndLine,
+    Pushes,
+    UnloggedLine,
+    encode,
+    messages_of,
+    runs_of,
+)
 
 SUFFIX: Final = ".jsonl"
 PART: Final = ".jsonl.part"
@@ -101,7 +109,7 @@ def end_line(
 ) -> bytes:  # fmt: skip
     """The last line of a file, which says also what its name says, since copies are renamed."""
     _, began_unix_ms, number = place_of(part) or (None, None, None)
-    end = End(
+    end = EndLine(
         schema=SCHEMA, gateway=gateway, lines=lines, crc32=crc32, began_unix_ms=began_unix_ms,
         number=number, recovered=recovered, is_last=is_last,
     )  # fmt: skip
@@ -130,7 +138,7 @@ def place_of(path: Path) -> tuple[str, int, int] | None:
     return gateway, int(began), int(number)
 
 
-class Files:
+class LogFolder:
     """One folder's files, written by one process. Raises OSError: nothing was written."""
 
     def __init__(self, folder: Path, gateway: str, began_unix_ms: int, bounds: Bounds) -> None:
@@ -235,7 +243,7 @@ _DECODE: Final = msgspec.json.Decoder(_Seen).decode
 
 
 @dataclass(slots=True)
-class Found:
+class WholeLines:
     """The whole lines of a file."""
 
     counts: list[int] = field(default_factory=lambda: [0] * KINDS)
@@ -274,9 +282,9 @@ class Found:
         return True
 
 
-def look_into(path: Path) -> Found:
+def look_into(path: Path) -> WholeLines:
     """The whole lines of a file, up to its end or to what is torn."""
-    found = Found()
+    found = WholeLines()
     with path.open("rb") as file:
         for line in file:
             if not found.add(line) or found.has_end:
@@ -300,10 +308,10 @@ def recover(folder: Path, tmpfs: Path | None = None) -> None:
         forget(folder, left, tmpfs)
 
 
-def _recover_last(folder: Path, left: Left) -> None:
+def _recover_last(folder: Path, left: LeftCounts) -> None:
     """The files of the process that counted here: those before `left.number` are accounted for."""
     part: Path | None = None
-    counts, found = list(left.accounted), Found()
+    counts, found = list(left.accounted), WholeLines()
     began_unix_ms, last = 0, left.number - 1
     for path in sorted(folder.glob(f"{left.gateway}-*")):
         place = place_of(path)
@@ -329,10 +337,10 @@ def _recover_last(folder: Path, left: Left) -> None:
         if part is not None:
             _finish(part, left.gateway, found, b"")
         began_unix_ms = began_unix_ms or left.began_unix_us // 1000
-        part, found = folder / name_of(left.gateway, began_unix_ms, last + 1), Found()
+        part, found = folder / name_of(left.gateway, began_unix_ms, last + 1), WholeLines()
         part.touch(mode=0o600)
     at_us = part.stat().st_mtime_ns // 1000
-    line = Unlogged(
+    line = UnloggedLine(
         schema=SCHEMA, gateway=left.gateway, since_unix_us=at_us, until_unix_us=at_us,
         spans=missing[SPANS], certified=missing[CERTIFIED], dispatched=missing[DISPATCHED],
         settled=missing[SETTLED], reason="killed",
@@ -340,7 +348,7 @@ def _recover_last(folder: Path, left: Left) -> None:
     _finish(part, left.gateway, found, encode(line) + b"\n")
 
 
-def _finish(part: Path, gateway: str, found: Found, more: bytes) -> None:
+def _finish(part: Path, gateway: str, found: WholeLines, more: bytes) -> None:
     """Cut it to its whole lines, add `more`, end it."""
     if not (found.lines or more):
         part.unlink()

@@ -44,7 +44,7 @@ key_parked   their key was parked, and was released
 lease        their earlier delivery ended: by its lease, or because its consumer was gone
 replay       a reader started in the past, or had fallen behind
 """
-Ended = Literal[
+SettlementOutcome = Literal[
     "acked", "nacked", "expired", "returned", "dying", "dead_lettered", "parked", "gone"
 ]
 """What became of deliveries:
@@ -79,7 +79,7 @@ class _Span(_Line, kw_only=True, gc=False):
     queue_id: str
 
 
-class Certified(_Span, tag="certified", kw_only=True, gc=False):
+class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     """What a session, or a request, published to a queue at one time and went with one commit."""
 
     runs: Runs = []
@@ -114,7 +114,7 @@ class Certified(_Span, tag="certified", kw_only=True, gc=False):
     """A W3C trace id."""
 
 
-class Dispatched(_Span, tag="dispatched", kw_only=True, gc=False):
+class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
     """What a subscription, or a pull, was given at once, for one cause and in one attempt."""
 
     runs: Runs = []
@@ -137,14 +137,14 @@ class Dispatched(_Span, tag="dispatched", kw_only=True, gc=False):
     did, or that is not known."""
 
 
-class Settled(_Span, tag="settled", kw_only=True, gc=False):
+class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
     """What came to an end, or returned, in one place of a group at once."""
 
     group: str
     session: str | None = None
     transport: Carrier | None = None
     """None: its session had none at that moment."""
-    outcome: Ended
+    outcome: SettlementOutcome
     reason: str | None = None
     """Of dead letters: exhausted, rejected, expired, overflow, skipped."""
     settled_unix_us: int
@@ -157,7 +157,7 @@ class Settled(_Span, tag="settled", kw_only=True, gc=False):
         return runs_of(self.pushes)
 
 
-class Position(_Span, tag="position", kw_only=True, gc=False):
+class PositionLine(_Span, tag="position", kw_only=True, gc=False):
     """Where a group stands in a partition, as the owner of an epoch knows it: everything below
     `frontier` is settled, but for `open` messages."""
 
@@ -183,7 +183,7 @@ class Position(_Span, tag="position", kw_only=True, gc=False):
     """Of `released`: everything that was settled is durable."""
 
 
-class Unlogged(_Line, tag="unlogged", kw_only=True, gc=False):
+class UnloggedLine(_Line, tag="unlogged", kw_only=True, gc=False):
     """What is not in the log: so many spans, with so many messages of each kind."""
 
     stepped_us: int = 0
@@ -198,7 +198,7 @@ class Unlogged(_Line, tag="unlogged", kw_only=True, gc=False):
     process was, before it was written."""
 
 
-class ClockStepped(_Line, tag="clock", kw_only=True, gc=False):
+class ClockSteppedLine(_Line, tag="clock", kw_only=True, gc=False):
     """The wall clock was stepped."""
 
     seen_unix_us: int
@@ -206,7 +206,7 @@ class ClockStepped(_Line, tag="clock", kw_only=True, gc=False):
     stepped_us: int = 0
 
 
-class End(_Line, tag="end", kw_only=True, gc=False):
+class EndLine(_Line, tag="end", kw_only=True, gc=False):
     """The last line of a finished file."""
 
     lines: int
@@ -222,7 +222,15 @@ class End(_Line, tag="end", kw_only=True, gc=False):
     """The process ended its log in order: there is no file behind this one."""
 
 
-Line = Certified | Dispatched | Settled | Position | Unlogged | ClockStepped | End
+Line = (
+    CertifiedLine
+    | DispatchedLine
+    | SettledLine
+    | PositionLine
+    | UnloggedLine
+    | ClockSteppedLine
+    | EndLine
+)
 encode: Final = msgspec.json.Encoder().encode
 
 

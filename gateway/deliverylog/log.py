@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.deliverylog.batches import (  # fmt: skip
+from gateway.deliverylog.batches import (
     CERTIFIED,
     DISPATCHED,
     KINDS,
@@ -21,31 +21,31 @@ from gateway.deliverylog.batches import (  # fmt: skip
     SPANS,
     Chunk,
     Counts,
-    Facts,
+    LogStatus,
     Missing,
 )
 from gateway.deliverylog.lines import (
     SCHEMA,
     Cause,
-    Certified,
-    ClockStepped,
-    Dispatched,
+    CertifiedLine,
+    ClockSteppedLine,
+    DispatchedLine,
     Event,
-    Position,
-    Settled,
+    PositionLine,
+    SettledLine,
     as_written,
     encode,
     messages_of,
 )
 from gateway.deliverylog.spans import (
     CARRIERS,
-    Clock,
-    Done,
-    Given,
+    CommittedOrigins,
+    DispatchedSpan,
+    LogClock,
+    LoggedPlace,
     LoggedSession,
-    Origin,
-    Place,
-    Placed,
+    PublishOrigin,
+    SettledSpan,
 )
 from metadata.catalog import Group, Queue
 from push import limits
@@ -75,7 +75,7 @@ class Sink(Protocol):
     def stop(self, within_s: float) -> None:
         """Write what it was handed, and end; blocks."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> LogStatus:
         """For looking at."""
 
 
@@ -91,7 +91,7 @@ class DeliveryLog:
         """`now_us`: monotonic; `wall_us`: unix."""
         self.now_us = now_us
         self._wall_us = wall_us
-        self.clock = Clock(now_us=now_us(), wall_us=wall_us())
+        self.clock = LogClock(now_us=now_us(), wall_us=wall_us())
         self.is_on = False
         self.gateway = ""
         self._sink: Sink | None = None
@@ -102,17 +102,17 @@ class DeliveryLog:
         self._looked_us = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unwritten: list[Given] = []
+        self._unwritten: list[DispatchedSpan] = []
         """What the next flush of the sockets writes."""
-        self._held: dict[object, list[Given]] = {}
+        self._held: dict[object, list[DispatchedSpan]] = {}
         """What waits for whoever takes it: a session by long poll, or whose socket is full; a
         pull."""
         self._apart: dict[str, bool] = {}
         """Sessions whose sockets do not take what they are given in this turn: they will (True), or
         they are gone."""
-        self._unsure: dict[Origin, int] = {}
+        self._unsure: dict[PublishOrigin, int] = {}
         """Of so many messages nobody knows whether they are stored; they have no line yet."""
-        self._settling: dict[Place, None] = {}
+        self._settling: dict[LoggedPlace, None] = {}
         """Places with something settled that has no line yet."""
 
     def begin(self, sink: Sink, gateway: str) -> None:
@@ -138,17 +138,17 @@ class DeliveryLog:
         session: LoggedSession | None = None,
         *,
         is_nobody: bool = False,
-    ) -> Place:
+    ) -> LoggedPlace:
         """A new place in a group; see Place."""
-        return Place(self, queue, group, session, is_nobody=is_nobody)
+        return LoggedPlace(self, queue, group, session, is_nobody=is_nobody)
 
-    def internal(self, queue: Queue, count: int) -> Origin | None:
+    def internal(self, queue: Queue, count: int) -> PublishOrigin | None:
         """Of so many messages that the broker itself publishes. None: the log is off."""
         if not self.is_on:
             return None
-        return Origin(self, queue, self.now_us(), count, transport="internal")
+        return PublishOrigin(self, queue, self.now_us(), count, transport="internal")
 
-    def certified(self, placed: Placed) -> None:
+    def certified(self, placed: CommittedOrigins) -> None:
         """A commit has ended; these are its messages."""
         if self._unsure:  # what is `late` comes behind that
             self._tell_unsure()
@@ -159,7 +159,7 @@ class DeliveryLog:
             origin.stages = None
             origin.clear()
 
-    def unknown(self, origin: Origin, count: int) -> None:
+    def unknown(self, origin: PublishOrigin, count: int) -> None:
         """Nobody knows whether so many of its messages are stored. All of an origin that are told
         in one go are one line."""
         self._unsure[origin] = self._unsure.get(origin, 0) + count
@@ -170,13 +170,15 @@ class DeliveryLog:
         for origin, count in unsure.items():
             self._publish(origin, None, count)
 
-    def _publish(self, origin: Origin, placed: Placed | None, messages: int) -> None:
+    def _publish(
+        self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int
+    ) -> None:
         self._wake()
         queue, unix_us, offset_us = origin.queue, self.clock.unix_us, origin.clock_offset_us
         produced_us = origin.produced_us
         if produced_us is not None and offset_us is not None:
             produced_us = unix_us(produced_us)
-        line = Certified(
+        line = CertifiedLine(
             schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
             tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
             producer=origin.producer, session=origin.session, transport=origin.transport,
@@ -200,7 +202,7 @@ class DeliveryLog:
 
     # --- What goes out --------------------------------------------------------------------------
 
-    def given(self, span: Given, key: object = None) -> None:
+    def given(self, span: DispatchedSpan, key: object = None) -> None:
         """This is on its way: written with the next `flushed`, or with what is `taken` by `key`."""
         if key is not None:
             self._held.setdefault(key, []).append(span)
@@ -218,7 +220,7 @@ class DeliveryLog:
         """Readers are given these runs (first, last) of partition `number`: one, over `session`,
         or all of `sessions` over websockets."""
         carrier = session.transport if session is not None else "websocket"
-        span = Given(
+        span = DispatchedSpan(
             queue, given_us, published_unix_ms, attempt=1, cause=cause,
             certified_us=certified_us, transport=CARRIERS[carrier] if carrier else None,
             session=session.session_id if session is not None else None, sessions=sessions,
@@ -248,9 +250,9 @@ class DeliveryLog:
         if self._apart:
             self._apart = {}
 
-    def _without_apart(self, spans: list[Given]) -> list[Given]:
+    def _without_apart(self, spans: list[DispatchedSpan]) -> list[DispatchedSpan]:
         """Those of sockets that took them."""
-        written: list[Given] = []
+        written: list[DispatchedSpan] = []
         for span in spans:
             names = span.sessions or ([span.session] if span.session is not None else [])
             others = [name for name in names if name in self._apart]
@@ -266,7 +268,7 @@ class DeliveryLog:
                     self._write([one], None)
         return written
 
-    def _hold(self, span: Given, session: str) -> None:
+    def _hold(self, span: DispatchedSpan, session: str) -> None:
         """A part of it may have gone out: it is counted now, and has its line later."""
         span.is_open, span.is_counted = False, True
         self.counts[DISPATCHED] += messages_of(span.runs)
@@ -298,14 +300,14 @@ class DeliveryLog:
         else:
             del self._held[session]
 
-    def _write(self, spans: Iterable[Given], written_us: int | None) -> None:
+    def _write(self, spans: Iterable[DispatchedSpan], written_us: int | None) -> None:
         self._wake()
         unix_us, stepped_us = self.clock.unix_us, self.clock.stepped_us
         for span in spans:
             span.is_open = False
             queue, certified_us = span.queue, span.certified_us
             recipients = len(span.sessions) or 1
-            line = Dispatched(
+            line = DispatchedLine(
                 schema=SCHEMA, gateway=self.gateway, stepped_us=stepped_us,
                 tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id, runs=span.runs,
                 group=span.group, session=span.session, sessions=list(span.sessions),
@@ -323,15 +325,15 @@ class DeliveryLog:
 
     # --- What becomes of it ---------------------------------------------------------------------
 
-    def settling(self, place: Place) -> None:
+    def settling(self, place: LoggedPlace) -> None:
         """It has begun a span; take it with the next hand-over."""
         self._settling[place] = None
         self._wake()
 
-    def settled(self, place: Place, span: Done) -> None:
+    def settled(self, place: LoggedPlace, span: SettledSpan) -> None:
         """A settled span has ended."""
         queue = place.queue
-        line = Settled(
+        line = SettledLine(
             schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
             tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
             pushes=as_written(span.pushes),
@@ -348,7 +350,7 @@ class DeliveryLog:
     ) -> None:  # fmt: skip
         """Log where a group stands in a partition; see Position."""
         self._wake()
-        line = Position(
+        line = PositionLine(
             schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
             tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
             group=group.name, group_id=group.group_id, partition=partition, epoch=epoch,
@@ -374,7 +376,7 @@ class DeliveryLog:
         wall_us = self._wall_us()
         step_us = self.clock.look(before_us, wall_us, self.now_us())
         if step_us:
-            line = ClockStepped(
+            line = ClockSteppedLine(
                 schema=SCHEMA, gateway=self.gateway, seen_unix_us=self.clock.unix_us(before_us),
                 step_us=step_us, stepped_us=self.clock.stepped_us,
             )  # fmt: skip
@@ -438,7 +440,7 @@ class DeliveryLog:
         self.is_on, self._sink, self._loop = False, None, None
         await loop.run_in_executor(None, sink.stop, STOP_S)
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> LogStatus | None:
         """For looking at. None: it is off."""
         return self._sink.facts() if self._sink is not None else None
 

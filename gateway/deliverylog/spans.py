@@ -11,8 +11,8 @@ certification; what it settles within SETTLED_US is one for each outcome.
 
 What was published, until the commit that it went with has ended: the certified spans. Pure.
 
-An `Origin` goes with the messages of a publish to their record and back. When their commit has
-ended it holds where they are, in runs, and the log writes one line of it: for a publish of a
+A `PublishOrigin` goes with the messages of a publish to their record and back. When their commit
+has ended it holds where they are, in runs, and the log writes one line of it: for a publish of a
 hundred messages as for a hundred publishes of one that came within RUN_US.
 
 Where publishes come from, as the delivery log is told it: a session with its clock, or a
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from gateway.deliverylog.batches import SETTLED, Counts
-from gateway.deliverylog.lines import Carrier, Cause, Ended, Named, encode
+from gateway.deliverylog.lines import Carrier, Cause, Named, SettlementOutcome, encode
 from gateway.models import Transport
 from metadata.catalog import Principal, Queue
 from push.message import Message
@@ -42,7 +42,7 @@ from runtime.tracing import PARENT, Trace, trace_from
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class CommitTimes:
     """Monotonic microseconds of this process. One for all records of a commit, and named by its
     identity."""
 
@@ -58,7 +58,7 @@ LOOK_US_MAX: Final = 10_000
 """Clocks that were read further apart than this say nothing about each other."""
 
 
-class Clock:
+class LogClock:
     """See the module. Made with both clocks, in microseconds, read at the same moment."""
 
     __slots__ = ("base_us", "stepped_us")
@@ -102,7 +102,7 @@ class LoggedSession(Protocol):
     def transport(self) -> Transport | None: ...
 
 
-class Given:
+class DispatchedSpan:
     """A dispatched span; `session` None: that of a pull, or the `sessions` of a fan-out. Times are
     monotonic microseconds."""
 
@@ -134,9 +134,9 @@ class Given:
         self.taker: object = None
         """Of a pull: whose answer takes it."""
 
-    def alone(self, session: str) -> "Given":
+    def alone(self, session: str) -> "DispatchedSpan":
         """The same, of one of its `sessions`."""
-        one = Given(
+        one = DispatchedSpan(
             self.queue, self.given_us, self.published_unix_ms, attempt=self.attempt,
             cause=self.cause, certified_us=self.certified_us, transport=self.transport,
             session=session,
@@ -145,13 +145,13 @@ class Given:
         return one
 
 
-class Done:
+class SettledSpan:
     """A settled span."""
 
     __slots__ = ("at_us", "bytes", "count", "outcome", "pushes", "reason")
 
-    def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
-        self.outcome: Ended = outcome
+    def __init__(self, outcome: SettlementOutcome, reason: str | None, at_us: int) -> None:
+        self.outcome: SettlementOutcome = outcome
         self.reason = reason
         self.at_us = at_us
         self.pushes: list[bytes] = []
@@ -166,7 +166,7 @@ class PlaceLog(Protocol):
     """The delivery log, as a place writes to it. The log holds places, so they cannot import it."""
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> LogClock: ...
 
     @property
     def counts(self) -> Counts:
@@ -179,20 +179,20 @@ class PlaceLog(Protocol):
     def now_us(self) -> int:
         """Monotonic microseconds."""
 
-    def given(self, span: Given, key: object = None) -> None:
+    def given(self, span: DispatchedSpan, key: object = None) -> None:
         """Take a span that is on its way: written with the next flush, or with what `key` takes."""
 
     def ends(self, session: str | None, given_us: int) -> None:
         """Write the line of what this session was given at `given_us`, if it is still held."""
 
-    def settling(self, place: "Place") -> None:
+    def settling(self, place: "LoggedPlace") -> None:
         """Take the span that the place has begun with the next hand-over."""
 
-    def settled(self, place: "Place", span: Done) -> None:
+    def settled(self, place: "LoggedPlace", span: SettledSpan) -> None:
         """Write the line of a settled span that has ended."""
 
 
-class Place:
+class LoggedPlace:
     """One place in a group. `session` None: that of the pulls, or with `is_nobody` of the broker
     itself."""
 
@@ -211,8 +211,8 @@ class Place:
         self.is_nobody = is_nobody
         self.taker: object = None
         """Of pulls: whose answer takes what is given next."""
-        self._given: Given | None = None
-        self._done: Done | None = None
+        self._given: DispatchedSpan | None = None
+        self._done: SettledSpan | None = None
 
     @property
     def transport(self) -> Carrier | None:
@@ -248,9 +248,9 @@ class Place:
 
     def _begin(
         self, attempt: int, cause: Cause, certified_us: int | None, published_unix_ms: int
-    ) -> Given:
+    ) -> DispatchedSpan:
         log, transport = self._log, self.transport
-        span = Given(
+        span = DispatchedSpan(
             self.queue, log.now_us(), published_unix_ms,
             attempt=attempt, cause=cause, certified_us=certified_us, transport=transport,
             group=self.group, session=self.session_id,
@@ -265,7 +265,9 @@ class Place:
             log.given(span)
         return span
 
-    def settled(self, outcome: Ended, push: Named, count: int, *, reason: str | None = None) -> int:
+    def settled(
+        self, outcome: SettlementOutcome, push: Named, count: int, *, reason: str | None = None
+    ) -> int:
         """This became of what `push` names, `count` messages in all: [partition, when they were
         given out (None: that is not known), first, last, first, last, …], or a mask behind the
         first. The list is the log's from now on. Returns when that is."""
@@ -280,7 +282,7 @@ class Place:
         ):
             if span is not None:
                 log.settled(self, span)
-            span = self._done = Done(outcome, reason, now_us)
+            span = self._done = SettledSpan(outcome, reason, now_us)
             log.settling(self)
         given_us = cast(int | None, push[1])
         if given_us is not None:
@@ -302,7 +304,7 @@ class Place:
         if span is not None:
             self._log.settled(self, span)
 
-    def take_done(self) -> Done | None:
+    def take_done(self) -> SettledSpan | None:
         """What was settled last, for the log to write; the next span begins anew."""
         done, self._done = self._done, None
         return done
@@ -314,15 +316,15 @@ LINE_MESSAGES_MAX: Final = 2000
 """Of an origin; what comes then is another one."""
 
 
-class Answered(Protocol):
+class LoggedPublish(Protocol):
     """A publish."""
 
     @property
-    def origin(self) -> "Origin | None":
+    def origin(self) -> "PublishOrigin | None":
         """Where it came from; None: nothing is logged of it."""
 
 
-Owned = tuple[Answered, Sequence[int], int]
+Owned = tuple[LoggedPublish, Sequence[int], int]
 """A publish, which of its messages stand in a record, and their bytes as JSON."""
 
 
@@ -331,7 +333,7 @@ class OriginLog(Protocol):
     it."""
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> LogClock: ...
 
     @property
     def is_on(self) -> bool: ...
@@ -339,11 +341,11 @@ class OriginLog(Protocol):
     def now_us(self) -> int:
         """Monotonic microseconds."""
 
-    def unknown(self, origin: "Origin", count: int) -> None:
+    def unknown(self, origin: "PublishOrigin", count: int) -> None:
         """Note that for this number of its messages nobody knows whether they are stored."""
 
 
-class Origin:
+class PublishOrigin:
     """Where messages of one queue come from, and when they were accepted; then, where they are.
 
     Times are monotonic microseconds.
@@ -385,7 +387,7 @@ class Origin:
         self.produced_us = produced_us
         self.clock_offset_us = clock_offset_us
         self.trace = trace
-        self.stages: Stages | None = None
+        self.stages: CommitTimes | None = None
         """Of the commit that the runs are of; None: it has none."""
         self.clear()
 
@@ -415,15 +417,15 @@ class Origin:
         self._log.unknown(self, count)
 
 
-class Placed:
+class CommittedOrigins:
     """The origins of one commit. `is_late`: their publishers were answered `unknown` before."""
 
     __slots__ = ("is_late", "origins", "stages")
 
-    def __init__(self, stages: Stages, *, is_late: bool) -> None:
+    def __init__(self, stages: CommitTimes, *, is_late: bool) -> None:
         self.stages = stages
         self.is_late = is_late
-        self.origins: list[Origin] = []
+        self.origins: list[PublishOrigin] = []
 
     def add(self, runs: Sequence[Owned], number: int, result: Appended, header: Header) -> None:
         """A record of the commit stands in partition `number`; `runs` says whose its messages are,
@@ -443,7 +445,9 @@ class Placed:
                 origin.bytes += runs[0][2]
             return
         begin = place = held = 0
-        before: Origin | None = None  # whose are those from `begin` on: publishes may share one
+        before: PublishOrigin | None = (
+            None  # whose are those from `begin` on: publishes may share one
+        )
         for answer, indexes, size in (*runs, _END):
             if answer.origin is not before:
                 if before is not None:
@@ -481,7 +485,7 @@ class Placed:
                     origin.bytes += header.sizes[at]
             place += len(indexes)
 
-    def _begin(self, origin: Origin) -> None:
+    def _begin(self, origin: PublishOrigin) -> None:
         origin.stages = self.stages
         self.origins.append(origin)
 
@@ -489,7 +493,7 @@ class Placed:
 class _Nobody:
     """Behind the last publish of a record."""
 
-    origin: Origin | None = None
+    origin: PublishOrigin | None = None
 
 
 _END: Final[Owned] = (_Nobody(), (), 0)
@@ -505,7 +509,7 @@ def _extend(runs: list[tuple[int, int, int]], number: int, first: int, count: in
     runs.append((number, first, count))
 
 
-class Host(LoggedSession, Protocol):
+class PublishingSession(LoggedSession, Protocol):
     """A session that publishes."""
 
     @property
@@ -525,7 +529,7 @@ class Frame(Protocol):
     def clock_offset_us(self) -> int | None: ...
 
 
-class Sender:
+class OriginTracker:
     """A session's: what it said of its clock, and the origin of what came last."""
 
     __slots__ = ("_offset_us", "_origin", "_shift_us")
@@ -534,9 +538,11 @@ class Sender:
         self._offset_us: int | None = None
         self._shift_us = 0
         """What makes monotonic time of the client's, where the offset is known."""
-        self._origin: Origin | None = None
+        self._origin: PublishOrigin | None = None
 
-    def origin(self, log: OriginLog, host: Host, queue: Queue, frame: Frame) -> Origin:
+    def origin(
+        self, log: OriginLog, host: PublishingSession, queue: Queue, frame: Frame
+    ) -> PublishOrigin:
         """That of this publish; also of the one before, where both came at one time."""
         now_us, first, origin = log.now_us(), frame.messages[0], self._origin
         count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
@@ -555,7 +561,7 @@ class Sender:
         ):
             return origin
         carrier = host.transport
-        self._origin = Origin(
+        self._origin = PublishOrigin(
             log, queue, now_us, count, transport=CARRIERS[carrier or "websocket"],
             producer=host.principal.name, session=host.session_id,
             produced_us=produced_us, clock_offset_us=offset_us, trace=trace,
@@ -566,12 +572,12 @@ class Sender:
 def origin_of_request(
     log: OriginLog, queue: Queue, producer: str, messages: Sequence[Message],
     trace: Trace | None,
-) -> Origin | None:  # fmt: skip
+) -> PublishOrigin | None:  # fmt: skip
     """That of what one request publishes, which is of this trace. None: the log is off."""
     if not log.is_on:
         return None
     first = messages[0]
-    return Origin(
+    return PublishOrigin(
         log, queue, log.now_us(), len(messages), transport="http", producer=producer,
         produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
         trace=trace.trace_id if trace is not None else _trace(first),

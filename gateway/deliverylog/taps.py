@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from gateway.counters import Published
-from gateway.deliverylog.lines import Cause, Ended, Event, Named
+from gateway.counters import PublishCounters
+from gateway.deliverylog.lines import Cause, Event, Named, SettlementOutcome
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import LoggedSession, Place, Run, Stages
+from gateway.deliverylog.spans import CommitTimes, LoggedPlace, LoggedSession, Run
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery.delivery import Delivery
@@ -40,7 +40,7 @@ _MASK_BITS: Final = 24
 offsets have six digits or more."""
 
 
-class SlotLog:
+class OwnedPartitionLog:
     """See the module. `end`: what stands in the partition below had been certified when the slot
     began."""
 
@@ -67,7 +67,7 @@ class SlotLog:
         pushes: dict[int, Push], tally: Tally, end: int,
     ) -> None:  # fmt: skip
         place = getattr(owner, "place", None)
-        if not isinstance(place, Place):  # the caretaker's
+        if not isinstance(place, LoggedPlace):  # the caretaker's
             place = log.place(queue, group.name, is_nobody=True)
         self._log = log
         self._place = place
@@ -142,7 +142,7 @@ class SlotLog:
         """Nothing blocks any more what is certified below `end`."""
         self._waited_for, self._waited_end = _CAUSES.get(blocked, "backlog"), end
 
-    def cause(self, out: GiveOut, stages: Stages | None) -> Cause:
+    def cause(self, out: GiveOut, stages: CommitTimes | None) -> Cause:
         """What a run of the log has waited for."""
         if out.first < self._waited_end:
             return self._waited_for
@@ -157,7 +157,7 @@ class SlotLog:
             return returned
         return "key_backoff" if out.attempt > 1 else "key_held"
 
-    def giving(self, cause: Cause, stages: Stages | None) -> None:
+    def giving(self, cause: Cause, stages: CommitTimes | None) -> None:
         """What is given next has waited for this."""
         self._cause = cause
         self._certified_us = stages.certified_us if stages is not None else None
@@ -236,7 +236,9 @@ class SlotLog:
         self._returned(taken, "lease")
         self._forget(push for push, _ in taken)
 
-    def _returned(self, taken: Iterable[Taken], cause: Cause, outcome: Ended = "returned") -> None:
+    def _returned(
+        self, taken: Iterable[Taken], cause: Cause, outcome: SettlementOutcome = "returned"
+    ) -> None:
         """Log that deliveries return; given again, they will have waited for `cause`."""
         by_push: dict[int, list[int]] = {}
         for push, offset in taken:
@@ -284,7 +286,7 @@ class SlotLog:
             if len(self._opened) > _OPENED_MAX:
                 del self._opened[next(iter(self._opened))]
 
-    def _settled(self, outcome: Ended, push: int, ranges: Sequence[Range]) -> None:
+    def _settled(self, outcome: SettlementOutcome, push: int, ranges: Sequence[Range]) -> None:
         if ranges:
             at_us, log = self._given_us.get(push), self._log
             numbers = [*chain.from_iterable(ranges)]
@@ -329,7 +331,7 @@ def _ranges(offsets: Iterable[int]) -> list[Range]:
     return ranges
 
 
-class Reader(Protocol):
+class LoggedReader(Protocol):
     """One who is given a record with others."""
 
     is_socket: bool
@@ -338,12 +340,12 @@ class Reader(Protocol):
     def link(self) -> LoggedSession: ...
 
 
-class Reads:
+class ReadsLog:
     """Of one queue."""
 
     __slots__ = ("_counted", "_log", "_queue")
 
-    def __init__(self, log: DeliveryLog, queue: Queue, counted: Published) -> None:
+    def __init__(self, log: DeliveryLog, queue: Queue, counted: PublishCounters) -> None:
         self._log = log
         self._queue = queue
         self._counted = counted
@@ -353,13 +355,13 @@ class Reads:
         """Whether anybody wants to know."""
         return self._log.is_on
 
-    def fan_out(self, number: int, record: Record, stages: Stages) -> "FanOut":
+    def fan_out(self, number: int, record: Record, stages: CommitTimes) -> "FanOutLog":
         """A turn of one, in partition `number`, begins."""
-        return FanOut(self, number, record, stages)
+        return FanOutLog(self, number, record, stages)
 
     def alone(
         self, session: LoggedSession, number: int, record: Record, offsets: Sequence[int],
-        stages: Stages | None = None,
+        stages: CommitTimes | None = None,
     ) -> None:  # fmt: skip
         """A reader is given these, ascending, by itself. `stages` None: it is behind, and reads the
         log."""
@@ -380,7 +382,7 @@ class Reads:
 
     def many(
         self, sessions: Sequence[str], number: int, runs: Sequence[Range], record: Record,
-        stages: Stages, *, given_us: int,
+        stages: CommitTimes, *, given_us: int,
     ) -> None:  # fmt: skip
         """Readers are given the same, over WebSockets."""
         self._log.read(
@@ -388,7 +390,7 @@ class Reads:
             cause="none", certified_us=stages.certified_us, given_us=given_us,
         )  # fmt: skip
 
-    def count(self, messages: int, stages: Stages | None) -> int:
+    def count(self, messages: int, stages: CommitTimes | None) -> int:
         """Readers are given so many. Returns when that is."""
         now_us, counted = self._log.now_us(), self._counted
         counted.read += messages
@@ -397,12 +399,12 @@ class Reads:
         return now_us
 
 
-class FanOut:
+class FanOutLog:
     """One turn of a fan-out. Nothing but a list of names is made."""
 
     __slots__ = ("_given", "_messages", "_number", "_reads", "_record", "_stages")
 
-    def __init__(self, reads: Reads, number: int, record: Record, stages: Stages) -> None:
+    def __init__(self, reads: ReadsLog, number: int, record: Record, stages: CommitTimes) -> None:
         self._reads = reads
         self._number = number
         self._record = record
@@ -410,7 +412,7 @@ class FanOut:
         self._given: dict[Range, list[str]] = {}
         self._messages = 0
 
-    def given(self, reader: Reader, first: int, last: int) -> None:
+    def given(self, reader: LoggedReader, first: int, last: int) -> None:
         """This reader is given first..last."""
         if not reader.is_socket:
             offsets = range(first, last + 1)

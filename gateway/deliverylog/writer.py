@@ -21,12 +21,12 @@ from gateway.deliverylog.batches import (
     SPANS,
     Chunk,
     Counts,
-    Facts,
+    LogStatus,
     Missing,
 )
 from gateway.deliverylog.counts import SharedCounts, memory
-from gateway.deliverylog.files import Bounds, Files, recover
-from gateway.deliverylog.lines import SCHEMA, Unlogged, encode
+from gateway.deliverylog.files import Bounds, LogFolder, recover
+from gateway.deliverylog.lines import SCHEMA, UnloggedLine, encode
 
 logger = logging.getLogger("tocsin.deliverylog")
 FOLDER: Final = "delivery"
@@ -34,12 +34,12 @@ RETRY_S: Final = 1.0
 """Until a file that could not be finished is tried again."""
 
 
-class Writer:
+class LogWriter:
     """See the module. Made by `open`; it is a `log.Sink`."""
 
     def __init__(
         self,
-        files: Files,
+        files: LogFolder,
         gateway: str,
         shared: SharedCounts | None,
         *,
@@ -69,7 +69,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="delivery log", daemon=True)
 
     @classmethod
-    def open(cls, data_dir: Path, gateway: str, bounds: Bounds) -> "Writer":
+    def open(cls, data_dir: Path, gateway: str, bounds: Bounds) -> "LogWriter":
         """The one of a data folder, which the caller holds; what a start before left is finished
         first. Blocks. What fails is logged: a log that cannot be written stops nobody."""
         folder, wall = data_dir / FOLDER, time.time()
@@ -81,7 +81,7 @@ class Writer:
             shared = SharedCounts(folder, gateway, int(wall * 1_000_000), tmpfs)
         except OSError as error:
             logger.error("the delivery log in %s: %s", folder, error)
-        writer = cls(Files(folder, gateway, int(wall * 1000), bounds), gateway, shared)
+        writer = cls(LogFolder(folder, gateway, int(wall * 1000), bounds), gateway, shared)
         writer.start()
         return writer
 
@@ -106,7 +106,7 @@ class Writer:
         self._queue.put(None)
         self._thread.join(within_s)
 
-    def facts(self) -> Facts:
+    def facts(self) -> LogStatus:
         """As Sink.facts."""
         spans, certified, dispatched, settled = self._unlogged
         return {
@@ -167,7 +167,7 @@ class Writer:
     def _tell_missing(self) -> None:
         while self._missing:
             one = self._missing[0]
-            line = Unlogged(
+            line = UnloggedLine(
                 schema=SCHEMA, gateway=self._gateway,
                 since_unix_us=one.since_unix_us, until_unix_us=one.until_unix_us,
                 spans=one.counts[SPANS], certified=one.counts[CERTIFIED],

@@ -42,9 +42,9 @@ from gateway.encryption.rotation import (
     check_all_have,
     covers,
     in_use,
+    report_of,
     using,
     with_found,
-    words,
 )
 from gateway.encryption.sealer import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
 from metadata.data_keys import DataKey, DataKeys, Outdated
@@ -202,7 +202,7 @@ class Keyring:
         """(id, key, when) of a data key that the catalog was given, and has not said to have."""
         self._closed = False
         self._is_shared = data_keys.refresh is not None
-        self._words = words(source)
+        self._words = report_of(source)
         self._looking: asyncio.Task[None] | None = None
         self._others: Callable[[], Awaitable[Mapping[str, str]]] | None = None
         data_keys.on_learned(self._learned)
@@ -266,11 +266,11 @@ class Keyring:
             try:
                 found = await asyncio.to_thread(self._find_source)
             except Refused as error:
-                if self._words != words(None):
+                if self._words != report_of(None):
                     logger.warning("the next start of this gateway would fail: %s", error)
-                self._words = words(None)
+                self._words = report_of(None)
             else:
-                self._source, self._words = with_found(self._source, found), words(found)
+                self._source, self._words = with_found(self._source, found), report_of(found)
             await asyncio.sleep(LOOK_S)
 
     def _learned(self, rows: Sequence[DataKey]) -> None:

@@ -34,7 +34,7 @@ GIVE_NEW = (
 )
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class MasterKeyReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway says of its master keys: ids, never a key."""
 
     ids: list[str]
@@ -44,14 +44,14 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """Host, and where the keys are, for people."""
 
 
-def words(source: Source | None) -> str:
-    """As `Said`, of what a start would find now. None: it would find none."""
+def report_of(source: Source | None) -> str:
+    """As `MasterKeyReport`, of what a start would find now. None: it would find none."""
     if source is None:
-        said = Said(ids=[], provider="", where=socket.gethostname())
+        said = MasterKeyReport(ids=[], provider="", where=socket.gethostname())
     else:
         ids = [key.key_id for key in (source.current, *source.former)]
         where = f"{socket.gethostname()}: {source.path or source.kind}"
-        said = Said(ids=ids, provider=source.provider, where=where)
+        said = MasterKeyReport(ids=ids, provider=source.provider, where=where)
     return msgspec.json.encode(said).decode()
 
 
@@ -62,7 +62,7 @@ def lacking(said: Mapping[str, str], key: MasterKey, provider: str) -> list[str]
     lack = []
     for gateway, text in sorted(said.items()):
         try:
-            one = msgspec.json.decode(text, type=Said)
+            one = msgspec.json.decode(text, type=MasterKeyReport)
         except msgspec.DecodeError:
             lack.append(gateway)
             continue

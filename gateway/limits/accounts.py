@@ -32,7 +32,7 @@ def own(name: Name, kind: Kind, rate: Rate) -> Bucket:
     return Bucket(rate)
 
 
-class Debtor:
+class Account:
     """What one name has used, by kind, and its bounds."""
 
     __slots__ = (
@@ -72,21 +72,21 @@ class Debtor:
         self.limits = limits
 
 
-class Debtors:
+class LimitAccounts:
     """See the module. `now`: seconds, monotonic."""
 
     def __init__(self, debtors_max: int, make: Make = own) -> None:
         self._max = debtors_max
         self._make = make
-        self._known: dict[Name, Debtor] = {}
-        self._idle: list[tuple[float, int, Debtor]] = []
+        self._known: dict[Name, Account] = {}
+        self._idle: list[tuple[float, int, Account]] = []
         """Those that nobody holds, by when each was to be empty when it was looked at last."""
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, claims: Sequence[Claim], *, now: float) -> tuple[Debtor, ...]:
+    def find(self, claims: Sequence[Claim], *, now: float) -> tuple[Account, ...]:
         """The debtors of these, made where there are none. Who keeps them for longer than this
         turn of the loop holds them."""
         known = self._known
@@ -94,21 +94,21 @@ class Debtors:
             self._make_room(now, len(claims))  # for all, before one of them is looked up
         return tuple(self._one(name, limits, now) for name, limits in claims)
 
-    def _one(self, name: Name, limits: Limits, now: float) -> Debtor:
+    def _one(self, name: Name, limits: Limits, now: float) -> Account:
         debtor = self._known.get(name)
         if debtor is None:
-            debtor = self._known[name] = Debtor(name, limits, self._make)
+            debtor = self._known[name] = Account(name, limits, self._make)
             self._list(debtor, now)
         elif debtor.limits is not limits and debtor.limits != limits:
             debtor.change(limits, now=now)
         return debtor
 
-    def hold(self, debtors: Sequence[Debtor]) -> None:
+    def hold(self, debtors: Sequence[Account]) -> None:
         """These are not forgotten until they are released as often."""
         for debtor in debtors:
             debtor.holders += 1
 
-    def release(self, debtors: Sequence[Debtor]) -> None:
+    def release(self, debtors: Sequence[Account]) -> None:
         """See `hold`."""
         for debtor in debtors:
             debtor.holders -= 1
@@ -116,7 +116,7 @@ class Debtors:
                 self._list(debtor, debtor.empty_at())
                 self._make_room(-math.inf, 0)
 
-    def _list(self, debtor: Debtor, empty_at: float) -> None:
+    def _list(self, debtor: Account, empty_at: float) -> None:
         debtor.is_listed = True
         self._count += 1
         heapq.heappush(self._idle, (empty_at, self._count, debtor))

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.limits.accounts import Claim, Debtor, Debtors, Name, own, published_bytes
+from gateway.limits.accounts import Account, Claim, LimitAccounts, Name, own, published_bytes
 from gateway.limits.shared import SOON_S, SharedLimits
 from gateway.limits.spec import NONE, Kind, Limits, per_second
 from metadata.catalog import Principal, Queue
@@ -32,7 +32,7 @@ Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
 """As push.rates.bucket.pour_all."""
 
 
-class Till:
+class PublishQuota:
     """Found once for many of them."""
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Till:
     )  # fmt: skip
 
     def __init__(
-        self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object,
+        self, debtors: Sequence[Account], of_queue: Account | None, settings: object,
         pour: Pour,
     ) -> None:  # fmt: skip
         self._pour = pour
@@ -151,8 +151,8 @@ class Limiter:
         self._queue = queue
         self.session = session
         """What each session may (runtime.loop.fairness)."""
-        self.debtors = Debtors(debtors_max, self._make)
-        self._queues: dict[str, tuple[object, Debtor | None]] = {}
+        self.debtors = LimitAccounts(debtors_max, self._make)
+        self._queues: dict[str, tuple[object, Account | None]] = {}
         """Of a queue: the settings of which its debtor was made, and that."""
         self.on_refused: Callable[[Queue, int], None] = lambda queue, count: None
         """Is told of a queue's messages that were refused."""
@@ -213,7 +213,7 @@ class Limiter:
                 bucket.take(1, now=now)
             raise
 
-    def _of_address(self, address: str | None, now: float) -> Debtor | None:
+    def _of_address(self, address: str | None, now: float) -> Account | None:
         if address is None or self._address == NONE:
             return None
         return self.debtors.find(((("address", address), self._address),), now=now)[0]
@@ -223,7 +223,7 @@ class Limiter:
         if debtor is not None:
             self.charge((debtor,), kind, 1, now)
 
-    def of_queue(self, queue: Queue, now: float) -> Debtor | None:
+    def of_queue(self, queue: Queue, now: float) -> Account | None:
         """The debtor of a queue; None: nothing limits it."""
         known = self._queues.get(queue.queue_id)
         if known is not None and known[0] is queue.settings:
@@ -238,7 +238,7 @@ class Limiter:
         if wanted == NONE:
             debtor = None
         elif debtor is None:
-            debtor = Debtor(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
+            debtor = Account(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
         else:
             debtor.change(wanted, now=now)
         self._queues[queue.queue_id] = (settings, debtor)
@@ -253,25 +253,25 @@ class Limiter:
 
     # --- Charging ------------------------------------------------------------------------------
 
-    def charge(self, debtors: Sequence[Debtor], kind: Kind, cost: int, now: float) -> None:
+    def charge(self, debtors: Sequence[Account], kind: Kind, cost: int, now: float) -> None:
         """All of these, or none. Raises Refused(rate_limited)."""
         charges = [(a.buckets[kind], cost) for a in debtors if kind in a.buckets]
         if charges and not self.pour(charges, nanoseconds(now)):
             raise self._refused(debtors, {kind: cost}, now)
 
-    def over(self, debtors: Sequence[Debtor], messages: Sequence[Message], now: float) -> Refused:
+    def over(self, debtors: Sequence[Account], messages: Sequence[Message], now: float) -> Refused:
         """These cannot be published now: why, and when."""
         costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
         return self._refused(debtors, costs, now)
 
-    def too_many_in_flight(self, debtor: Debtor) -> Refused:
+    def too_many_in_flight(self, debtor: Account) -> Refused:
         """Counted, and in words."""
         scope, most = debtor.name[0], debtor.limits.in_flight
         self.refused[f"{scope}.in_flight"] += 1
         detail = f"of this {scope} at most {most} messages await their answer"
         return Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
 
-    def _refused(self, debtors: Sequence[Debtor], costs: dict[Kind, int], now: float) -> Refused:
+    def _refused(self, debtors: Sequence[Account], costs: dict[Kind, int], now: float) -> Refused:
         """Names the limit that is waited for longest."""
         waits = [
             (bucket.after_s(min(cost, bucket.rate.burst), now=now), debtor, kind, bucket.rate)
@@ -282,7 +282,7 @@ class Limiter:
         after_s, debtor, kind, rate = max(waits, key=lambda wait: wait[0])
         return self.refusal(debtor, kind, rate, after_s)
 
-    def refusal(self, debtor: Debtor, kind: Kind, rate: Rate, after_s: float) -> Refused:
+    def refusal(self, debtor: Account, kind: Kind, rate: Rate, after_s: float) -> Refused:
         """Counted, and in words."""
         scope, name = debtor.name
         self.refused[f"{scope}.{kind}"] += 1
@@ -311,12 +311,12 @@ class _Charged:
     def __init__(self, limiter: Limiter, claims: Sequence[Claim]) -> None:
         self._limiter = limiter
         self._claims = claims
-        self._held: Sequence[Debtor] = ()
+        self._held: Sequence[Account] = ()
         """Of a session that is open."""
-        self._tills: dict[str, Till] = {}
+        self._tills: dict[str, PublishQuota] = {}
         """By queue id, while it is."""
 
-    def _found(self, now: float) -> Sequence[Debtor]:
+    def _found(self, now: float) -> Sequence[Account]:
         if self._held or not self._claims:
             return self._held
         return self._limiter.debtors.find(self._claims, now=now)
@@ -363,7 +363,7 @@ class _Charged:
             return None
         return self._owed(till, count)
 
-    def _owed(self, till: Till, count: int) -> Callable[[], None]:
+    def _owed(self, till: PublishQuota, count: int) -> Callable[[], None]:
         if not till.counted:
             return _nothing
         for debtor in till.counted:
@@ -371,15 +371,15 @@ class _Charged:
         self._limiter.debtors.hold(till.counted)
         return partial(self._answered, till.counted, count)
 
-    def _fresh_till(self, queue: Queue, now: float) -> Till:
+    def _fresh_till(self, queue: Queue, now: float) -> PublishQuota:
         till = self._tills.get(queue.queue_id)
         if till is None or till.settings is not queue.settings or till.is_stale:
             till = self._till(queue, now)
         return till
 
-    def _till(self, queue: Queue, now: float) -> Till:
+    def _till(self, queue: Queue, now: float) -> PublishQuota:
         debtors, limiter = self._found(now), self._limiter
-        till = Till(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
+        till = PublishQuota(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
         if self._held or not self._claims:  # else they may be forgotten meanwhile
             if len(self._tills) >= _TILLS_MAX:
                 self._tills.clear()
@@ -394,7 +394,7 @@ class _Charged:
         await asyncio.sleep(after_s)
         return True
 
-    def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
+    def _answered(self, debtors: Sequence[Account], count: int) -> None:
         for debtor in debtors:
             debtor.in_flight -= count
         self._limiter.debtors.release(debtors)
@@ -410,7 +410,7 @@ class _Charged:
         for debtor in debtors:
             debtor.sessions += 1
 
-    def _ask(self, debtors: Sequence[Debtor], now: float) -> None:
+    def _ask(self, debtors: Sequence[Account], now: float) -> None:
         for debtor in debtors:
             most = debtor.limits.sessions
             if most is not None and debtor.sessions >= most:
@@ -433,7 +433,7 @@ UNLIMITED: Final = Limiter()
 """Everybody may as much as they like."""
 
 
-def _over_in_flight(till: Till, count: int) -> Debtor | None:
+def _over_in_flight(till: PublishQuota, count: int) -> Account | None:
     """Who would have too much in flight with so many more."""
     for debtor in till.counted:
         if debtor.in_flight + count > (debtor.limits.in_flight or 0):

@@ -9,7 +9,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import UNLIMITED, Limiter
 from gateway.models import Admission, NotLetIn
 from push.errors import Refused
@@ -42,7 +42,7 @@ class Handshake(NamedTuple):
 
 def shake_hands(
     data: bytes,
-    auth: Auth,
+    auth: Authenticator,
     *,
     now: float,
     wall: float,
@@ -87,7 +87,7 @@ def _is_guess(request: Request) -> bool:
 
 
 def _admit(
-    request: Request, auth: Auth, now: float, wall: float, peer: ClientAddress
+    request: Request, auth: Authenticator, now: float, wall: float, peer: ClientAddress
 ) -> Admission | None:
     """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:

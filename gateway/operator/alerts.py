@@ -19,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.delivery.presence import Presence
-from gateway.operator.describe import Stock, age_s
+from gateway.operator.describe import QueueStatsCache, age_s
 from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
@@ -40,7 +40,7 @@ Post = Callable[[str, bytes], Awaitable[None]]
 """(address, body). Raises HookFailed."""
 
 
-class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
+class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the catalog keeps of an alert that fires, or whose end is still to be told."""
 
     state: Literal["firing", "cleared"]
@@ -52,7 +52,7 @@ class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of the webhook."""
 
 
-class Breach(msgspec.Struct, kw_only=True):
+class AlertNotice(msgspec.Struct, kw_only=True):
     """What is told; see PROTOCOL.md."""
 
     alert: str
@@ -71,14 +71,14 @@ async def post(address: str, body: bytes) -> None:
     await ScaleHook(address, within_s=POST_S).tell(body)
 
 
-class Alerting:
+class AlertEvaluator:
     """See the module. `webhooks`: addresses by name, and no other one is ever called."""
 
     def __init__(
         self,
         metadata: Metadata,
         presence: Presence,
-        stock: Stock,
+        stock: QueueStatsCache,
         publisher: Publisher,
         webhooks: Mapping[str, str],
         *,
@@ -91,7 +91,7 @@ class Alerting:
         self._webhooks = webhooks
         self._post = post
         self._alarms: dict[tuple[str, str], Alarm] = {}
-        self._kept: dict[str, dict[str, Told]] = {}
+        self._kept: dict[str, dict[str, AlertState]] = {}
         """By queue id, of the queues that are looked at here."""
         self._task: asyncio.Task[None] | None = None
         self._posts: Counter[str] = Counter({"told": 0, "failed": 0, "refused": 0})
@@ -158,7 +158,7 @@ class Alerting:
         kept = self._kept.get(queue.queue_id)
         if kept is None:  # another gateway, or this one before its restart, may have told
             text = self._metadata.mark(_mark(queue))
-            kept = msgspec.json.decode(text, type=dict[str, Told]) if text else {}
+            kept = msgspec.json.decode(text, type=dict[str, AlertState]) if text else {}
             self._kept[queue.queue_id] = kept
         named = {alert.name: alert for alert in queue.settings.alerts}
         for name in [name for name in kept if name not in named]:  # taken back: nobody waits
@@ -172,7 +172,7 @@ class Alerting:
             if name in kept and kept[name].owed:
                 pass  # what has changed is told first: the queue hears of each change, in order
             elif alarm.look(value, alert.above, alert.lasts_s, now=now):
-                kept[name] = Told(
+                kept[name] = AlertState(
                     state="firing" if alarm.fires else "cleared",
                     since_unix_ms=int(time.time() * 1000), value=round(value, 3), owed=_owed(alert),
                 )  # fmt: skip
@@ -212,9 +212,9 @@ class Alerting:
 
     # --- Telling ---------------------------------------------------------------------------------
 
-    async def _tell(self, queue: Queue, alert: QueueAlert, told: Told) -> None:
+    async def _tell(self, queue: Queue, alert: QueueAlert, told: AlertState) -> None:
         body = msgspec.json.encode(
-            Breach(
+            AlertNotice(
                 alert=alert.name, queue=queue.name, group=alert.group, when=alert.when,
                 above=alert.above, value=told.value, state=told.state,
                 since_unix_ms=told.since_unix_ms, now_unix_ms=int(time.time() * 1000),
@@ -229,7 +229,9 @@ class Alerting:
             told.owed = owed
             await self._keep(queue)
 
-    async def _publish(self, queue: Queue, alert: QueueAlert, told: Told, body: bytes) -> bool:
+    async def _publish(
+        self, queue: Queue, alert: QueueAlert, told: AlertState, body: bytes
+    ) -> bool:
         """Whether it is stored, or nobody wants it any more."""
         if alert.queue is None:
             return True
@@ -257,7 +259,7 @@ class Alerting:
             return False
         return True
 
-    async def _call(self, alert: QueueAlert, told: Told, body: bytes) -> bool:
+    async def _call(self, alert: QueueAlert, told: AlertState, body: bytes) -> bool:
         """Whether nothing more is to be done with the webhook."""
         address = self._webhooks.get(alert.webhook or "")
         if address is None:

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.counters import Counting
+from gateway.counters import Counters
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import Slot
@@ -45,7 +45,7 @@ def age_s(oldest_unix_ms: int | None) -> float:
 
 
 @dataclass(slots=True)
-class GroupStock:
+class GroupStats:
     """Where a group stands, durably. What it acked a moment ago may still count as unsettled."""
 
     cursors: dict[int, CursorState]
@@ -74,13 +74,13 @@ class GroupStock:
 
 
 @dataclass(slots=True)
-class QueueStock:
+class QueueStats:
     """What a queue retains."""
 
     states: list[PartitionState]
     described: list[dict[str, object]]
     """Each partition, as it is shown."""
-    groups: dict[str, GroupStock] = field(default_factory=dict)
+    groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
     """When the oldest retained message was published; None: the queue is empty."""
     looked_at: float = 0.0
@@ -98,14 +98,14 @@ class QueueStock:
         return len(self.states) * (1 + len(self.groups))
 
 
-class Stock:
+class QueueStatsCache:
     """See the module."""
 
     def __init__(self, storage: Storage, *, is_shared: bool) -> None:
         """`is_shared`: other gateways work on the storage, too."""
         self._storage = storage
         self._is_shared = is_shared
-        self._known: OrderedDict[str, QueueStock] = OrderedDict()
+        self._known: OrderedDict[str, QueueStats] = OrderedDict()
         self._reading: dict[str, object] = {}
         """Queue id → the latest look that is under way, while nothing has changed since."""
         self._size = 0
@@ -118,7 +118,7 @@ class Stock:
         if self._reading:
             self._reading.pop(queue_id, None)
 
-    async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStock:
+    async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStats:
         """What a queue has, and where these of its groups stand."""
         known, now = self._known.get(queue.queue_id), asyncio.get_running_loop().time()
         if known is not None and self._is_old(known, now):
@@ -137,10 +137,10 @@ class Stock:
             self._keep(queue.queue_id, found)
         return found
 
-    def _is_old(self, known: QueueStock, now: float) -> bool:
+    def _is_old(self, known: QueueStats, now: float) -> bool:
         return self._is_shared and now - known.looked_at > BELIEVED_S and not known.is_empty
 
-    def _keep(self, queue_id: str, found: QueueStock) -> None:
+    def _keep(self, queue_id: str, found: QueueStats) -> None:
         if found.size > KEPT_MAX or any(
             len(group.cursors) < len(found.states) for group in found.groups.values()
         ):
@@ -152,17 +152,17 @@ class Stock:
             self.changed(next(iter(self._known)))
 
     async def _look(
-        self, queue: Queue, known: QueueStock | None, groups: Sequence[Group]
-    ) -> QueueStock:
+        self, queue: Queue, known: QueueStats | None, groups: Sequence[Group]
+    ) -> QueueStats:
         """`groups` are those that are not `known`."""
         if known is None:
             states = await self._storage.partitions(queue.queue_id)
             looked_at = asyncio.get_running_loop().time()
-            found = QueueStock(states, [_described(state) for state in states], looked_at=looked_at)
+            found = QueueStats(states, [_described(state) for state in states], looked_at=looked_at)
         else:
             states = known.states
             groups_known = dict(known.groups)
-            found = QueueStock(states, known.described, groups_known, looked_at=known.looked_at)
+            found = QueueStats(states, known.described, groups_known, looked_at=known.looked_at)
         places = [(state.partition, state.start) for state in states if state.messages]
         ends, slices = [("", len(places))], Slices()
         for group in groups:
@@ -183,9 +183,9 @@ class Stock:
         return found
 
 
-def _group_stock(states: Sequence[PartitionState], cursors: Sequence[CursorState]) -> GroupStock:
+def _group_stock(states: Sequence[PartitionState], cursors: Sequence[CursorState]) -> GroupStats:
     ends = {state.partition: state.certified for state in states}
-    stock = GroupStock({}, {}, {})
+    stock = GroupStats({}, {}, {})
     for cursor in cursors:
         number = cursor.place.partition.number
         end = ends.get(cursor.place.partition, cursor.floor)
@@ -215,11 +215,11 @@ def _described(state: PartitionState) -> dict[str, object]:
 Room = Literal["paused", "credit", "socket", "full", "no_consumer"]
 
 
-class Describing:
+class Describer:
     """See the module."""
 
     def __init__(
-        self, stock: Stock, metadata: Metadata, groups: Groups, counting: Counting
+        self, stock: QueueStatsCache, metadata: Metadata, groups: Groups, counting: Counters
     ) -> None:
         self._stock = stock
         self._metadata = metadata
@@ -311,7 +311,7 @@ class Describing:
         }
 
     def _figures(
-        self, group: Group, standing: GroupStock, row: Membership | None
+        self, group: Group, standing: GroupStats, row: Membership | None
     ) -> dict[str, object]:
         """What a queue's description says of a group, too."""
         runtime = self._groups.runtimes.get(group.group_id)
@@ -338,7 +338,7 @@ def _whose(
 
 def _partition(
     state: PartitionState,
-    standing: GroupStock,
+    standing: GroupStats,
     runtime: GroupRuntime | None,
     gateway: str | None,
     member: str | None,

@@ -28,9 +28,9 @@ from gateway.models import (
 )
 from gateway.operator.describe import owner_of, owner_wanted, without_room
 from gateway.operator.waiting import (
-    Budget,
-    Found,
-    Heads,
+    ByteBudget,
+    KeyOffsets,
+    MessageLookup,
     count_at_rest,
     count_owned,
     find,
@@ -141,7 +141,7 @@ ROUNDS_MAX = 3
 
 
 @dataclass(slots=True)
-class Seen:
+class KeySnapshot:
     """What was read of a group before it is judged."""
 
     group: Group
@@ -155,7 +155,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Standing:
+class KeyState:
     """Where the key stands for a group. Times are unix milliseconds."""
 
     code: KeyWaits
@@ -179,7 +179,7 @@ class Standing:
     epoch: int | None = None
 
 
-class Explaining:
+class Explainer:
     """See the module."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Explaining:
         self._reasons = reasons
         self._groups = groups
         self._metadata = metadata
-        self._heads = Heads(storage)
+        self._heads = MessageLookup(storage)
 
     async def explain(
         self, principal: Principal, queue: Queue, key: str, group: str | None, after: str
@@ -223,12 +223,12 @@ class Explaining:
 
     async def _standings(
         self, queue: Queue, partition: Partition, groups: Sequence[Group], key: int
-    ) -> list[tuple[Seen, Standing]]:
-        standings: list[tuple[Seen, Standing]] = []
+    ) -> list[tuple[KeySnapshot, KeyState]]:
+        standings: list[tuple[KeySnapshot, KeyState]] = []
         for _ in range(ROUNDS_MAX):
             seen = [await self._see(partition, group, key) for group in groups]
             start = min((one.start for one in seen), default=0)
-            look = Budget(limits.LOOK_BYTES_MAX)
+            look = ByteBudget(limits.LOOK_BYTES_MAX)
             found = (await find(self._storage, partition, start, {key}, look))[key]
             # From here on nothing is awaited: it is one moment.
             standings = [(x, self._judge(queue, partition, x, found, key)) for x in seen]
@@ -241,7 +241,7 @@ class Explaining:
         slot = runtime.slots.get(partition.number) if runtime is not None else None
         return slot if slot is not None and not slot.ended else None
 
-    async def _see(self, partition: Partition, group: Group, key: int) -> Seen:
+    async def _see(self, partition: Partition, group: Group, key: int) -> KeySnapshot:
         place = GroupPartition(group.group_id, partition)
         slot = self._slot(partition, group)
         if slot is None:
@@ -251,7 +251,7 @@ class Explaining:
             start = cursor.floor if cursor is not None else 0
             there = self._groups.elsewhere(await self._groups.row(group))
             gateway = there.get(partition.number)
-            return Seen(group, None, cursor, side[0] if side else None, start, gateway)
+            return KeySnapshot(group, None, cursor, side[0] if side else None, start, gateway)
         line = slot.delivery.waiting.lines.by_key.get(key)
         cursor, first = None, None
         if line is not None and line.aside:
@@ -261,13 +261,13 @@ class Explaining:
             cursor = await self._storage.cursor(place)
         start = slot.delivery.frontier
         dead = slot.delivery.waiting.dead_first
-        return Seen(group, slot, cursor, first, start if dead is None else min(start, dead))
+        return KeySnapshot(group, slot, cursor, first, start if dead is None else min(start, dead))
 
     # --- Judging -------------------------------------------------------------------------------
 
     def _judge(
-        self, queue: Queue, partition: Partition, seen: Seen, found: Found, key: int
-    ) -> Standing:
+        self, queue: Queue, partition: Partition, seen: KeySnapshot, found: KeyOffsets, key: int
+    ) -> KeyState:
         slot = self._slot(partition, seen.group)
         if slot is not None:
             standing = _in_memory(slot, seen, found, key)
@@ -298,7 +298,7 @@ class Explaining:
         self,
         queue: Queue,
         partition: Partition,
-        seen: Seen,
+        seen: KeySnapshot,
         slot: Slot | None,
         *,
         is_in_log: bool,
@@ -323,20 +323,20 @@ class Explaining:
 
     # --- Showing -------------------------------------------------------------------------------
 
-    async def _nack(self, partition: Partition, group: Group, standing: Standing) -> str | None:
+    async def _nack(self, partition: Partition, group: Group, standing: KeyState) -> str | None:
         if standing.head is None or not standing.attempts:
             return None
         place = GroupPartition(group.group_id, partition)
         return await self._reasons.at(self._storage, place, standing.head)
 
     async def _described(
-        self, partition: Partition, key: str, standings: list[tuple[Seen, Standing]]
+        self, partition: Partition, key: str, standings: list[tuple[KeySnapshot, KeyState]]
     ) -> list[KeyInGroup]:
         states = await self._storage.partitions(partition.queue_id)
         generations = [state.generation for state in states if state.partition == partition]
         prefix = f"{partition.queue_id}-{generations[0] if generations else 0}-{partition.number}-"
         wanted = [one.head for _, one in standings if one.head is not None]
-        heads = await self._heads.read(partition, wanted, Budget(limits.LOOK_BYTES_MAX))
+        heads = await self._heads.read(partition, wanted, ByteBudget(limits.LOOK_BYTES_MAX))
         shown: list[KeyInGroup] = []
         for seen, standing in standings:
             head = None
@@ -385,7 +385,7 @@ def _lease(one: InFlight) -> LeaseDescription:
     )
 
 
-def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
+def _in_memory(slot: Slot, seen: KeySnapshot, found: KeyOffsets, key: int) -> KeyState:
     """As its owner here knows it, now."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     flying = in_flight_of(delivery, key)
@@ -394,7 +394,7 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     log = [offset for offset in found.offsets if not delivery.scan.has_passed(offset)]
     dead = [offset for offset in found.offsets if delivery.waiting.is_dead(offset)]
     left = left_of(delivery, key)
-    standing = Standing("nothing", in_flight=len(flying))
+    standing = KeyState("nothing", in_flight=len(flying))
     standing.waiting = count_owned(slot, key, found).messages
     standing.is_exact = found.is_whole
     standing.dying = len(dead)
@@ -426,7 +426,7 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     return standing
 
 
-def _wait(standing: Standing, waits: Waits, seen: Seen, key: int) -> None:
+def _wait(standing: KeyState, waits: Waits, seen: KeySnapshot, key: int) -> None:
     standing.head = waits.first
     standing.code = waits.reason or "nothing"
     if waits.until is not None:
@@ -436,9 +436,9 @@ def _wait(standing: Standing, waits: Waits, seen: Seen, key: int) -> None:
         standing.since_unix_ms = marks[key].since_unix_ms if key in marks else None
 
 
-def _at_rest(seen: Seen, found: Found, key: int) -> Standing:
+def _at_rest(seen: KeySnapshot, found: KeyOffsets, key: int) -> KeyState:
     """As the storage knows it, where nobody here owns the partition."""
-    standing = Standing("nothing", is_exact=found.is_whole)
+    standing = KeyState("nothing", is_exact=found.is_whole)
     cursor = seen.cursor
     if cursor is None:  # the group, or its queue, is being made or deleted
         standing.is_exact = False

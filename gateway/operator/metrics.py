@@ -5,7 +5,7 @@ The figures of queues and groups, for a scrape.
 Counters are memory and cost nothing. Depth and lag are asked of the storage
 (`gateway.operator.describe`, which remembers them until something changes): for queues that have
 labels of their own with each scrape, for all others now and then, in the background, slowly
-(`Rest`).
+(`RemoteFigures`).
 
 Which queues and groups have labels of their own (P9).
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from gateway.counters import Counting, HitRate, Published, Shown
+from gateway.counters import Counters, HitRate, HitRateSource, PublishCounters
 from gateway.delivery.dead_letters import DeadLetters
 from gateway.delivery.groups import Groups
 from gateway.delivery.presence import Availability
@@ -29,8 +29,8 @@ from gateway.delivery.pull import Pulls
 from gateway.delivery.readers import Readers
 from gateway.deliverylog.log import DeliveryLog
 from gateway.limits.limiter import Limiter
-from gateway.operator.alerts import Alerting
-from gateway.operator.describe import GroupStock, QueueStock, Stock, age_s
+from gateway.operator.alerts import AlertEvaluator
+from gateway.operator.describe import GroupStats, QueueStats, QueueStatsCache, age_s
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
@@ -48,7 +48,7 @@ Labels = tuple[str, ...]
 CountedT = TypeVar("CountedT")
 
 
-class Places(Generic[CountedT]):
+class LabelBudget(Generic[CountedT]):
     """The places of one kind. `gone` begins as a counter of nothing."""
 
     def __init__(self, places_max: int, gone: CountedT) -> None:
@@ -94,13 +94,13 @@ OTHER_GROUP: Final[Labels] = (REST, REST, REST)
 class Sources:
     """Where figures come from."""
 
-    stock: Stock
+    stock: QueueStatsCache
     metadata: Metadata
     groups: Groups
-    counting: Counting
+    counting: Counters
 
 
-def of_queue(samples: Samples, labels: Labels, counted: Published) -> None:
+def of_queue(samples: Samples, labels: Labels, counted: PublishCounters) -> None:
     """What publishers sent, and readers were given."""
     for name, outcome in EVENTS.items():
         samples.put("tocsin_queue_messages_total", getattr(counted, name), *labels, outcome)
@@ -118,14 +118,14 @@ def of_group(samples: Samples, labels: Labels, tally: Tally) -> None:
     samples.spread("tocsin_group_settle_seconds", tally.settle_s, *labels)
 
 
-def stood(samples: Samples, labels: Labels, stock: QueueStock) -> None:
+def stood(samples: Samples, labels: Labels, stock: QueueStats) -> None:
     """What a queue retains."""
     samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stock.states), *labels)
     samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stock.states), *labels)
     samples.most("tocsin_queue_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
 
 
-def lagged(samples: Samples, labels: Labels, stock: GroupStock) -> None:
+def lagged(samples: Samples, labels: Labels, stock: GroupStats) -> None:
     """Where a group stands."""
     samples.put("tocsin_group_lag_messages", stock.lag, *labels)
     samples.most("tocsin_group_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
@@ -187,7 +187,7 @@ async def _dead_letters(sources: Sources, queue: Queue) -> int:
 
 
 @dataclass(slots=True)
-class Rest:
+class RemoteFigures:
     """Depth and lag of all queues that share a label, as of the last whole round over them. A round
     is begun when somebody asks and the last one is old: without a scrape nothing is looked at."""
 
@@ -244,7 +244,7 @@ _BREAKER: Final = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 Part = Callable[[Samples], None]
 
 
-class Measuring:
+class GatewayMetrics:
     """See the module. Whoever asks while an answer is being found is given that one."""
 
     def __init__(
@@ -258,9 +258,9 @@ class Measuring:
         dead_letters: DeadLetters,
         limiter: Limiter,
         log: DeliveryLog,
-        alerting: Alerting,
+        alerting: AlertEvaluator,
         availability: Availability,
-        hit_rates: Mapping[str, Shown],
+        hit_rates: Mapping[str, HitRateSource],
         queues_max: int,
         groups_max: int,
     ) -> None:
@@ -278,17 +278,17 @@ class Measuring:
         self._availability = availability
         self._hit_rates = hit_rates
         self._groups_max = groups_max
-        self._queues = Places(queues_max, Published())
-        self._groups = Places(groups_max, Tally())
-        self._rest = Rest(sources)
+        self._queues = LabelBudget(queues_max, PublishCounters())
+        self._groups = LabelBudget(groups_max, Tally())
+        self._rest = RemoteFigures(sources)
         self._under_way: asyncio.Task[Samples] | None = None
         self.lag = LoopLag()
         self.parts: list[Part] = []
         """What others add, who know what the broker does not: sessions, refusals."""
         sources.counting.on_forgotten = self._forgotten
 
-    def _forgotten(self, place: str, counted: Published | Tally) -> None:
-        if isinstance(counted, Published):
+    def _forgotten(self, place: str, counted: PublishCounters | Tally) -> None:
+        if isinstance(counted, PublishCounters):
             if self._queues.forget(place):
                 self._queues.gone.merge(counted)
         elif self._groups.forget(place):
@@ -495,7 +495,7 @@ class Measuring:
             has_dead_letters=sees_dead_letters,
         )  # fmt: skip
         counting = self._sources.counting
-        of_queue(samples, labels, counting.queues().get(queue.queue_id, Published()))
+        of_queue(samples, labels, counting.queues().get(queue.queue_id, PublishCounters()))
         readers = self._readers.counts().get(queue.queue_id, 0)
         samples.put("tocsin_queue_readers", readers, *labels)
         for group, own in named:

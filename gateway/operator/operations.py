@@ -11,8 +11,8 @@ from gateway.catalog.reconcile import Changes, starts_of
 from gateway.delivery.groups import Groups
 from gateway.models import FoundDeadLetters, Look, Peeked, Purged, Redriven, SeekTo
 from gateway.operator import peek as looking
-from gateway.operator.redrive import GROUP, Redriving
-from gateway.operator.removal import Begin, Removed, Removing, check_agreed
+from gateway.operator.redrive import GROUP, Redriver
+from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
@@ -22,7 +22,7 @@ from push.storage_port import Storage
 T = TypeVar("T")
 
 
-class Upkeep:
+class QueueOperations:
     """See the module. `touched`: something of this queue may be deleted now."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Upkeep:
         metadata: Metadata,
         changes: Changes,
         groups: Groups,
-        removing: Removing,
+        removing: RemovalCounter,
         *,
         publisher: Publisher,
         touched: Callable[[Queue], None],
@@ -42,7 +42,7 @@ class Upkeep:
         self._groups = groups
         self._removing = removing
         self._touched = touched
-        self._redriving = Redriving(storage, publisher, groups, metadata)
+        self._redriving = Redriver(storage, publisher, groups, metadata)
 
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         """See Upkeeping. What is on its way out already arrives; what is in flight settles,

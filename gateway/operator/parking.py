@@ -21,7 +21,7 @@ from gateway.delivery.owned_partition import Slot
 from gateway.delivery.remote_owner import Asking
 from gateway.encryption.sealer import NackReasons
 from gateway.models import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
-from gateway.operator.waiting import Budget, Count, count_waiting
+from gateway.operator.waiting import ByteBudget, WaitingCount, count_waiting
 from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
@@ -37,7 +37,7 @@ SILENT_S: Final = 1.0
 """An owner that has not answered for so long may be gone: whether it is, is looked up."""
 
 
-class Pursuing:
+class DecisionRouter:
     """See the module. `asking` None: there is no other gateway."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Pursuing:
     ) -> TocsinError | None:
         """Until nothing of it is left, whoever owns the partition. An error: why some is; it was
         given up."""
-        chase = _Chase(GroupPartition(group.group_id, partition), verb, pursuit)
+        chase = _DecisionUnderWay(GroupPartition(group.group_id, partition), verb, pursuit)
         try:
             while True:
                 await self._once(queue, group, chase)
@@ -67,7 +67,7 @@ class Pursuing:
             pursuit.give_up()
             return error
 
-    async def _once(self, queue: Queue, group: Group, chase: "_Chase") -> None:
+    async def _once(self, queue: Queue, group: Group, chase: "_DecisionUnderWay") -> None:
         partition = chase.place.partition
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(partition.number) if runtime is not None else None
@@ -89,7 +89,7 @@ class Pursuing:
                 return cursor.epoch
         raise Refused("group_not_found")
 
-    async def _ask(self, asking: Asking, chase: "_Chase") -> None:
+    async def _ask(self, asking: Asking, chase: "_DecisionUnderWay") -> None:
         place, pursuit = chase.place, chase.pursuit
         letter_id, keys, letter = chase.letter(asking, await self._epoch(place))
         try:
@@ -116,7 +116,7 @@ class Pursuing:
             pursuit.asked(keys, letter.epoch)
 
 
-class _Chase:
+class _DecisionUnderWay:
     """One decision under way, and the letter about it that has not been answered."""
 
     def __init__(self, place: GroupPartition, verb: Verb, pursuit: Pursuit) -> None:
@@ -143,7 +143,7 @@ class _Chase:
         self.was_asked = False
 
 
-async def _through(slot: Slot, chase: _Chase) -> None:
+async def _through(slot: Slot, chase: _DecisionUnderWay) -> None:
     """What the slot takes up of it; returns when that is durable, or the slot has ended."""
     pursuit = chase.pursuit
     asked = {
@@ -167,7 +167,7 @@ _MESSAGE: Final = msgspec.json.Decoder(Message)
 _Found = tuple[Partition, ParkedLine]
 
 
-class Parking:
+class ParkingDecisions:
     """See the module."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Parking:
         self._storage = storage
         self._reasons = reasons
         self._groups = groups
-        self._pursuing = Pursuing(storage, groups, caretaker, asking)
+        self._pursuing = DecisionRouter(storage, groups, caretaker, asking)
 
     async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
         """Up to `keys_max` parked keys of a group, and how many there are."""
@@ -201,7 +201,7 @@ class Parking:
         for partition, line in found:
             by_partition.setdefault(partition, []).append(line)
         shown: list[ParkedKey] = []
-        look = Budget(limits.COUNT_BYTES_MAX)
+        look = ByteBudget(limits.COUNT_BYTES_MAX)
         for partition, lines in by_partition.items():
             place = GroupPartition(group.group_id, partition)
             slot = self._slot(group, partition)
@@ -210,7 +210,9 @@ class Parking:
             shown += [await self._shown(partition, x, counts[x.key_hash]) for x in lines]
         return shown
 
-    async def _shown(self, partition: Partition, line: ParkedLine, count: Count) -> ParkedKey:
+    async def _shown(
+        self, partition: Partition, line: ParkedLine, count: WaitingCount
+    ) -> ParkedKey:
         """The storage knows keys by their hash: the head's record has the key itself."""
         key, expires_unix_ms = None, 0
         if line.head is not None:
@@ -239,7 +241,7 @@ class Parking:
         """The key as it was shown, with the head that it had when it was decided."""
         if key.offset == line.head:
             return key
-        shown = await self._shown(partition, line, Count(key.messages, key.is_exact))
+        shown = await self._shown(partition, line, WaitingCount(key.messages, key.is_exact))
         return msgspec.structs.replace(shown, key=key.key)
 
     def _slot(self, group: Group, partition: Partition) -> Slot | None:

@@ -26,7 +26,7 @@ from push.storage_port import MessageStatus, PartitionState, Storage
 _MESSAGE = msgspec.json.Decoder(Message)
 
 
-class Walk:
+class QueueWalk:
     """One bounded look through a queue. Afterwards `next` is where it goes on; None: it has seen
     all there was when it began."""
 
@@ -127,7 +127,7 @@ def content_of(message: Message) -> dict[str, Any]:
     return content if message.id is None else {**content, "id": message.id}
 
 
-class Standpoint:
+class GroupView:
     """Where messages of a queue stand for one of its groups; asked in the order of the log."""
 
     def __init__(self, storage: Storage, groups: Groups, group: Group) -> None:
@@ -178,9 +178,9 @@ async def peek(
     storage: Storage, groups: Groups, queue: Queue, look: Look, group: Group | None
 ) -> Peeked:
     """Up to `look.limit` messages; with a group those that it has not settled."""
-    standpoint = Standpoint(storage, groups, group) if group is not None else None
+    standpoint = GroupView(storage, groups, group) if group is not None else None
     floors = await standpoint.floors(queue) if standpoint is not None else None
-    walk = Walk(storage, queue, look, floors)
+    walk = QueueWalk(storage, queue, look, floors)
     shown: list[PeekedMessage] = []
     size = 0
     async for state, record, offset in walk.messages():

@@ -30,7 +30,7 @@ from gateway.models import (
     Redriven,
     whole_number,
 )
-from gateway.operator.peek import Standpoint, Walk, content_of, fields_of
+from gateway.operator.peek import GroupView, QueueWalk, content_of, fields_of
 from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Queue, dead_letter_name
@@ -100,7 +100,7 @@ def _origin(said: Mapping[str, str]) -> Origin:
     )
 
 
-class Redriving:
+class Redriver:
     """See the module."""
 
     def __init__(
@@ -133,19 +133,19 @@ class Redriving:
         after = str(walk.next) if walk.next else None
         return FoundDeadLetters(queue=name, messages=found, next=after)
 
-    async def _walk(self, dead: Queue, group: Group | None, look: Look) -> Walk:
+    async def _walk(self, dead: Queue, group: Group | None, look: Look) -> QueueWalk:
         floors = None
         if group is not None:
-            floors = await Standpoint(self._storage, self._groups, group).floors(dead)
-        return Walk(self._storage, dead, look, floors)
+            floors = await GroupView(self._storage, self._groups, group).floors(dead)
+        return QueueWalk(self._storage, dead, look, floors)
 
     async def _letters(
-        self, walk: Walk, queue: Queue, group: Group | None, look: Look
+        self, walk: QueueWalk, queue: Queue, group: Group | None, look: Look
     ) -> AsyncIterator[_Letter]:
         """The letters that are meant: of this queue, and not gone back."""
         standpoint = None
         if group is not None:
-            standpoint = Standpoint(self._storage, self._groups, group)
+            standpoint = GroupView(self._storage, self._groups, group)
         async for state, record, offset in walk.messages():
             if standpoint is not None:
                 word, _ = await standpoint.of(state.partition, record, offset)
@@ -261,7 +261,7 @@ class _Owned(NamedTuple):
 class _Run:
     """One redrive: letters that wait to go back, and what went."""
 
-    def __init__(self, redriving: Redriving, queue: Queue, group: Group) -> None:
+    def __init__(self, redriving: Redriver, queue: Queue, group: Group) -> None:
         self._redriving = redriving
         self._queue = queue
         self._group = group

@@ -96,7 +96,7 @@ def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = ""
         )
 
 
-class Removing:
+class RemovalCounter:
     """Counts what goes with an act on a group. See the module."""
 
     def __init__(self, storage: Storage, metadata: Metadata) -> None:

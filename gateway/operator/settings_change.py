@@ -14,7 +14,7 @@ import msgspec
 from gateway.catalog.reconcile import Changes
 from gateway.delivery.groups import Groups
 from gateway.delivery.overflow import backlog_of, messages_max
-from gateway.operator.removal import Begin, Removed, Removing, check_agreed
+from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.operator.waiting import in_flight
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.port import Metadata
@@ -62,7 +62,7 @@ class SettingsChanges:
 
     def __init__(
         self, storage: Storage, metadata: Metadata, changes: Changes, groups: Groups,
-        removing: Removing,
+        removing: RemovalCounter,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._metadata = metadata

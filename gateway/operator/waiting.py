@@ -42,7 +42,7 @@ _MESSAGE: Final = msgspec.json.Decoder(Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MessageFacts:
     """Of one message."""
 
     id: str | None
@@ -53,25 +53,25 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Budget:
+class ByteBudget:
     """Bytes that one answer may still read."""
 
     left: int
 
 
-class Heads:
+class MessageLookup:
     """See the module."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     async def read(
-        self, partition: Partition, offsets: Iterable[int], budget: Budget
-    ) -> dict[int, Facts | None]:
+        self, partition: Partition, offsets: Iterable[int], budget: ByteBudget
+    ) -> dict[int, MessageFacts | None]:
         """Of each offset, what it is; None: it is no longer retained. Those that are missing in
         the answer, the higher ones, lay beyond the budget."""
         left = sorted(set(offsets))
-        found: dict[int, Facts | None] = {}
+        found: dict[int, MessageFacts | None] = {}
         while left and budget.left > 0:
             bound = min(budget.left, limits.READ_BYTES_MAX)
             records = await self._storage.read_each(partition, left, bound)
@@ -83,15 +83,15 @@ class Heads:
         return found
 
 
-def _facts(record: Record, offset: int) -> Facts:
+def _facts(record: Record, offset: int) -> MessageFacts:
     message = _MESSAGE.decode(record.slice(offset, offset))
-    return Facts(
+    return MessageFacts(
         message.id, message.key, record.header.published_unix_ms, record.expires_unix_ms(offset)
     )
 
 
 @dataclass(slots=True)
-class Found:
+class KeyOffsets:
     """The messages of a key in a stretch of the log."""
 
     offsets: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class WaitingCount:
     """How many messages of a key wait, or at least do."""
 
     messages: int
@@ -112,11 +112,11 @@ class Count:
 
 
 async def find(
-    storage: Storage, partition: Partition, start: int, keys: Set[int], budget: Budget
-) -> dict[int, Found]:
+    storage: Storage, partition: Partition, start: int, keys: Set[int], budget: ByteBudget
+) -> dict[int, KeyOffsets]:
     """The messages of each of these keys (of hashes and pseudo keys) from `start` on, as far as
     the budget reaches."""
-    found = {key: Found() for key in keys}
+    found = {key: KeyOffsets() for key in keys}
     single = {offset: key for key in keys if start <= (offset := loose(key)) <= limits.OFFSET_MAX}
     at = start
     while keys:
@@ -145,28 +145,28 @@ async def find(
     return found
 
 
-def _cut(found: dict[int, Found]) -> dict[int, Found]:
+def _cut(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
     for one in found.values():
         one.is_whole = False
     return found
 
 
-def count_owned(slot: Slot, key: int, found: Found) -> Count:
+def count_owned(slot: Slot, key: int, found: KeyOffsets) -> WaitingCount:
     """What waits of a key whose partition has an owner here, in its memory and in the log."""
-    return Count(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
+    return WaitingCount(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
 
 
-def count_at_rest(cursor: Cursor, key: int, found: Found) -> Count:
+def count_at_rest(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
     """The same where nobody owns it, as it is durable."""
     passed, dead = RangeSet(cursor.passed), DeadRanges(cursor.dead)
     behind = found.behind(cursor.floor)
     log = [offset for offset in behind if offset not in passed and offset not in dead]
-    return Count(len(log) + dict(cursor.lines).get(key, 0), found.is_whole)
+    return WaitingCount(len(log) + dict(cursor.lines).get(key, 0), found.is_whole)
 
 
 async def count_waiting(
-    storage: Storage, place: GroupPartition, slot: Slot | None, keys: Set[int], budget: Budget
-) -> dict[int, Count]:
+    storage: Storage, place: GroupPartition, slot: Slot | None, keys: Set[int], budget: ByteBudget
+) -> dict[int, WaitingCount]:
     """For each of these keys. `slot`: the owner of the partition here."""
     if slot is not None:
         found = await find(storage, place.partition, slot.delivery.frontier, keys, budget)
@@ -174,27 +174,27 @@ async def count_waiting(
             return {key: count_owned(slot, key, found[key]) for key in keys}
     cursor = await storage.cursor(place)
     if cursor is None:  # the group, or its queue, is being deleted
-        return {key: Count(0, False) for key in keys}
+        return {key: WaitingCount(0, False) for key in keys}
     found = await find(storage, place.partition, cursor.floor, keys, budget)
     return {key: count_at_rest(cursor, key, found[key]) for key in keys}
 
 
 @dataclass(slots=True)
-class _Looks:
+class _ReadBudgets:
     """What one answer may still read."""
 
-    heads: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
-    log: Budget = field(default_factory=lambda: Budget(limits.COUNT_BYTES_MAX))
+    heads: ByteBudget = field(default_factory=lambda: ByteBudget(limits.LOOK_BYTES_MAX))
+    log: ByteBudget = field(default_factory=lambda: ByteBudget(limits.COUNT_BYTES_MAX))
 
 
-class Holding:
+class WaitingKeys:
     """See the module."""
 
     def __init__(self, storage: Storage, groups: Groups, reasons: NackReasons) -> None:
         self._storage = storage
         self._reasons = reasons
         self._groups = groups
-        self._heads = Heads(storage)
+        self._heads = MessageLookup(storage)
 
     def _slot(self, group: Group, number: int) -> Slot | None:
         runtime = self._groups.runtimes.get(group.group_id)
@@ -209,7 +209,7 @@ class Holding:
         """Up to `limit` keys of which messages wait, by partition and hash."""
         begin = after or HeldPlace(-1, -1)
         shown: list[HeldKey] = []
-        left_out, looks = 0, _Looks()
+        left_out, looks = 0, _ReadBudgets()
         for number in sorted(queue.members):
             if number < begin.partition:
                 continue
@@ -228,7 +228,7 @@ class Holding:
                     last = HeldPlace(shown[-1].partition, int(shown[-1].key_hash, 16))
                     return HeldKeys(keys=shown, left_out=left_out, next=str(last))
                 if key.offset is not None and key.offset not in heads:  # others had it all
-                    heads |= await self._heads.read(place.partition, [key.offset], Budget(1))
+                    heads |= await self._heads.read(place.partition, [key.offset], ByteBudget(1))
                 facts = heads.get(key.offset) if key.offset is not None else None
                 text = facts.key if facts is not None else None
                 nack = await self._reasons.open(place.partition, nacks.get(key.offset))
@@ -245,7 +245,7 @@ class Holding:
         return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
     async def _owned(
-        self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _Looks
+        self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
         """As its owner here knows them, behind `low`."""
         lines = slot.delivery.waiting.lines.by_key
@@ -276,7 +276,7 @@ class Holding:
         return shown
 
     async def _at_rest(
-        self, queue: Queue, place: GroupPartition, low: int, count: int, looks: _Looks
+        self, queue: Queue, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
     ) -> tuple[list[HeldKey], int]:
         """As the storage knows them, behind `low`; and how many tried messages are left out,
         because finding their keys would read too much."""
@@ -306,7 +306,7 @@ class Holding:
             head = retries.get(first) if first is not None else None
             shown = _stored_key(number, key, head, marks.get(key))
             counted = count_at_rest(cursor, key, logged[key])
-            counted = Count(max(counted.messages, aside + len(own)), counted.is_exact)
+            counted = WaitingCount(max(counted.messages, aside + len(own)), counted.is_exact)
             found.append(_counted(msgspec.structs.replace(shown, offset=first), counted))
         return found, len(in_log) - len(facts)
 
@@ -319,7 +319,7 @@ class Holding:
         offset."""
         begin = after or Place(0, 0)
         shown: list[Lease] = []
-        budget = Budget(limits.LOOK_BYTES_MAX)
+        budget = ByteBudget(limits.LOOK_BYTES_MAX)
         for number in sorted(queue.members):
             slot = self._slot(group, number) if number >= begin.partition else None
             if slot is None:
@@ -337,7 +337,7 @@ class Holding:
         return LeaseList(leases=shown)
 
 
-def _counted(key: HeldKey, count: Count) -> HeldKey:
+def _counted(key: HeldKey, count: WaitingCount) -> HeldKey:
     return msgspec.structs.replace(key, messages=count.messages, is_exact=count.is_exact)
 
 

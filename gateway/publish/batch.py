@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.accounting.usage import Counter
-from gateway.counters import HitRate, Published
-from gateway.deliverylog.spans import Origin
+from gateway.accounting.usage import UsageCounter
+from gateway.counters import HitRate, PublishCounters
+from gateway.deliverylog.spans import PublishOrigin
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
@@ -59,7 +59,7 @@ class PendingPublish:
     letters: Sequence[Message] | None = None
     """What is stored in place of the messages."""
     done: Callable[["PendingPublish"], None] | None = None
-    origin: Origin | None = None
+    origin: PublishOrigin | None = None
     """Whose publish it is; None: the delivery log has nothing of it."""
     durability: dict[str, object] = field(default_factory=dict)
     bytes: int = 0
@@ -77,7 +77,7 @@ class PendingPublish:
         self.outcomes = [error] * len(self.messages)
         self.is_plain = False
 
-    def counted_in(self, counter: Counter) -> None:
+    def counted_in(self, counter: UsageCounter) -> None:
         """As Answer of gateway.session.transport. Where all went well, nothing is looked at one by
         one."""
         if self.is_plain:
@@ -254,14 +254,14 @@ class Route:
     def __init__(
         self,
         queue: Queue,
-        counted: Published | None = None,
+        counted: PublishCounters | None = None,
         places: HitRate | None = None,
         remembered: KeyCount | None = None,
     ) -> None:
         self.places = places or HitRate()
         """How often a key's place was remembered."""
         self.queue = queue
-        self.counted = counted or Published()
+        self.counted = counted or PublishCounters()
         self.pending_messages = 0
         self.pending_bytes = 0
         """Of this queue, waiting for a commit."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.deliverylog.spans import Placed, Stages
+from gateway.deliverylog.spans import CommittedOrigins, CommitTimes
 from gateway.publish.batch import Backlog, OpenRecord
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
@@ -141,7 +141,7 @@ class Owner(Protocol):
     def is_unmade(self, queue: Queue) -> bool:
         """Whether a queue that the storage does not have is yet to be made there."""
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: CommittedOrigins) -> None:
         """A commit has ended, and this is where its messages are."""
 
     def released(self, record: OpenRecord) -> None:
@@ -394,13 +394,13 @@ class Committer:
             self._leave(asyncio.current_task())
 
     def _answer_all(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
-        stages = Stages(commit.asked_us, time.monotonic_ns() // 1000)
+        stages = CommitTimes(commit.asked_us, time.monotonic_ns() // 1000)
         now = asyncio.get_running_loop().time()
         self._company.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)
         self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
         self.messages.add(sum(len(record.builder) for _, record in commit.batch))
-        placed = Placed(stages, is_late=commit.is_answered)
+        placed = CommittedOrigins(stages, is_late=commit.is_answered)
         self.total += 1
         for (partition, record), append, header, said in zip(
             commit.batch, commit.appends, commit.headers, results, strict=True
@@ -450,7 +450,12 @@ class Committer:
             del self._appending[partition]
 
     def _publish(
-        self, partition: Partition, append: Append, header: Header, result: Appended, stages: Stages
+        self,
+        partition: Partition,
+        append: Append,
+        header: Header,
+        result: Appended,
+        stages: CommitTimes,
     ) -> None:
         """Certified: now, and not before, who follows gets it (R10)."""
         if result.certified < result.first + result.count or not result.count:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from gateway.counters import Counting, HitRate
+from gateway.counters import Counters, HitRate
 from gateway.deliverylog.log import OFF, DeliveryLog
-from gateway.deliverylog.spans import Origin, Placed
+from gateway.deliverylog.spans import CommittedOrigins, PublishOrigin
 from gateway.publish.batch import (
     NO_ANSWER,
     Context,
@@ -245,7 +245,7 @@ class Publisher:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, counting: Counting, is_unmade: Callable[[Queue], bool],
+        self, storage: Storage, tail: Tail, counting: Counters, is_unmade: Callable[[Queue], bool],
         log: DeliveryLog = OFF, *, in_parts: bool = False,
     ) -> None:  # fmt: skip
         """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
@@ -283,7 +283,7 @@ class Publisher:
         checked: bool = False,
         names: Sequence[str | None] | None = None,
         keys: Keys = ALL_KEYS,
-        origin: Origin | None = None,
+        origin: PublishOrigin | None = None,
     ) -> None:
         """Publish; `answer` is called exactly once, perhaps before this returns.
 
@@ -520,7 +520,7 @@ class Publisher:
             # What uvloop has read since the commit was answered goes with this one.
             self._commit_if_free()
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: CommittedOrigins) -> None:
         """As Owner.placed."""
         self._log.certified(placed)
 

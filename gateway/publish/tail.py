@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gateway.counters import HitRate
-from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.spans import CommitTimes
 from push import limits
 from push.errors import Refused
 from push.places import Partition
@@ -35,7 +35,7 @@ class Tail:
         self._storage = storage
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._records: dict[Partition, dict[int, tuple[Record, Stages]]] = {}
+        self._records: dict[Partition, dict[int, tuple[Record, CommitTimes]]] = {}
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
@@ -52,7 +52,7 @@ class Tail:
         self.ahead_bytes = 0
         """What slots have read, or are reading, and have not given out yet."""
 
-    def appended(self, partition: Partition, record: Record, stages: Stages, end: int) -> None:
+    def appended(self, partition: Partition, record: Record, stages: CommitTimes, end: int) -> None:
         """A record of this gateway was certified at its place: remember it, tell who follows."""
         if partition in self._followers:
             self._records.setdefault(partition, {})[record.first] = (record, stages)
@@ -93,7 +93,7 @@ class Tail:
         self.ends.pop(partition, None)
         self._ends_read.pop(partition, None)
 
-    def get(self, partition: Partition, offset: int) -> tuple[Record, Stages] | None:
+    def get(self, partition: Partition, offset: int) -> tuple[Record, CommitTimes] | None:
         """The record that begins at `offset`, if it is in memory."""
         records = self._records.get(partition)
         found = records.get(offset) if records else None

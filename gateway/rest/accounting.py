@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.accounting.audit import NOT_LET_IN, Act, Who, why_of
-from gateway.accounting.books import Books
-from gateway.accounting.usage import Counter
+from gateway.accounting.audit import NOT_LET_IN, Actor, AuditedAct, why_of
+from gateway.accounting.books import AccountingWriter
+from gateway.accounting.usage import UsageCounter
 from gateway.models import WhichKey
 from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import ADMISSION, Operation, check_rights, find_names
@@ -33,7 +33,7 @@ _ACT: Final = "tocsin.act"
 class Accounts:
     """ASGI. See the module."""
 
-    def __init__(self, app: ASGIApp, books: Books, broker: BrokerPort) -> None:
+    def __init__(self, app: ASGIApp, books: AccountingWriter, broker: BrokerPort) -> None:
         self._app = app
         self._books = books
         self._broker = broker
@@ -71,12 +71,12 @@ def _code_of(error: Exception) -> str | None:
     return refused.code.name if refused is not None else None
 
 
-def who_asks(scope: Scope) -> Who:
+def who_asks(scope: Scope) -> Actor:
     """Whoever the access layer has let in, or nobody known."""
-    return Who.of(scope.get(ADMISSION), client_address(scope).text or None)
+    return Actor.of(scope.get(ADMISSION), client_address(scope).text or None)
 
 
-def counter_of(scope: Scope, books: Books, broker: BrokerPort) -> Counter:
+def counter_of(scope: Scope, books: AccountingWriter, broker: BrokerPort) -> UsageCounter:
     """Where a request counts: for the queue in its path, if there is one."""
     principal = who_asks(scope).principal
     if principal is None:
@@ -93,7 +93,7 @@ async def carry_out(operation: Operation, broker: BrokerPort, request: Request) 
         check_rights(operation, request)
         await find_names(operation, broker, request)
         return await operation.handler(broker, request)
-    books: Books = request.app.books
+    books: AccountingWriter = request.app.books
     path = request.path_params
     queue, group = _name_in(path, "queue"), _name_in(path, "group")
     who = who_asks(request.scope)
@@ -110,9 +110,9 @@ def _name_in(path: dict[str, Any], what: str) -> str | None:
     return name if isinstance(name, str) and NAME.fullmatch(name) else None
 
 
-def act_of(request: Request) -> Act:
+def act_of(request: Request) -> AuditedAct:
     """The act that this request is. Only in handlers of operations that have one."""
-    act: Act = request.scope[_ACT]
+    act: AuditedAct = request.scope[_ACT]
     return act
 
 

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.accounting.books import Books
-from gateway.auth.auth import Auth, several
+from gateway.accounting.books import AccountingWriter
+from gateway.auth.auth import Authenticator, several
 from gateway.auth.origins import configured_origin
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission
@@ -69,7 +69,7 @@ class Access:
     def __init__(
         self,
         app: ASGIApp,
-        auth: Auth,
+        auth: Authenticator,
         public: frozenset[str],
         leaving: Callable[[], bool],
         wall: Callable[[], float],
@@ -175,7 +175,7 @@ class Application:
     def __init__(
         self,
         broker: BrokerPort,
-        auth: Auth,
+        auth: Authenticator,
         polls: Polls | None = None,
         *,
         origins: Sequence[str] = (),
@@ -184,7 +184,7 @@ class Application:
         public: Sequence[str] = (),
         wall: Callable[[], float] = time.time,
         incoming: Incoming | None = None,
-        books: Books | None = None,
+        books: AccountingWriter | None = None,
         limiter: Limiter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -195,7 +195,7 @@ class Application:
         as much as they like."""
         self.polls = polls
         self.auth = auth
-        self.books = books or Books()
+        self.books = books or AccountingWriter()
         self.wall = wall
         self.tracer = tracer or NoTracer()
         self._incoming = incoming or Incoming()

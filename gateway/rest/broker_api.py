@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.accounting.audit import Audit
-from gateway.accounting.usage import Counter
-from gateway.counters import Shown
+from gateway.accounting.usage import UsageCounter
+from gateway.counters import HitRateSource
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import Origin
+from gateway.deliverylog.spans import PublishOrigin
 from gateway.limits.limiter import Limiter
 from gateway.models import (
     BackupProgress,
@@ -92,7 +92,7 @@ class Answered(Protocol):
     def durability(self) -> Mapping[str, object]:
         """`{"level": …, "copies": n}`: what the receipts mean."""
 
-    def counted_in(self, counter: Counter) -> None:
+    def counted_in(self, counter: UsageCounter) -> None:
         """Add what was stored, and what was refused, to a counter."""
 
     def ids(self, index: int) -> str:
@@ -131,7 +131,7 @@ class Publishing(Protocol):
         sequence: int | None = None,
         resolved: int = 0,
         keys: AllowedKeys = ALL_KEYS,
-        origin: Origin | None = None,
+        origin: PublishOrigin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
         that the right is on; any other message is answered `forbidden`. `origin`: what the delivery
@@ -343,7 +343,7 @@ class BrokerPort(Protocol):
 
 
 class WholeBroker(BrokerPort, link.Broker, Protocol):
-    hit_rates: dict[str, Shown]
+    hit_rates: dict[str, HitRateSource]
     """Of its caches, and of those that are put beside it."""
     audit: Audit
     """Where it notes what is done without an operator."""

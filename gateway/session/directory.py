@@ -17,7 +17,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Final, Protocol
 
-from gateway.accounting.books import Account
+from gateway.accounting.books import SessionAccounting
 from gateway.models import Admission, SessionDescription, SessionList
 from gateway.session.transport import Outlet
 from gateway.wire.frames import Close
@@ -48,7 +48,7 @@ class Resumable(Protocol):
     def principal(self) -> Principal: ...
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> SessionAccounting: ...
 
     def described(self) -> SessionDescription:
         """For looking at."""

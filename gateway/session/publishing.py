@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.accounting.books import Account
-from gateway.deliverylog.spans import Origin, Sender
+from gateway.accounting.books import SessionAccounting
+from gateway.deliverylog.spans import OriginTracker, PublishOrigin
 from gateway.limits.limiter import Allowance, Limiter
 from gateway.models import Admission, Transport
 from gateway.session.transport import Answer, Broker
@@ -96,7 +96,7 @@ class PublishingHost(Protocol):
     def admission(self) -> Admission: ...
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> SessionAccounting: ...
 
     @property
     def charges(self) -> Charges: ...
@@ -139,7 +139,7 @@ class Publishing:
         self.producer: bytes | None = None
         self._streams: dict[str, StreamOrder] = {}
         """By queue id, what was over a limit and has not come again."""
-        self._sender: Sender | None = None
+        self._sender: OriginTracker | None = None
         """None: it has published nothing that was logged."""
 
     @property
@@ -276,12 +276,12 @@ class Publishing:
             self._host.asked(-len(asked))
             raise
 
-    def _origin(self, frame: frames.Publish, queue: Queue) -> Origin | None:
+    def _origin(self, frame: frames.Publish, queue: Queue) -> PublishOrigin | None:
         log = self._host.broker.delivery_log
         if not log.is_on:
             return None
         if self._sender is None:
-            self._sender = Sender()
+            self._sender = OriginTracker()
         return self._sender.origin(log, self._host, queue, frame)
 
     def _published(

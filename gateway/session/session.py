@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, Protocol
 
-from gateway.accounting.books import Account, Books
-from gateway.auth.auth import Auth
+from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.auth.auth import Authenticator
 from gateway.auth.live import Endable
 from gateway.delivery.ports import Link
 from gateway.limits.limiter import Limiter
@@ -153,13 +153,13 @@ class SessionServices:
     """See the module."""
 
     broker: Broker
-    auth: Auth
+    auth: Authenticator
     broker_name: str = "tocsin"
     timing: Timing = field(default_factory=Timing)
     wall: Callable[[], float] = time.time
     """Unix seconds."""
     sessions: SessionDirectory = field(default_factory=SessionDirectory)
-    books: Books = field(default_factory=Books)
+    books: AccountingWriter = field(default_factory=AccountingWriter)
     limiter: Limiter = field(default_factory=Limiter)
     turns: Turns = field(default_factory=Turns)
 
@@ -184,7 +184,9 @@ class SessionCredential:
         `address`: where its client is."""
         self._services = services
         self._session = session
-        self.account = Account(services.books, services.has_queue, address.text or None, admission)
+        self.account = SessionAccounting(
+            services.books, services.has_queue, address.text or None, admission
+        )
         self.charges = Charges(services.limiter)
         self.admission: Admission | None = None
         if admission is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from gateway.accounting.books import Account
+from gateway.accounting.books import SessionAccounting
 from gateway.catalog.lookups import find_queue
 from gateway.delivery.ports import DeliveryList, Link, StartFrom
 from gateway.models import Admission, SubscriptionDescription
@@ -336,7 +336,7 @@ class ReturningHost(Protocol):
     """The conversation that goes on."""
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> SessionAccounting: ...
 
     def send(self, frame: bytes) -> None: ...
 
@@ -541,7 +541,7 @@ class SettlingHost(Protocol):
     """The conversation that settles."""
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> SessionAccounting: ...
 
     def send(self, frame: bytes) -> None: ...
 

@@ -9,10 +9,10 @@ The session as the inside (groups, readers) sees it is Link of gateway.delivery.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.accounting.usage import Counter
+from gateway.accounting.usage import UsageCounter
 from gateway.delivery.ports import DeliveryList, Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import Origin
+from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import SubscriptionDescription, Transport
 from gateway.wire.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
@@ -193,7 +193,7 @@ class Answer(Protocol):
     @property
     def durability(self) -> Mapping[str, object]: ...
 
-    def counted_in(self, counter: Counter) -> None:
+    def counted_in(self, counter: UsageCounter) -> None:
         """Add what was stored, and what was refused, to a counter."""
 
 
@@ -231,7 +231,7 @@ class Publisher(Protocol):
         sequence: int | None = None,
         resolved: int = 0,
         keys: Keys = ALL_KEYS,
-        origin: Origin | None = None,
+        origin: PublishOrigin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
         that the right is on; any other message is answered `forbidden`. `origin`: what the delivery

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import UNLIMITED, Limiter
 from gateway.limits.spec import Limits
 from gateway.net.connections import Registry
@@ -65,7 +65,7 @@ class GatewayReplay(Replay):
         timing = Timing(
             **{name: s for name, s in self._settings.items() if name.startswith("he")}  # seconds
         )
-        auth = Auth(self._settings.get("token"))
+        auth = Authenticator(self._settings.get("token"))
         around = SessionServices(self._house.broker, auth, timing=timing, limiter=self._limiter())
         self._registry = Registry(around)
         self._polls = Polls(self._registry)

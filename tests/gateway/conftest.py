@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.rest.app import Application
@@ -36,7 +36,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 @pytest.fixture
 async def application(broker: Broker) -> Application:
     """The HTTP application without a token: anybody on this machine."""
-    return Application(broker, Auth(None))
+    return Application(broker, Authenticator(None))
 
 
 @pytest.fixture

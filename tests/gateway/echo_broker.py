@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.accounting.usage import Counter
+from gateway.accounting.usage import UsageCounter
 from gateway.delivery.ports import DeliveryList, Link, StartFrom
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import Origin
+from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import CreditDescription, SubscriptionDescription
 from gateway.publish.batch import Outcome
 from gateway.session.transport import Answer, Settled
@@ -38,7 +38,7 @@ class EchoAnswer:
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
     id_prefix: str = "echo-1-"
 
-    def counted_in(self, counter: Counter) -> None:
+    def counted_in(self, counter: UsageCounter) -> None:
         counter.stored(len(self.outcomes), 0)
 
 
@@ -306,7 +306,7 @@ class EchoBroker:
         sequence: int | None = None,
         resolved: int = 0,
         keys: Keys = ALL_KEYS,
-        origin: Origin | None = None,
+        origin: PublishOrigin | None = None,
     ) -> None:
         self.raise_bug()
         self.submitted.append(Submitted(queue, messages, producer, sequence, resolved))

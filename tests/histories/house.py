@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import msgspec
 
-from gateway.accounting.books import Account, Books
-from gateway.auth.auth import LET_IN, Auth
+from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.auth.auth import LET_IN, Authenticator
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.delivery.consumer import Consumer
@@ -61,7 +61,7 @@ class Session:
         self.session_id = name
         self.client: str | None = f"client of {name}"
         self.linger_s = linger_s
-        self.account = Account(Books(), lambda principal, name: True)
+        self.account = SessionAccounting(AccountingWriter(), lambda principal, name: True)
         self.frames: list[Frame] = []
         self.is_writable = True
         self.is_in_transit = False
@@ -182,7 +182,7 @@ class House:
 
     def http(self) -> httpx2.AsyncClient:
         """Its HTTP interface, without a socket; to be entered."""
-        return client_of(Application(self.broker, Auth(None)))
+        return client_of(Application(self.broker, Authenticator(None)))
 
     async def queue(self, name: str = "orders", **settings: Any) -> Queue:
         """A queue, of one partition unless told otherwise; one that is there gets the settings."""
@@ -283,7 +283,7 @@ class Socket:
         self.frames: list[Frame] = []
         self.close_code: Close | None = None
         self._news = asyncio.Event()
-        self.around = around or SessionServices(house.broker, Auth(None))
+        self.around = around or SessionServices(house.broker, Authenticator(None))
         now = asyncio.get_running_loop().time()
         self.session = ServerSession(self.around, self, name, admission, now=now)
 

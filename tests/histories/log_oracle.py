@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.deliverylog.lines import (
-    Certified,
-    Dispatched,
-    End,
+    CertifiedLine,
+    DispatchedLine,
+    EndLine,
     Line,
-    Position,
-    Settled,
-    Unlogged,
+    PositionLine,
+    SettledLine,
+    UnloggedLine,
     runs_of,
 )
 from gateway.deliverylog.spans import SETTLED_US
@@ -53,7 +53,7 @@ def read_log(folders: Iterable[Path]) -> list[Read]:
             assert path.suffix == ".jsonl", path
             *body, last = path.read_bytes().splitlines(keepends=True)
             end = DECODE(last)
-            assert isinstance(end, End)
+            assert isinstance(end, EndLine)
             assert (end.lines, end.crc32) == (len(body), zlib.crc32(b"".join(body))), path
             found += [Read(path, number, DECODE(raw)) for number, raw in enumerate(body)]
     return found
@@ -83,9 +83,9 @@ class Epoch:
     gateway: str
     group_id: str
     number: int
-    owned: Position
-    released: Position | None = None
-    positions: list[Position] = field(default_factory=list)
+    owned: PositionLine
+    released: PositionLine | None = None
+    positions: list[PositionLine] = field(default_factory=list)
 
     def has(self, gateway: str, at_us: int) -> bool:
         """Whether what this gateway did then was done in it."""
@@ -111,25 +111,25 @@ class Log:
         """Gateways of which lines are lost."""
         for read in reads:
             line = read.line
-            if isinstance(line, Unlogged):
+            if isinstance(line, UnloggedLine):
                 self.lossy.add(line.gateway)
-            elif isinstance(line, Certified):
+            elif isinstance(line, CertifiedLine):
                 self._certified(read, line)
-            elif isinstance(line, Dispatched) and line.group is not None:
+            elif isinstance(line, DispatchedLine) and line.group is not None:
                 for number, offset in offsets_of(line.runs):
                     place = (line.queue_id, line.group, number)
                     one = Given(line.dispatched_unix_us, line.gateway, read)
                     self.given[place, offset].append(one)
-            elif isinstance(line, Settled):
+            elif isinstance(line, SettledLine):
                 for number, offset in offsets_of(line.runs):
                     place = (line.queue_id, line.group, number)
                     self.ended[place, offset].append((line.settled_unix_us, line.outcome, read))
-            elif isinstance(line, Position):
+            elif isinstance(line, PositionLine):
                 self._position(line)
         for epochs in self.epochs.values():
             epochs.sort(key=lambda one: (one.owned.at_unix_us, one.number))
 
-    def _certified(self, read: Read, line: Certified) -> None:
+    def _certified(self, read: Read, line: CertifiedLine) -> None:
         self.names[line.queue_id] = line.queue
         keys = base64.b64decode(line.keys) if isinstance(line.keys, str) else line.keys or b""
         for place, (number, offset) in enumerate(offsets_of(line.runs)):
@@ -137,7 +137,7 @@ class Log:
             self.certified[at].append(read)
             self.keys[at] = keys[8 * place : 8 * place + 8].strip(b"\0")
 
-    def _position(self, line: Position) -> None:
+    def _position(self, line: PositionLine) -> None:
         epochs = self.epochs[line.queue_id, line.group, line.partition]
         for epoch in epochs:
             same = (line.group_id, line.epoch, line.gateway)
@@ -179,7 +179,7 @@ class Log:
                         yield from self._wrong_in(place, epoch, first)
 
     def _wrong_in(
-        self, place: Place, epoch: Epoch, first: Position
+        self, place: Place, epoch: Epoch, first: PositionLine
     ) -> Iterator[tuple[object, ...]]:
         """As `_positions`, of one epoch of a segment that begins with `first`."""
         since = first.at_unix_us - SHARED_US
@@ -224,7 +224,7 @@ class Log:
                     yield "settled_twice", self.names.get(place[0]), place, offset, told
 
 
-def given_us_of(line: Settled, number: int, offset: int) -> int | None:
+def given_us_of(line: SettledLine, number: int, offset: int) -> int | None:
     """When the delivery was given that this line settles. None: that is not known."""
     for push in line.pushes:
         if (number, offset) in offsets_of(runs_of([push])):

@@ -4,14 +4,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.deliverylog.batches import KINDS, Chunk, Counts, Facts, Shortfall
-from gateway.deliverylog.lines import Certified, Dispatched, Line, Position, Settled
+from gateway.deliverylog.batches import KINDS, Chunk, Counts, LogStatus, Shortfall
+from gateway.deliverylog.lines import CertifiedLine, DispatchedLine, Line, PositionLine, SettledLine
 from gateway.deliverylog.log import DeliveryLog
 from tests.histories.house import House
 
 _DECODE = msgspec.json.Decoder(Line).decode
-T = TypeVar("T", Certified, Dispatched, Settled, Position)
-S = TypeVar("S", Certified, Dispatched, Settled)
+T = TypeVar("T", CertifiedLine, DispatchedLine, SettledLine, PositionLine)
+S = TypeVar("S", CertifiedLine, DispatchedLine, SettledLine)
 
 
 class Kept:
@@ -33,9 +33,9 @@ class Kept:
         """As Sink.stop."""
         self.is_stopped = True
 
-    def facts(self) -> Facts:
+    def facts(self) -> LogStatus:
         """As Sink.facts."""
-        return Facts(
+        return LogStatus(
             written_bytes=sum(chunk.bytes for chunk in self.chunks),
             waiting_bytes=self.waiting_bytes, is_failing=self.is_failing, unlogged=self.unlogged,
         )  # fmt: skip

@@ -25,7 +25,7 @@ import pytest
 from gateway.broker import Broker, begin_log
 from gateway.config import Config
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.writer import FOLDER, Writer
+from gateway.deliverylog.writer import FOLDER, LogWriter
 from gateway.models import Transport
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from metadata.port import Metadata
@@ -150,7 +150,7 @@ class LoggedGateway(Gateway):
         self.is_up = False
         log = self.log
         sink = log._sink
-        assert isinstance(sink, Writer)
+        assert isinstance(sink, LogWriter)
         if log._timer is not None:
             log._timer.cancel()
         log.is_on, log._sink, log._loop = False, None, None

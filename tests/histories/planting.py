@@ -13,7 +13,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, runs_of
+from gateway.deliverylog.lines import (
+    CertifiedLine,
+    DispatchedLine,
+    PositionLine,
+    SettledLine,
+    runs_of,
+)
 from tests.histories.log_oracle import (
     BACK,
     FINAL,
@@ -130,7 +136,7 @@ class Planter:
 
     def lost_dispatched(self) -> Planted | None:
         """A line of what was given out and settled as given then."""
-        for read in self._reads(Dispatched):
+        for read in self._reads(DispatchedLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.group is None:
                 continue
@@ -139,7 +145,7 @@ class Planter:
                 return self._planted("lost_dispatched", "ungiven", line, at)
         return None
 
-    def _is_named(self, line: Dispatched, where: Where) -> bool:
+    def _is_named(self, line: DispatchedLine, where: Where) -> bool:
         """Whether a settled line says when this was given."""
         place = (line.queue_id, str(line.group), where[0])
         return any(
@@ -150,7 +156,7 @@ class Planter:
 
     def lost_settled(self) -> Planted | None:
         """A line of what came to its end, where a later position says that nothing is open."""
-        for read in self._reads(Settled):
+        for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.outcome != "acked":
                 continue
@@ -176,7 +182,7 @@ class Planter:
 
     def lost_message(self) -> Planted | None:
         """Every line of one message that was given once and acked: passed over by its group."""
-        for read in self._reads(Settled):
+        for read in self._reads(SettledLine):
             line = read.line
             if line.outcome != "acked":
                 continue
@@ -197,7 +203,7 @@ class Planter:
         changes: dict[Path, dict[int, list[dict[str, Any]]]] = defaultdict(dict)
         for read in reads:
             one = raw(read)
-            if isinstance(read.line, Dispatched):
+            if isinstance(read.line, DispatchedLine):
                 rest = [where for where in offsets_of(read.line.runs) if where != (number, offset)]
                 one["runs"] = left = [[*where, 1] for where in rest]
             else:
@@ -216,7 +222,7 @@ class Planter:
         stored: dict[tuple[str, int], set[int]] = defaultdict(set)
         for partition, offset in self.log.certified:
             stored[partition].add(offset)
-        for read in self._reads(Certified):
+        for read in self._reads(CertifiedLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if (
                 at
@@ -236,13 +242,13 @@ class Planter:
         return {
             (read.line.queue_id, where)
             for read in self.log.reads
-            if isinstance(read.line, Certified)
+            if isinstance(read.line, CertifiedLine)
             for where in offsets_of(read.line.duplicate_runs)
         }
 
     def lost_position(self) -> Planted | None:
         """A line of where a group stands: nothing is wrong with the messages."""
-        for read in self._reads(Position):
+        for read in self._reads(PositionLine):
             rewrite(read.path, {read.number: []})
             return self._planted("lost_position", None, read.line, [])
         return None
@@ -250,7 +256,7 @@ class Planter:
     def lost_beginning(self) -> Planted | None:
         """The first line of an epoch that has others: what its gateway did in it seems to be of
         another one, or of none."""
-        for read in self._reads(Position):
+        for read in self._reads(PositionLine):
             line = read.line
             epochs = self.log.epochs[line.queue_id, line.group, line.partition]
             mine = [epoch for epoch in epochs if epoch.owned is line]
@@ -263,7 +269,7 @@ class Planter:
 
     def doubled_certified(self) -> Planted | None:
         """Two lines of the same messages."""
-        for read in self._reads(Certified):
+        for read in self._reads(CertifiedLine):
             at = list(offsets_of(read.line.runs))
             if at:
                 rewrite(read.path, {read.number: [raw(read)] * 2})
@@ -279,7 +285,7 @@ class Planter:
         return self._again("given_again", 1_000)
 
     def _again(self, kind: str, later_us: int) -> Planted | None:
-        for read in self._reads(Dispatched):
+        for read in self._reads(DispatchedLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.group is None or not at:
                 continue
@@ -290,7 +296,7 @@ class Planter:
                 return self._planted(kind, "repetition", line, at)
         return None
 
-    def _is_given_once(self, line: Dispatched, where: Where, later_us: int) -> bool:
+    def _is_given_once(self, line: DispatchedLine, where: Where, later_us: int) -> bool:
         """Whether it is this one delivery, of an epoch that goes on, and nothing that came back
         explains another one."""
         place = (line.queue_id, str(line.group), where[0])
@@ -305,7 +311,7 @@ class Planter:
 
     def doubled_settled(self) -> Planted | None:
         """Acked twice, as one delivery."""
-        for read in self._reads(Settled):
+        for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.outcome == "acked" and all(
                 self._given_in_epoch((line.queue_id, line.group, number), offset, read)
@@ -378,7 +384,7 @@ class Planter:
     def swapped_certified(self) -> Planted | None:
         """Two lines of neighbouring offsets exchange their times."""
         by_first = {}
-        for read in self._reads(Certified):
+        for read in self._reads(CertifiedLine):
             if len(read.line.runs) == 1 and read.line.certified_unix_us is not None:
                 number, first, _ = read.line.runs[0]
                 by_first[read.line.queue_id, number, first] = read
@@ -398,7 +404,7 @@ class Planter:
 
     def settled_early(self) -> Planted | None:
         """An ack is earlier than its delivery."""
-        for read in self._reads(Settled):
+        for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             given = [given_us_of(line, *where) for where in at]
             if line.outcome != "acked" or None in given:
@@ -475,7 +481,7 @@ class Planter:
         if gone is None or not gone.is_clean or lossy or before.gateway == after.gateway:
             return None
         outs = [
-            read for read in self._reads(Dispatched)
+            read for read in self._reads(DispatchedLine)
             if read.line.gateway == after.gateway
             and (read.line.queue_id, read.line.group) == place[:2]
             and after.has(after.gateway, read.line.dispatched_unix_us)

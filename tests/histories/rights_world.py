@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
@@ -34,7 +34,7 @@ def admission_of(actor: Actor) -> Admission:
     return Admission(principal, rights=parse_rights(actor.texts))
 
 
-class Doorman(Auth):
+class Doorman(Authenticator):
     """Knows the tokens of the actors; `one~another` is a token of one, with the rights of
     another."""
 

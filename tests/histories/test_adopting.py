@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.delivery.group import GroupRuntime
 from gateway.models import Admission
 from gateway.session.directory import fresh_session_id, is_session_id
@@ -28,7 +28,7 @@ class Mover(Client):
     def __init__(
         self, house: House, around: SessionServices | None = None, name: str = NAME
     ) -> None:
-        super().__init__(house, around or SessionServices(house.broker, Auth(None)), name)
+        super().__init__(house, around or SessionServices(house.broker, Authenticator(None)), name)
 
     def moved(self) -> "Mover":
         """The same client at the gateway that is there now; it has not said hello yet."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.session.directory import fresh_session_id
 from gateway.session.session import SessionServices
 from push import limits
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, house: House, random: Random) -> None:
         self.house, self.random = house, random
-        self.around = SessionServices(house.broker, Auth(None))
+        self.around = SessionServices(house.broker, Authenticator(None))
         self.keys: dict[tuple[int, int], object] = {}
         """(partition, offset) → its key; of one without: something of its own."""
         self.settled: set[tuple[int, int]] = set()
@@ -58,7 +58,7 @@ class World:
                 client.read()
                 client.socket.session.lost()
         await self.house.restart()
-        self.around = SessionServices(self.house.broker, Auth(None))
+        self.around = SessionServices(self.house.broker, Authenticator(None))
         again = [client.come_back() for client in self.clients]
         self.random.shuffle(again)
         if self.random.random() < 0.5:

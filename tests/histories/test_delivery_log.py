@@ -11,7 +11,13 @@ import pytest
 
 from gateway.delivery.pull import PullConsumer
 from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, SETTLED
-from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, messages_of
+from gateway.deliverylog.lines import (
+    CertifiedLine,
+    DispatchedLine,
+    PositionLine,
+    SettledLine,
+    messages_of,
+)
 from gateway.models import WhichKey
 from metadata.catalog import ANYBODY
 from push.errors import Unknown
@@ -20,12 +26,12 @@ from tests.histories.house import House, Socket, delivery, eventually, message, 
 from tests.histories.logged import Logged, offsets
 
 
-def causes(lines: list[Dispatched]) -> list[tuple[str, int, int]]:
+def causes(lines: list[DispatchedLine]) -> list[tuple[str, int, int]]:
     """(cause, attempt, messages) of each line."""
     return [(line.cause, line.attempt, messages_of(line.runs)) for line in lines]
 
 
-def outcomes(lines: list[Settled]) -> list[tuple[str, int]]:
+def outcomes(lines: list[SettledLine]) -> list[tuple[str, int]]:
     """(outcome, messages) of each line."""
     return [(line.outcome, messages_of(line.runs)) for line in lines]
 
@@ -39,22 +45,22 @@ async def test_one_message_has_a_line_in_each_stage(house: House) -> None:
     (place, _, _), *_ = await session.take(1)
     logged.log.flushed()
     assert await house.confirm(consumer, delivery(place)) == (1, 0)
-    lines = [line for line in logged.lines() if not isinstance(line, Position)]
+    lines = [line for line in logged.lines() if not isinstance(line, PositionLine)]
     certified, dispatched, settled = lines
-    assert isinstance(certified, Certified)
+    assert isinstance(certified, CertifiedLine)
     assert (certified.tenant, certified.queue, certified.queue_id) == (
         queue.tenant, "orders", queue.queue_id,
     )  # fmt: skip
     assert (certified.transport, certified.level, certified.outcome) == (
         "internal", "all", "certified",
     )  # fmt: skip
-    assert isinstance(dispatched, Dispatched)
+    assert isinstance(dispatched, DispatchedLine)
     assert (dispatched.group, dispatched.session, dispatched.transport) == (
         "billing", session.session_id, "websocket",
     )  # fmt: skip
     assert (dispatched.cause, dispatched.attempt, dispatched.recipients) == ("none", 1, 1)
     assert dispatched.certified_unix_us == certified.certified_unix_us
-    assert isinstance(settled, Settled)
+    assert isinstance(settled, SettledLine)
     assert (settled.outcome, settled.group, settled.session) == (
         "acked", "billing", session.session_id,
     )  # fmt: skip
@@ -76,7 +82,7 @@ async def test_what_is_certified_is_told_with_its_keys_in_runs(house: House) -> 
     logged = Logged(house)
     batch = [message(n, key) for n, key in enumerate(["a", "b", "c", "d", "e", None, "a"])]
     await house.publish(queue, batch)
-    (line,) = logged.of(Certified)
+    (line,) = logged.of(CertifiedLine)
     assert line.keys is not None
     found = dict(zip(offsets([line]), array("Q", line.keys), strict=True))
     assert len(found) == 7
@@ -99,7 +105,7 @@ async def test_publishes_of_one_moment_share_a_line_and_those_of_two_do_not(hous
     batches = [(first, 0), (first, 1), (second, 2)]
     answers = [house.submit(queue, [message(n)], origin=origin) for origin, n in batches]
     await asyncio.gather(*answers)
-    assert [line.runs for line in logged.of(Certified)] == [[(0, 0, 2)], [(0, 2, 1)]]
+    assert [line.runs for line in logged.of(CertifiedLine)] == [[(0, 0, 2)], [(0, 2, 1)]]
 
 
 async def test_duplicates_are_counted_with_the_places_of_the_originals(house: House) -> None:
@@ -107,7 +113,7 @@ async def test_duplicates_are_counted_with_the_places_of_the_originals(house: Ho
     logged = Logged(house)
     await house.publish(queue, [message("a", id="1"), message("b", id="2")])
     await house.publish(queue, [message("a", id="1"), message("c", id="3"), message("b", id="2")])
-    _, line = logged.of(Certified)
+    _, line = logged.of(CertifiedLine)
     assert (line.runs, line.duplicates, line.duplicate_runs) == ([(0, 2, 1)], 2, [(0, 0, 2)])
     assert line.keys is not None
     assert len(line.keys) == 8
@@ -128,7 +134,7 @@ async def test_who_waits_for_credit_is_told_so(house: House) -> None:
     logged.log.flushed()
     await house.publish(queue, numbered(1))
     await session.take(4)
-    assert causes(logged.of(Dispatched)) == [("none", 1, 1), ("credit", 1, 2), ("none", 1, 1)]
+    assert causes(logged.of(DispatchedLine)) == [("none", 1, 1), ("credit", 1, 2), ("none", 1, 1)]
 
 
 async def test_what_was_there_before_the_consumer_is_backlog(house: House) -> None:
@@ -138,7 +144,7 @@ async def test_what_was_there_before_the_consumer_is_backlog(house: House) -> No
     await house.publish(queue, numbered(2))
     session, _ = await house.subscribe(queue, group)
     await session.take(2)
-    (line,) = logged.of(Dispatched)
+    (line,) = logged.of(DispatchedLine)
     assert causes([line]) == [("backlog", 1, 2)]
     assert line.certified_unix_us is None
     assert line.published_unix_ms > 0
@@ -153,7 +159,7 @@ async def test_a_paused_queue_is_the_cause(house: House) -> None:
     await house.publish(queue, numbered(2))
     await house.broker.upkeep.pause(ANYBODY, queue.name, paused=False)
     await session.take(2)
-    assert causes(logged.of(Dispatched)) == [("paused", 1, 2)]
+    assert causes(logged.of(DispatchedLine)) == [("paused", 1, 2)]
 
 
 async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> None:
@@ -171,10 +177,10 @@ async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> N
     await house.confirm(consumer, delivery(given[2][0]))
     given = await session.take(4)
     await house.confirm(consumer, delivery(given[3][0]))
-    assert causes(logged.of(Dispatched)) == [
+    assert causes(logged.of(DispatchedLine)) == [
         ("none", 1, 2), ("key_backoff", 2, 1), ("key_held", 1, 1),
     ]  # fmt: skip
-    settled = outcomes(logged.of(Settled))
+    settled = outcomes(logged.of(SettledLine))
     assert settled[:2] == [("nacked", 1), ("returned", 1)]
     assert {outcome for outcome, _ in settled[2:]} == {"acked"}
 
@@ -186,11 +192,11 @@ async def test_a_lease_that_ends_is_expired_and_given_again_for_it(house: House)
     session, _ = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     await session.take(3)
-    dispatched, settled = logged.of(Dispatched), logged.of(Settled)
+    dispatched, settled = logged.of(DispatchedLine), logged.of(SettledLine)
     assert causes(dispatched)[:2] == [("none", 1, 2), ("lease", 1, 1)]
     assert outcomes(settled)[:2] == [("expired", 1), ("returned", 1)]
     tally = house.broker.counting.group(group.group_id)
-    expired = [line for line in logged.of(Settled) if line.outcome == "expired"]
+    expired = [line for line in logged.of(SettledLine) if line.outcome == "expired"]
     assert len(offsets(expired)) == tally.expired
 
 
@@ -203,9 +209,9 @@ async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: Hous
     ((place, _, _),) = await session.take(1)
     consumer.nack(delivery(place), None, None)
     await eventually(lambda: house.broker.counting.group(group.group_id).dead_lettered)
-    told = [(line.outcome, line.reason) for line in logged.of(Settled)]
+    told = [(line.outcome, line.reason) for line in logged.of(SettledLine)]
     assert told == [("nacked", None), ("dying", "exhausted"), ("dead_lettered", "exhausted")]
-    original, letter = logged.of(Certified)
+    original, letter = logged.of(CertifiedLine)
     assert (original.queue, letter.queue, letter.transport) == (
         "orders", "orders.dead-letters", "internal",
     )  # fmt: skip
@@ -226,10 +232,10 @@ async def test_who_goes_to_full_dead_letters_is_told_before_what_is_behind_of_it
     await house.publish(queue, numbered(2, "a"))
     consumer.nack(delivery((await session.take(2))[0][0]), None, None)
     await session.take(3)
-    (dying,) = [line for line in logged.of(Settled) if line.outcome == "dying"]
+    (dying,) = [line for line in logged.of(SettledLine) if line.outcome == "dying"]
     assert (dying.reason, offsets([dying])) == ("exhausted", [(0, 0)])
-    assert dying.settled_unix_us <= logged.of(Dispatched)[-1].dispatched_unix_us
-    assert "dead_lettered" not in {line.outcome for line in logged.of(Settled)}
+    assert dying.settled_unix_us <= logged.of(DispatchedLine)[-1].dispatched_unix_us
+    assert "dead_lettered" not in {line.outcome for line in logged.of(SettledLine)}
 
 
 async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: House) -> None:
@@ -247,8 +253,8 @@ async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: Hous
     logged.log.flushed()
     await house.confirm(consumer, delivery(given[2][0]))
     await session.take(4)
-    assert outcomes(logged.of(Settled))[:3] == [("nacked", 1), ("returned", 1), ("parked", 1)]
-    assert {line.cause for line in logged.of(Dispatched)[1:]} == {"key_parked"}
+    assert outcomes(logged.of(SettledLine))[:3] == [("nacked", 1), ("returned", 1), ("parked", 1)]
+    assert {line.cause for line in logged.of(DispatchedLine)[1:]} == {"key_parked"}
 
 
 async def test_who_goes_returns_what_he_had_and_who_moves_does_not(house: House) -> None:
@@ -257,13 +263,13 @@ async def test_who_goes_returns_what_he_had_and_who_moves_does_not(house: House)
     group = await house.group(queue)
     logged = Logged(house)
     for moves, returned in ((False, [("returned", 2)]), (True, [])):
-        before = len(logged.of(Settled))
+        before = len(logged.of(SettledLine))
         session, consumer = await house.subscribe(queue, group)
         if not moves:
             await house.publish(queue, numbered(2))
         await session.take(2)
         consumer.leave(moves=moves)
-        assert outcomes(logged.of(Settled)[before:]) == returned
+        assert outcomes(logged.of(SettledLine)[before:]) == returned
 
 
 async def test_an_ack_said_again_settles_nothing_again(house: House) -> None:
@@ -277,7 +283,7 @@ async def test_an_ack_said_again_settles_nothing_again(house: House) -> None:
     for first, last in ((0, 1), (0, 1), (1, 2)):
         named = [[partition, epoch, push, first, last]]
         assert await house.confirm(consumer, named) == (last - first + 1, 0)
-    settled = offsets([line for line in logged.of(Settled) if line.outcome == "acked"])
+    settled = offsets([line for line in logged.of(SettledLine) if line.outcome == "acked"])
     assert settled == [(0, 0), (0, 1), (0, 2)]
     assert house.broker.counting.group(group.group_id).settled == 3
 
@@ -304,7 +310,7 @@ async def test_what_an_ack_settles_is_told_as_a_range_a_mask_or_ranges(
     named = [partition, epoch, push, *chain.from_iterable(acked)]
     count = sum(last - first + 1 for first, last in acked)
     assert await house.confirm(consumer, [named]) == (count, 0)
-    (line,) = logged.of(Settled)
+    (line,) = logged.of(SettledLine)
     (told,) = line.pushes
     assert told[2:] == form
     assert offsets([line]) == [
@@ -328,7 +334,7 @@ async def test_an_ack_over_what_a_push_skips_is_told_of_what_it_has(house: House
     for begin, end, settled in ((5, 5, 1), (1, 3, 2)):  # of 1 to 5 it has 1, 3 and 5
         named = [[partition, epoch, push, begin, end]]
         assert await house.confirm(consumer, named) == (settled, 0)
-    acks = [line for line in logged.of(Settled) if line.outcome == "acked"]
+    acks = [line for line in logged.of(SettledLine) if line.outcome == "acked"]
     assert sorted(offsets(acks)) == [(0, 1), (0, 3), (0, 5)]
 
 
@@ -342,7 +348,7 @@ async def test_pulls_are_requests_and_their_messages_are_written_with_the_answer
     pulled = await house.broker.pulls.pull(queue, group, 10, 2)
     assert len(pulled) == 2
     await house.broker.pulls.ack(queue, group, [one.receipt for one in pulled])
-    (given,), settled = logged.of(Dispatched), logged.of(Settled)
+    (given,), settled = logged.of(DispatchedLine), logged.of(SettledLine)
     assert (given.transport, given.session, given.group) == ("http", None, "billing")
     assert given.written_unix_us is not None
     assert {line.transport for line in settled} == {"http"}
@@ -372,11 +378,11 @@ async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: H
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
     assert len(await waiting[1]) == 1
-    first, second = logged.of(Dispatched)
+    first, second = logged.of(DispatchedLine)
     assert (offsets([first]), offsets([second])) == ([(0, 0)], [(0, 1)])
     assert first.written_unix_us is None
     assert second.written_unix_us is not None
-    (settled,) = logged.of(Settled)
+    (settled,) = logged.of(SettledLine)
     assert (settled.outcome, offsets([settled])) == ("returned", [(0, 0)])
 
 
@@ -387,7 +393,7 @@ async def test_a_fan_out_is_one_line_and_says_who_was_given_it(house: House) -> 
     await house.publish(queue, numbered(2))
     for session in sessions:
         await session.get(2)
-    (line,) = logged.of(Dispatched)
+    (line,) = logged.of(DispatchedLine)
     assert (line.group, line.session, line.recipients, line.cause) == (None, None, 3, "none")
     assert line.sessions == [session.session_id for session in sessions]
     assert line.runs == [(0, 0, 2)]
@@ -400,7 +406,7 @@ async def test_a_reader_of_the_past_replays(house: House) -> None:
     await house.publish(queue, numbered(2))
     session, _ = await house.read(queue, start="earliest")
     await session.get(2)
-    (line,) = logged.of(Dispatched)
+    (line,) = logged.of(DispatchedLine)
     assert (line.cause, line.session, line.runs) == ("replay", session.session_id, [(0, 0, 2)])
 
 
@@ -412,7 +418,7 @@ async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     await session.take(2)
-    (settled,), (given,) = logged.of(Settled), logged.of(Dispatched)
+    (settled,), (given,) = logged.of(SettledLine), logged.of(DispatchedLine)
     assert settled.settled_unix_us <= given.dispatched_unix_us
     assert outcomes([settled]) == [("acked", 2)]
     assert not any(slot.log._given_us for slot in consumer.slots.values())
@@ -437,9 +443,9 @@ async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -
                 consumer.nack(delivery(place), None, None)
             else:
                 consumer.ack(delivery(place), [], None)
-    certified, given = logged.of(Certified), logged.of(Dispatched)
+    certified, given = logged.of(CertifiedLine), logged.of(DispatchedLine)
     ended = {
-        outcome: len(offsets([line for line in logged.of(Settled) if line.outcome == outcome]))
+        outcome: len(offsets([line for line in logged.of(SettledLine) if line.outcome == outcome]))
         for outcome in ("acked", "nacked")
     }
     assert len(set(offsets(certified))) == len(offsets(certified)) == 100
@@ -447,7 +453,7 @@ async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -
     assert ended == {"acked": tally.settled, "nacked": tally.nacked}
     counts = logged.sink.counts
     assert (counts[CERTIFIED], counts[DISPATCHED]) == (100, tally.given)
-    assert counts[SETTLED] == len(offsets(logged.of(Settled)))
+    assert counts[SETTLED] == len(offsets(logged.of(SettledLine)))
 
 
 async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House) -> None:
@@ -468,7 +474,7 @@ async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House
         produced_unix_us=shown_us - 5_000 - 70, clock_offset_us=5_000,
     )  # fmt: skip
     await socket.until_ref(2)
-    (line,) = logged.of(Certified)
+    (line,) = logged.of(CertifiedLine)
     assert (line.produced_unix_us, line.clock_offset_us) == (shown_us - 70, 5_000)
     assert (line.session, line.transport, line.producer) == ("s-1", "websocket", ANYBODY.name)
     assert line.trace == "c" * 32
@@ -484,7 +490,7 @@ async def test_a_publish_over_http_is_a_request_with_its_trace(house: House) -> 
             headers={"traceparent": f"00-{'e' * 32}-{'f' * 16}-01"},
         )
     assert answer.status_code == 200
-    (line,) = logged.of(Certified)
+    (line,) = logged.of(CertifiedLine)
     assert (line.transport, line.session, line.producer) == ("http", None, ANYBODY.name)
     assert (line.produced_unix_us, line.clock_offset_us, line.trace) == (9000, None, "e" * 32)
     assert messages_of(line.runs) == 2
@@ -499,7 +505,7 @@ async def test_what_nobody_knows_of_is_unknown_and_has_no_place(
         lost.setattr(house.broker.storage, "append", _lost)
         assert await house.publish(queue, numbered(2)) == ["unknown", "unknown"]
     assert (await house.publish(queue, numbered(2)))[0] == (0, 0, False)
-    unknown, known = logged.of(Certified)
+    unknown, known = logged.of(CertifiedLine)
     assert (unknown.outcome, unknown.messages, unknown.runs) == ("unknown", 2, [])
     assert (known.outcome, known.runs) == ("certified", [(0, 0, 2)])
     assert logged.sink.counts[CERTIFIED] == 2
@@ -522,7 +528,7 @@ async def test_what_arrives_for_a_deleted_queue_is_logged_where_it_stands(house:
         )
         await socket.until_ref(ref)
     dead = house.find("orders.dead-letters")
-    lines = logged.of(Certified)
+    lines = logged.of(CertifiedLine)
     assert {(line.queue, line.queue_id) for line in lines} == {(dead.name, dead.queue_id)}
     places = sorted(offsets(lines))
     assert len(places) == 3
@@ -552,12 +558,12 @@ async def test_what_is_safe_and_waits_for_what_stands_before_it_is_certified_and
     with monkeypatch.context() as waits:
         waits.setattr(house.broker.storage, "append", behind)
         assert await house.publish(queue, [message(0)]) == [(0, 0, False)]
-    (certified,) = logged.of(Certified)
+    (certified,) = logged.of(CertifiedLine)
     assert certified.certified_unix_us is not None
     assert session.given == []
     house.broker.tail.certified(Partition(queue.queue_id, 0), 1)
     await session.take(1)
-    (given,) = logged.of(Dispatched)
+    (given,) = logged.of(DispatchedLine)
     assert (given.certified_unix_us, given.cause) == (None, "backlog")
     assert given.dispatched_unix_us >= certified.certified_unix_us
 
@@ -580,7 +586,7 @@ async def test_what_returns_with_another_names_the_delivery_that_it_ends(house: 
     await house.publish(queue, [message(n, "key") for n in range(2)])
     first, _ = [place for place, _, _ in await session.take(2)]
     consumer.nack(delivery(first), 0, None)
-    (given,) = logged.of(Dispatched)[:1]
-    ends = {line.outcome: line.pushes for line in logged.of(Settled)}
+    (given,) = logged.of(DispatchedLine)[:1]
+    ends = {line.outcome: line.pushes for line in logged.of(SettledLine)}
     at = given.dispatched_unix_us
     assert ends == {"nacked": [[0, at, 0, 0]], "returned": [[0, at, 1, 1]]}

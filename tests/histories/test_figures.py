@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.counters import Published
+from gateway.counters import PublishCounters
 from gateway.delivery.consumer import Consumer
 from gateway.rest.routes.groups import GroupDescription
 from gateway.rest.routes.queues import QueueDescription
@@ -77,7 +77,7 @@ async def test_what_was_refused_is_counted_wherever_it_was(
 
 
 async def test_what_nobody_knows_is_not_counted_as_refused() -> None:
-    counted = Published()
+    counted = PublishCounters()
     counted.failed(3, Unknown("the answer was lost"))
     counted.failed(2, Refused("storage_full"))
     assert (counted.unknown, counted.refused, counted.published) == (3, 2, 0)

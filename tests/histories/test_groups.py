@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.pull import PullConsumer
 from gateway.models import SeekTo
@@ -353,7 +353,7 @@ async def test_a_session_that_has_ended_never_joins(house: House) -> None:
     group = await house.group(queue)
     steady, owner = await house.subscribe(queue, group)
     runtime = house.broker.groups.runtimes[group.group_id]
-    began, around = runtime.row.generation, SessionServices(house.broker, Auth(None))
+    began, around = runtime.row.generation, SessionServices(house.broker, Authenticator(None))
     for place in range(300):
         socket = Socket(house, around, f"s-{place}")
         socket.say(type="hello", linger_s=60 if place % 3 else 0)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.counters import Counting
+from gateway.counters import Counters
 from gateway.delivery.cursor_writer import Flusher
 from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
@@ -118,7 +118,7 @@ class Town:
     ) -> None:
         self.storage = storage or storage_of(shard)
         self.publisher = Publisher(
-            self.storage, tail or Tail(self.storage), Counting(), lambda queue: False
+            self.storage, tail or Tail(self.storage), Counters(), lambda queue: False
         )
 
     def submit(self, to: Queue, count: int = 1, **more: Any) -> "asyncio.Future[list[str]]":

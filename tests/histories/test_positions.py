@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.deliverylog import taps as slot_log
-from gateway.deliverylog.lines import Position, Settled, runs_of
+from gateway.deliverylog.lines import PositionLine, SettledLine, runs_of
 from metadata.catalog import ANYBODY
 from tests.histories.house import House, delivery, eventually, message
 from tests.histories.logged import Logged
@@ -16,12 +16,12 @@ from tests.histories.logged import Logged
 
 def stood(logged: Logged) -> list[tuple[str, int, int]]:
     """(event, frontier, open) of each position."""
-    return [(line.event, line.frontier, line.open) for line in logged.of(Position)]
+    return [(line.event, line.frontier, line.open) for line in logged.of(PositionLine)]
 
 
 def gone(logged: Logged) -> list[tuple[int, int]]:
     """(first offset, count) of what was passed because nothing is retained there."""
-    lines = [line for line in logged.of(Settled) if line.outcome == "gone"]
+    lines = [line for line in logged.of(SettledLine) if line.outcome == "gone"]
     return [(first, count) for line in lines for _, first, count in runs_of(line.pushes)]
 
 
@@ -35,13 +35,13 @@ async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> No
     assert await house.confirm(consumer, [*delivery(places[0]), *delivery(places[1])]) == (2, 0)
     consumer.leave()
     await eventually(lambda: len(stood(logged)) == 2)
-    first, last = logged.of(Position)
+    first, last = logged.of(PositionLine)
     assert (first.event, first.frontier, first.open, first.ahead) == ("owned", 0, 0, None)
     assert (last.event, last.frontier, last.open, last.is_clean) == ("released", 4, 2, True)
     assert (first.epoch, first.group_id) == (last.epoch, group.group_id)
     await house.subscribe(queue, group)
     await eventually(lambda: len(stood(logged)) == 3)
-    again = logged.of(Position)[-1]
+    again = logged.of(PositionLine)[-1]
     assert (again.event, again.epoch, again.frontier) == ("owned", first.epoch + 1, 2)
     assert (first.certified_below, again.certified_below) == (0, 4)
     assert last.certified_below is None
@@ -78,7 +78,7 @@ async def test_what_was_passed_above_the_frontier_is_told_when_an_epoch_begins(
     logged = Logged(house)
     await house.subscribe(queue, group)
     await eventually(lambda: stood(logged))
-    (line,) = logged.of(Position)
+    (line,) = logged.of(PositionLine)
     assert (line.frontier, line.ahead, line.open) == (0, 3, 0)
 
 
@@ -97,7 +97,7 @@ async def test_a_group_that_an_operator_moves_has_no_neighbouring_epochs(
     else:
         await house.broker.upkeep.purge(ANYBODY, queue, group.name)
     await eventually(lambda: len(stood(logged)) == 3)
-    owned, released, anew = logged.of(Position)
+    owned, released, anew = logged.of(PositionLine)
     assert (released.event, released.open, released.is_clean) == ("released", 4, True)
     assert (anew.event, anew.frontier) == ("owned", 4)
     assert anew.epoch > owned.epoch + 1
@@ -134,5 +134,5 @@ async def test_no_line_goes_over_an_epochs_end(house: House) -> None:
         *_, (place, _, _) = await session.take(count)
         assert await house.confirm(consumer, delivery(place)) == (1, 0)
         await house.broker.upkeep.seek(ANYBODY, queue, group.name, "earliest")
-    acked = [line for line in logged.of(Settled) if line.outcome == "acked"]
+    acked = [line for line in logged.of(SettledLine) if line.outcome == "acked"]
     assert [runs_of(line.pushes) for line in acked] == [[(0, 0, 1)], [(0, 0, 1)]]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.rest.app import Application
 from gateway.session.directory import fresh_session_id
@@ -23,7 +23,7 @@ def admitted(*rights: str, tenant: str = "default", name: str = "ann") -> Admiss
     return Admission(Principal(name, tenant), rights=parse_rights(rights))
 
 
-class Doorman(Auth):
+class Doorman(Authenticator):
     """Lets everybody in as ann, with the rights that the token consists of."""
 
     def __init__(self) -> None:

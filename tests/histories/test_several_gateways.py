@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import WhichKey
 from gateway.operator.describe import BELIEVED_S
 from gateway.session.directory import fresh_session_id
@@ -484,7 +484,7 @@ async def test_who_comes_back_while_the_catalog_refuses_to_be_told_stays(town: T
 
 def around(gateway: Gateway) -> SessionServices:
     """What all clients of a gateway share."""
-    return SessionServices(gateway.broker, Auth(None))
+    return SessionServices(gateway.broker, Authenticator(None))
 
 
 async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]]:

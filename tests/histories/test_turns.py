@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.session.session import SessionServices
 from push.places import Partition
@@ -13,7 +13,7 @@ from tests.histories.house import House, message
 async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(house: House) -> None:
     """R10: and not before."""
     queue, written = await house.queue(partitions=1), list[tuple[int, int]]()
-    async with serve(Registry(SessionServices(house.broker, Auth(None)))) as gateway:
+    async with serve(Registry(SessionServices(house.broker, Authenticator(None)))) as gateway:
         framed = gateway.registry.framed
 
         def certified(_: Partition) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.session.session import SessionServices
 from metadata.catalog import Group, Queue
 from push import limits
@@ -241,7 +241,7 @@ async def test_the_only_one_that_is_late_keeps_what_it_holds(
 async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
     """A client that came back and owes `held`, its consumer, and a rival with half of the
     partitions."""
-    client = Client(house, SessionServices(house.broker, Auth(None)))
+    client = Client(house, SessionServices(house.broker, Authenticator(None)))
     await client.join()
     rival, two = await house.subscribe(queue, group)
     (one,) = [c for c in house.broker.groups.runtimes[group.group_id].members.values() if c != two]

@@ -40,7 +40,7 @@ import tocsin.effects
 from tocsin.cli.main import cli
 from tocsin.proto import wire
 
-from gateway.accounting.audit import Entry
+from gateway.accounting.audit import AuditEntry
 from gateway.accounting.usage import UsageLine
 from gateway.broker import Broker
 from gateway.config import Config
@@ -155,12 +155,16 @@ def records() -> str:
     """Lines of the delivery log, the audit trail and the usage log, and every audited act."""
     return _json(
         {
-            "delivery log": {"schema": SCHEMA, "lines": _structs(*get_args(Line))},
-            "audit": _structs(Entry),
+            "delivery log": {"schema": SCHEMA, "lines": _lines()},
+            "audit": {"Entry": _structs(AuditEntry)["AuditEntry"]},
             "acts": sorted({one.act for one in OPERATIONS if one.act} | set(_acts())),
             "usage": _structs(UsageLine),
         }
     )
+
+
+def _lines() -> dict[str, object]:
+    return {name.removesuffix("Line"): kind for name, kind in _structs(*get_args(Line)).items()}
 
 
 def _acts() -> Iterator[str]:

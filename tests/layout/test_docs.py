@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tocsin.proto import wire
 
-from gateway.deliverylog.lines import Carrier, Cause, Ended, Event, Line
+from gateway.deliverylog.lines import Carrier, Cause, Event, Line, SettlementOutcome
 from gateway.deliverylog.lines import encode as encode_line
 from gateway.rest.app import OPERATIONS
 from gateway.rest.operation import NEEDS
@@ -175,7 +175,12 @@ def test_every_kind_and_word_of_the_delivery_log_is_documented() -> None:
     for kind in get_args(Line):
         for field in msgspec.structs.fields(kind):
             assert field.encode_name in document, f"{kind.__name__}.{field.encode_name}"
-    for word in (*get_args(Cause), *get_args(Ended), *get_args(Carrier), *get_args(Event)):
+    for word in (
+        *get_args(Cause),
+        *get_args(SettlementOutcome),
+        *get_args(Carrier),
+        *get_args(Event),
+    ):
         assert f"`{word}`" in document, word
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_SESSION, parse_limits
@@ -44,7 +44,9 @@ EMPTY_PING = b"\x89\x80\0\0\0\0"
 
 def paced(incoming: Incoming | None = None) -> Registry:
     limiter = Limiter(session=parse_limits(f"frames={PER_S}/s+{BURST}", OF_SESSION))
-    return Registry(SessionServices(EchoBroker(), Auth(None), limiter=limiter), incoming=incoming)
+    return Registry(
+        SessionServices(EchoBroker(), Authenticator(None), limiter=limiter), incoming=incoming
+    )
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
 
 async def test_one_part_of_a_turn_has_so_many_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
-    async with serve(Registry(SessionServices(EchoBroker(), Auth(None)))) as gateway:
+    async with serve(Registry(SessionServices(EchoBroker(), Authenticator(None)))) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         connection.data_received(EMPTY_PING * (PART_FRAMES_MAX - 1))
@@ -254,7 +256,7 @@ async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early
 async def test_by_long_poll_the_pace_is_the_same() -> None:
     """The next post is heard when those before are paid for."""
     registry = paced()
-    application = Application(broker_in_memory(), Auth(None), Polls(registry))
+    application = Application(broker_in_memory(), Authenticator(None), Polls(registry))
     async with client_of(application) as http:
         opened = (await http.post("/v1/sessions", json={"type": "hello"})).json()
         path = f"/v1/sessions/{opened['session']}/frames"
@@ -272,7 +274,7 @@ async def test_by_long_poll_the_pace_is_the_same() -> None:
 
 async def test_who_is_refused_leaves_nothing_to_the_collector(broker: Broker) -> None:
     """P9: a body of megabytes would live on until it comes around."""
-    application = Application(broker, Auth(None), incoming=Incoming(100))
+    application = Application(broker, Authenticator(None), incoming=Incoming(100))
     gc.collect()
     before = _refusals()
     gc.disable()

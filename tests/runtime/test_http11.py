@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from websockets.frames import Frame, Opcode
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.session.session import SessionServices
 from push.errors import Refused
@@ -51,7 +51,7 @@ class BodyHurried(Patient):
 
 
 def registry() -> Registry:
-    return Registry(SessionServices(EchoBroker(), Auth(None)))
+    return Registry(SessionServices(EchoBroker(), Authenticator(None)))
 
 
 @pytest.fixture

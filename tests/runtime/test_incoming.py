@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.net.connections import Registry
 from gateway.rest.app import Application
@@ -73,7 +73,7 @@ async def begun(wire: Wire) -> None:
 async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None:
     """And what it held is given back: at its own end, and when its message is whole."""
     incoming = Incoming(2 * LARGE + 100)  # and the headers of their frames
-    around = SessionServices(EchoBroker(), Auth(None))
+    around = SessionServices(EchoBroker(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming)) as gateway:
         first, second, third = [await session(gateway) for _ in range(3)]
         await begun(first)
@@ -95,8 +95,8 @@ async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None
 async def test_a_body_that_hoards_is_refused_and_the_others_go_on(broker: Broker) -> None:
     """As a session; HTTP's answer is a 503."""
     incoming = Incoming(2 * LARGE + 100)
-    application = Application(broker, Auth(None), incoming=incoming)
-    around = SessionServices(EchoBroker(), Auth(None))
+    application = Application(broker, Authenticator(None), incoming=incoming)
+    around = SessionServices(EchoBroker(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming), app=application) as gateway:
         sockets = [
             Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)

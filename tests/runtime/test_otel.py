@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.rest.app import Application
 from loadtests.server import Server
 from runtime.tracing import OtelTracer, Trace, trace_from
@@ -74,7 +74,7 @@ async def test_a_publish_is_a_span_that_its_messages_name(
     queue = await house.queue()
     session, _ = await house.subscribe(queue, await house.group(queue))
     tracer = OtelTracer()
-    async with client_of(Application(house.broker, Auth(None), tracer=tracer)) as http:
+    async with client_of(Application(house.broker, Authenticator(None), tracer=tracer)) as http:
         said = {"traceparent": PARENT, "tracestate": "vendor=1"}
         answer = await http.post("/v1/queues/orders/messages", json=SENT, headers=said)
         assert answer.status_code == 200, answer.text

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
 from websockets.frames import Opcode
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.config import Config
 from gateway.net.connections import Registry
 from gateway.net.websocket import websocket_class
@@ -137,7 +137,7 @@ async def serving(
     pair: Pair, client_ca: Path | None = None, addresses: Addresses = NO_PROXIES
 ) -> AsyncIterator[Gateway]:
     """The shipped listener, with the shipped protocol classes, on a free port."""
-    registry = Registry(SessionServices(EchoBroker(), Auth(None)), addresses=addresses)
+    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)), addresses=addresses)
     tls = Tls(Files(*pair, client_ca))
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
@@ -593,7 +593,7 @@ async def test_without_tls_other_machines_are_told_to_use_it(
     target: str, authority: Authority, pair: Pair
 ) -> None:
     addresses = Abroad(is_plain_allowed=False)
-    registry = Registry(SessionServices(EchoBroker(), Auth(None)), addresses=addresses)
+    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)), addresses=addresses)
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     listener = Listener(where, bound, http=http_class(addresses), ws=websocket_class(registry))

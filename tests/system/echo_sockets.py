@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.net.connections import Registry
 from gateway.net.websocket import WebSocketConnection
@@ -75,7 +75,7 @@ class _EchoConnection(WebSocketConnection):
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
     """An echo server on a free port of loopback: the port."""
-    registry = Registry(SessionServices(EchoBroker(), Auth(None)))
+    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)))
 
     class Bound(_EchoConnection):
         __slots__ = ()

@@ -12,12 +12,12 @@ import msgspec
 import tocsin
 
 from gateway.deliverylog.lines import (
-    Certified,
-    Dispatched,
-    End,
+    CertifiedLine,
+    DispatchedLine,
+    EndLine,
     Line,
-    Settled,
-    Unlogged,
+    SettledLine,
+    UnloggedLine,
     messages_of,
 )
 from gateway.deliverylog.writer import FOLDER
@@ -44,7 +44,7 @@ def log_of(server: Server) -> list[Any]:
         assert path.suffix == ".jsonl", path
         *body, last = path.read_bytes().splitlines(keepends=True)
         end = _DECODE(last)
-        assert isinstance(end, End)
+        assert isinstance(end, EndLine)
         assert (end.lines, end.crc32) == (len(body), zlib.crc32(b"".join(body)))
         lines += map(_DECODE, body)
     return lines
@@ -78,13 +78,13 @@ async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Pat
                     if count == MESSAGES:
                         break
     lines = log_of(server)
-    assert not [line for line in lines if isinstance(line, Unlogged)]
-    certified, given = places(lines, Certified), places(lines, Dispatched)
-    settled = places(lines, Settled)
+    assert not [line for line in lines if isinstance(line, UnloggedLine)]
+    certified, given = places(lines, CertifiedLine), places(lines, DispatchedLine)
+    settled = places(lines, SettledLine)
     assert len(certified) == len(set(certified)) == MESSAGES
     assert Counter(given) == Counter(certified) == Counter(settled)
     for line in lines:
-        if isinstance(line, Certified):
+        if isinstance(line, CertifiedLine):
             assert line.clock_offset_us is not None
             assert line.produced_unix_us is not None
             assert line.asked_unix_us is not None
@@ -92,7 +92,7 @@ async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Pat
             # The clocks are one; what is between them is the error of the estimate.
             assert line.produced_unix_us <= line.accepted_unix_us + 100_000
             assert line.accepted_unix_us <= line.asked_unix_us <= line.certified_unix_us
-        if isinstance(line, Dispatched):
+        if isinstance(line, DispatchedLine):
             assert line.written_unix_us is not None
             assert line.written_unix_us >= line.dispatched_unix_us
 
@@ -112,7 +112,7 @@ async def test_what_a_client_does_not_read_is_not_written(tmp_path: Path) -> Non
                     await client.publish("orders", "x" * size)
                     await anext(messages)
             stalled.close()
-    given = [line for line in log_of(server) if isinstance(line, Dispatched)]
+    given = [line for line in log_of(server) if isinstance(line, DispatchedLine)]
     names = {name for line in given for name in (*line.sessions, line.session) if name is not None}
     assert len(names) == 2
     written: dict[str, int] = dict.fromkeys(names, 0)
@@ -157,7 +157,7 @@ async def test_a_session_by_long_poll_has_what_it_polled(tmp_path: Path) -> None
             await client.publish("orders", 2)
             await asyncio.sleep(WAITS_S)
             await asyncio.to_thread(poll.close)
-    given = [line for line in log_of(server) if isinstance(line, Dispatched)]
+    given = [line for line in log_of(server) if isinstance(line, DispatchedLine)]
     assert {line.transport for line in given} == {"long_poll"}
     for group in ("billing", None):
         first, second = (line for line in given if line.group == group)
@@ -188,8 +188,8 @@ async def test_after_a_kill_the_log_lacks_what_it_says_it_lacks(server: Server) 
     await asyncio.to_thread(server.start)
     await asyncio.to_thread(server.stop)
     lines = log_of(server)
-    missing = told - set(places(lines, Certified))
-    killed = [line for line in lines if isinstance(line, Unlogged)]
+    missing = told - set(places(lines, CertifiedLine))
+    killed = [line for line in lines if isinstance(line, UnloggedLine)]
     assert {line.reason for line in killed} <= {"killed"}
     counted = sum(line.certified for line in killed)
     assert len(missing) <= counted <= len(missing) + TASKS

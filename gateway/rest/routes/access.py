@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.accounting.audit import Who
+from gateway.accounting.audit import Actor
 from gateway.auth.browser import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.models import NotLetIn
 from gateway.rest.accounting import who_asks
@@ -78,7 +78,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
         with app.access.guessing(request.scope):
             admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
-    app.books.audit.access.granted(Who.of(admitted, who_asks(request.scope).address))
+    app.books.audit.access.granted(Actor.of(admitted, who_asks(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
     value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)
     answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))

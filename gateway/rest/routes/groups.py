@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import (
     GroupCounters,
     GroupPartition,
@@ -340,7 +340,7 @@ async def _pull_while_there(
     pulling = asyncio.ensure_future(pull)
     leaving = asyncio.ensure_future(_left(request))
     waiting = _Waiting()
-    auth: Auth = request.app.auth
+    auth: Authenticator = request.app.auth
     auth.admitted.add(admitted.credential, waiting)
     if not auth.is_live(admitted.credential):  # it ended while the group was made
         waiting.revoked()

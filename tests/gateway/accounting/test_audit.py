@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.accounting import audit as audit_trail
-from gateway.accounting.audit import AccessCounts, Entry, Trail, Who, verify
-from gateway.accounting.books import Account, Books
+from gateway.accounting.audit import AccessCounts, Actor, AuditEntry, AuditTrail, verify
+from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.accounting.journal import Journal, files_of
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.cli.serve import admin
 from gateway.models import Admission
 from gateway.rest.app import OPERATIONS, Application
@@ -29,15 +29,15 @@ from tests.gateway.asgi import client_of
 from tests.histories.house import House, Session
 
 NOON = 1_763_726_400.0
-ALICE = Who.of(Admission(Principal("alice", "acme"), credential="token 7"), "192.0.2.7")
+ALICE = Actor.of(Admission(Principal("alice", "acme"), credential="token 7"), "192.0.2.7")
 
 
-def entry(n: int = 0) -> Entry:
-    return Entry(unix_ms=int(NOON * 1000) + n, action="queue.put", outcome="ok", queue=f"q{n}")
+def entry(n: int = 0) -> AuditEntry:
+    return AuditEntry(unix_ms=int(NOON * 1000) + n, action="queue.put", outcome="ok", queue=f"q{n}")
 
 
-def trail_of(data_dir: Path, file_bytes_max: int = 1 << 20) -> Trail:
-    return Trail(
+def trail_of(data_dir: Path, file_bytes_max: int = 1 << 20) -> AuditTrail:
+    return AuditTrail(
         Journal(data_dir / "audit", "audit", bytes_max=1 << 24, file_bytes_max=file_bytes_max)
     )
 
@@ -151,9 +151,9 @@ def test_a_torn_line_is_gone_through(tmp_path: Path, left: int) -> None:
 # --- Acts ---------------------------------------------------------------------------------------
 
 
-def books_of(data_dir: Path, wall: list[float] | None = None) -> Books:
+def books_of(data_dir: Path, wall: list[float] | None = None) -> AccountingWriter:
     clock = wall or [NOON]
-    return Books.open(data_dir, now=lambda: clock[0], wall=lambda: clock[0])
+    return AccountingWriter.open(data_dir, now=lambda: clock[0], wall=lambda: clock[0])
 
 
 async def test_the_line_of_an_act_is_there_before_its_answer(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_access_is_counted_not_listed() -> None:
     the room of those who were let in alone."""
     counts = AccessCounts(keys_max=2)
     for n in range(5):
-        counts.refused(Who(address=f"192.0.2.{n}"), "unauthorized")
-        counts.refused(Who(address="192.0.2.0"), "unauthorized")
+        counts.refused(Actor(address=f"192.0.2.{n}"), "unauthorized")
+        counts.refused(Actor(address="192.0.2.0"), "unauthorized")
         counts.granted(ALICE)
     counts.granted(ALICE, "ticket.create")
     taken = [
@@ -258,8 +258,8 @@ def test_a_stranger_with_a_whole_site_of_addresses_is_one_line() -> None:
     """P9; this machine's own addresses are named as they are."""
     counts = AccessCounts()
     for n in range(1, 6):
-        counts.refused(Who(address=f"2001:db8:7:7::{n}"), "unauthorized")
-    counts.refused(Who(address="::1"), "unauthorized")
+        counts.refused(Actor(address=f"2001:db8:7:7::{n}"), "unauthorized")
+    counts.refused(Actor(address="::1"), "unauthorized")
     taken = [(one.address, one.count) for one in counts.take(0)]
     assert taken == [("2001:db8:7:7::/64", 5), ("::1", 1)]
 
@@ -286,7 +286,7 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
     books = books_of(house.folder)
     house.broker.audit = books.audit
     queue = await house.queue()
-    application = Application(house.broker, Auth("a-secret-token"), books=books)
+    application = Application(house.broker, Authenticator("a-secret-token"), books=books)
     async with client_of(application, Authorization="Bearer a-secret-token") as http:
         for _ in range(3):
             assert (await http.post("/v1/tickets")).status_code == 200
@@ -298,7 +298,7 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
         await http.post("/v1/queues/orders/dead-letters/redrive", json=redrive)
         await http.post("/v1/queues/%00/pause")
     session = Session("s")
-    session.account = Account(books, lambda who, name: True)
+    session.account = SessionAccounting(books, lambda who, name: True)
     session.account.admitted(Admission(ANYBODY))
     subscriptions = Subscriptions(house.broker, session)
     await subscriptions.open(Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0))
@@ -355,7 +355,7 @@ async def test_a_full_disk_stops_nobody_and_loses_nothing_that_it_can_keep(
 
 @pytest.mark.parametrize("is_on", [True, False])
 async def test_usage_can_be_off(tmp_path: Path, is_on: bool) -> None:
-    books = Books.open(tmp_path, is_usage_on=is_on, wall=lambda: NOON)
+    books = AccountingWriter.open(tmp_path, is_usage_on=is_on, wall=lambda: NOON)
     books.usage.counter("t", "p", "q").requests += 1
     books.audit.note("broker.start", ALICE)
     await books.stop()
@@ -400,7 +400,7 @@ async def test_the_command_tells_people_and_machines(
     time.tzset()
     books = books_of(tmp_path)
     books.audit.note("token.create", ALICE, subject="tk-1", details={"rights": ["read:*"]})
-    books.audit.access.refused(Who(address="198.51.100.9"), "unauthorized")
+    books.audit.access.refused(Actor(address="198.51.100.9"), "unauthorized")
     books.audit.turn()
     await books.stop()
     run = CliRunner().invoke

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.accounting.books import Account, Books
+from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.accounting.usage import Usage, UsageLine
 from gateway.models import Admission
 from gateway.wire.frames import Ack, Close, Ping, Publish
@@ -122,15 +122,15 @@ def test_where_it_is_off_nothing_is_kept() -> None:
 # --- A session's account ------------------------------------------------------------------------
 
 
-def account_of(books: Books) -> Account:
+def account_of(books: AccountingWriter) -> SessionAccounting:
     """Of Alice, who knows the queues q0, q1 …"""
-    account = Account(books, lambda who, name: name.startswith("q"), "192.0.2.7")
+    account = SessionAccounting(books, lambda who, name: name.startswith("q"), "192.0.2.7")
     account.admitted(Admission(ALICE, credential="token 1"))
     return account
 
 
-def books_at(now: list[float]) -> Books:
-    return Books(now=lambda: now[0], wall=lambda: NOON + now[0])
+def books_at(now: list[float]) -> AccountingWriter:
+    return AccountingWriter(now=lambda: now[0], wall=lambda: NOON + now[0])
 
 
 def test_each_frame_is_a_request_of_the_queue_that_it_names() -> None:

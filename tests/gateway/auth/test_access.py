@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Auth
+from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Authenticator
 from gateway.auth.browser import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
 from gateway.models import Admission
 from gateway.net.connections import Registry
@@ -33,8 +33,8 @@ from tests.histories.house import House
 Http = httpx2.AsyncClient
 TOKEN = "s3cret-and-long-enough"
 WALL = 1_763_690_400.0
-LOCKED = Auth(TOKEN, ["https://app.example"])
-OPEN = Auth(None)
+LOCKED = Authenticator(TOKEN, ["https://app.example"])
+OPEN = Authenticator(None)
 HOST = "127.0.0.1:8080"
 OURS = f"http://{HOST}"
 
@@ -44,7 +44,7 @@ def cookies(lasts_s: float) -> Admission:
     return Admission(OPERATOR, lasts_s, is_cookie=True)
 
 
-def cookie(auth: Auth = LOCKED, wall: float = WALL) -> str:
+def cookie(auth: Authenticator = LOCKED, wall: float = WALL) -> str:
     """A `Cookie` header that admits from `wall` on."""
     return f"{auth.cookies.name}={auth.cookies.make(auth.pass_of(OPERATORS), wall=wall)}"
 
@@ -327,7 +327,7 @@ def wall() -> Wall:
 
 @pytest.fixture
 def application(wall: Wall) -> Application:
-    return Application(broker_in_memory(), Auth(TOKEN, ["https://app.example"]), wall=wall)
+    return Application(broker_in_memory(), Authenticator(TOKEN, ["https://app.example"]), wall=wall)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import pytest
 from websockets.datastructures import Headers
 
-from gateway.auth.auth import LET_IN, OPERATOR, Auth, bearer_token
+from gateway.auth.auth import LET_IN, OPERATOR, Authenticator, bearer_token
 from gateway.models import Admission
 from push.errors import Refused
 
-OPEN = Auth(None, ["https://app.example/"])
-LOCKED = Auth("s3cret", ["https://app.example"])
+OPEN = Authenticator(None, ["https://app.example/"])
+LOCKED = Authenticator("s3cret", ["https://app.example"])
 WALL = 1_763_690_400.0
 
 
@@ -109,7 +109,7 @@ def test_behind_a_proxy_the_page_of_the_public_name_is_same_origin() -> None:
 def test_over_tls_a_page_that_anybody_on_the_way_could_have_written_is_foreign(
     origin: str, allowed: bool
 ) -> None:
-    auth = Auth("s3cret", ["http://app.example"])
+    auth = Authenticator("s3cret", ["http://app.example"])
     headers = {"host": "broker.example", "origin": origin}
     if allowed:
         assert auth.admit(headers, wall=WALL, is_tls=True) is None
@@ -168,7 +168,7 @@ def test_an_open_broker_takes_whatever_token_a_client_is_configured_with() -> No
 
 
 def test_an_empty_token_setting_is_no_token() -> None:
-    assert Auth("").admit({"host": "localhost"}, wall=WALL) == LET_IN
+    assert Authenticator("").admit({"host": "localhost"}, wall=WALL) == LET_IN
 
 
 @pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from gateway.auth.auth import OPERATORS, Auth
-from gateway.auth.jwt import ALGORITHMS, Jwts, Terms, parse_keys
+from gateway.auth.auth import OPERATORS, Authenticator
+from gateway.auth.jwt import ALGORITHMS, JwtTerms, JwtVerifier, parse_keys
 from gateway.models import Admission, Transport
 from gateway.net.connections import Registry
 from gateway.net.handshake import TICKET, shake_hands
@@ -43,14 +43,14 @@ WAITING: Final = "tct_" + "w" * 32
 Answer = tuple[object, ...]
 
 
-def auth_of(issuer: Issuer) -> Auth:
+def auth_of(issuer: Issuer) -> Authenticator:
     """A broker with credentials of every kind."""
     tokens = PlainTokens()
     tokens.put(record())
     tokens.put(record("expiredd", ends=WALL - 1))
-    jwts = Jwts(Terms(AUDIENCE, ISSUER, ("read:feed:{sub}",)))
+    jwts = JwtVerifier(JwtTerms(AUDIENCE, ISSUER, ("read:feed:{sub}",)))
     jwts.put_keys(parse_keys(issuer.jwks(), ALGORITHMS))
-    auth = Auth(TOKEN, tokens=tokens, jwts=jwts, secret=b"secret")
+    auth = Authenticator(TOKEN, tokens=tokens, jwts=jwts, secret=b"secret")
     for ticket in USED:
         auth.tickets.add(ticket, OPERATORS, now=NOW - 1)
         assert auth.tickets.use(ticket, now=NOW - 1) == OPERATORS
@@ -94,7 +94,7 @@ def header_of(credential: str) -> bytes | None:
 class Http:
     """The application, without a client between."""
 
-    def __init__(self, auth: Auth) -> None:
+    def __init__(self, auth: Authenticator) -> None:
         around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
         registry = Registry(around)
         self.application = Application(broker_in_memory(), auth, Polls(registry), wall=lambda: WALL)
@@ -126,7 +126,7 @@ class Outlet:
     unsent_bytes = 0
     address = UNKNOWN
 
-    def __init__(self, auth: Auth, admission: Admission | None = None) -> None:
+    def __init__(self, auth: Authenticator, admission: Admission | None = None) -> None:
         self.sent: list[bytes] = []
         self.closed: Close | None = None
         around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
@@ -161,7 +161,7 @@ class Outlet:
         return None
 
 
-def _handshake(auth: Auth, name: str, value: bytes) -> Answer:
+def _handshake(auth: Authenticator, name: str, value: bytes) -> Answer:
     lines = {"Host": HOST, **HANDSHAKE}
     lines.pop(name, None)
     text_of = "".join(f"{one}: {said}\r\n" for one, said in lines.items()).encode()
@@ -171,19 +171,19 @@ def _handshake(auth: Auth, name: str, value: bytes) -> Answer:
     return made.is_accepted and made.admission is not None, head.partition(b"\r\n")[0], body
 
 
-def by_websocket_header(auth: Auth, credential: str) -> Answer | None:
+def by_websocket_header(auth: Authenticator, credential: str) -> Answer | None:
     value = header_of(credential)
     return None if value is None else _handshake(auth, "Authorization", value)
 
 
-def by_subprotocol(auth: Auth, credential: str) -> Answer | None:
+def by_subprotocol(auth: Authenticator, credential: str) -> Answer | None:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", credential):  # RFC 9110, 5.6.2
         return None
     offered = f"tocsin.v1, {TICKET}{credential}".encode()
     return _handshake(auth, "Sec-WebSocket-Protocol", offered)
 
 
-def by_hello(auth: Auth, credential: str) -> Answer:
+def by_hello(auth: Authenticator, credential: str) -> Answer:
     outlet = Outlet(auth)
     hello = msgspec.json.encode(
         {"type": "hello", "token": credential.encode("utf-8", "replace").decode()}
@@ -192,7 +192,7 @@ def by_hello(auth: Auth, credential: str) -> Answer:
     return outlet.session.is_welcome, outlet.closed, tuple(outlet.sent)
 
 
-def by_auth_frame(auth: Auth, credential: str) -> Answer:
+def by_auth_frame(auth: Authenticator, credential: str) -> Answer:
     outlet = Outlet(auth, auth.check_token(TOKEN, wall=WALL))
     outlet.session.receive(b'{"type":"hello"}', now=NOW)
     outlet.sent.clear()
@@ -203,7 +203,7 @@ def by_auth_frame(auth: Auth, credential: str) -> Answer:
     return b'"ok"' in outlet.sent[0], outlet.closed, tuple(outlet.sent)
 
 
-SYNCHRONOUS: Final[dict[str, Callable[[Auth, str], Answer | None]]] = {
+SYNCHRONOUS: Final[dict[str, Callable[[Authenticator, str], Answer | None]]] = {
     "websocket-header": by_websocket_header,
     "subprotocol": by_subprotocol,
     "hello": by_hello,
@@ -297,15 +297,15 @@ async def test_no_request_gets_in_and_all_are_told_the_same(way: str) -> None:
     assert tried >= 1900
 
 
-def bad_cookies(auth: Auth) -> Iterator[str]:
+def bad_cookies(auth: Authenticator) -> Iterator[str]:
     """Wrong ones besides the wrong ones."""
     value = auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL)
     for place in range(len(value)):
         yield value[:place]
         yield value[:place] + ("A" if value[place] != "A" else "B") + value[place + 1 :]
-    other = Auth("another token", secret=b"secret")
+    other = Authenticator("another token", secret=b"secret")
     yield other.cookies.make(other.pass_of(OPERATORS), wall=WALL)
-    other = Auth(TOKEN, secret=b"another secret")
+    other = Authenticator(TOKEN, secret=b"another secret")
     yield other.cookies.make(other.pass_of(OPERATORS), wall=WALL)
     yield auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL - 12 * 3600)
     gone = Admission(OPERATORS.principal, inf, OPERATORS.rights, "token:revokedd")

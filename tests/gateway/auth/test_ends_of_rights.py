@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
@@ -34,7 +34,7 @@ class Guarded:
         self.tokens.put(record("abcdefgh", "billing"))
         self.tokens.put(record("bbbbbbbb", "billing"))
         self.tokens.put(record("cccccccc", "shop"))
-        self.auth = Auth("operator-0123456789", tokens=self.tokens)
+        self.auth = Authenticator("operator-0123456789", tokens=self.tokens)
         self.tokens.on_revoked(lambda one: self.auth.admitted.revoke(one.credential))
         around = SessionServices(house.broker, self.auth, wall=lambda: self.wall)
         self.registry = Registry(around)

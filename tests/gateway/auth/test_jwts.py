@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 
 from gateway.auth import jwt as jwks_source
 from gateway.auth import jwt as jwts
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.auth.jwt import (
     ALGORITHMS,
     KEYS_BYTES_MAX,
     KEYS_MAX,
     LEEWAY_S,
     JwksSource,
-    Jwts,
-    Keys,
+    JwtKeys,
+    JwtTerms,
+    JwtVerifier,
     KeysError,
-    Terms,
     fetch,
     parse_keys,
 )
@@ -54,7 +54,7 @@ from tests.authority import Authority
 from tests.gateway.plain_metadata import PlainMetadata
 
 WALL: Final = 1_763_690_400.0
-TERMS: Final = Terms(AUDIENCE, ISSUER, ("read:feed:{sub}", "publish:{team}.*"))
+TERMS: Final = JwtTerms(AUDIENCE, ISSUER, ("read:feed:{sub}", "publish:{team}.*"))
 
 
 @cache
@@ -62,8 +62,8 @@ def issuer() -> Issuer:
     return Issuer()
 
 
-def judge(*algorithms: str, terms: Terms = TERMS) -> Jwts:
-    made = Jwts(terms)
+def judge(*algorithms: str, terms: JwtTerms = TERMS) -> JwtVerifier:
+    made = JwtVerifier(terms)
     made.put_keys(parse_keys(issuer().jwks(*algorithms), ALGORITHMS))
     return made
 
@@ -71,7 +71,7 @@ def judge(*algorithms: str, terms: Terms = TERMS) -> Jwts:
 # --- Keys -----------------------------------------------------------------------------------------
 
 
-def parsed(*keys: dict[str, Any], algorithms: tuple[str, ...] = ALGORITHMS) -> Keys:
+def parsed(*keys: dict[str, Any], algorithms: tuple[str, ...] = ALGORITHMS) -> JwtKeys:
     return parse_keys(json.dumps({"keys": keys}).encode(), algorithms)
 
 
@@ -194,7 +194,7 @@ def test_a_claim_is_no_pattern() -> None:
 def test_a_claim_with_a_blank_is_not_the_one_without() -> None:
     """Who registers as `shop ` at the issuer publishes nothing for the shop, and a cookie can be
     made of whatever a token gives."""
-    auth = Auth(None, jwts=judge())
+    auth = Authenticator(None, jwts=judge())
     for team in ("shop ", " shop", "\ud800"):
         found = auth.check_token(issuer().token(WALL, team=team), wall=WALL)
         assert found.rights == parse_rights(["read:feed:user-7"])
@@ -205,7 +205,9 @@ def test_a_claim_with_a_blank_is_not_the_one_without() -> None:
 
 
 def test_claims_have_the_names_that_are_configured() -> None:
-    terms = Terms(AUDIENCE, None, (), rights_claim="https://x.example/rights", tenant_claim="org")
+    terms = JwtTerms(
+        AUDIENCE, None, (), rights_claim="https://x.example/rights", tenant_claim="org"
+    )
     claims = issuer().claims(
         WALL, iss="whoever", org="acme", tocsin_tenant="other", tocsin_rights=["read:*"]
     )
@@ -270,7 +272,7 @@ def test_another_spelling_of_a_signature_is_none() -> None:
 
 def test_a_token_without_kid_is_of_the_key_without_one() -> None:
     bare = {name: value for name, value in issuer().jwk("EdDSA").items() if name != "kid"}
-    jwts = Jwts(TERMS)
+    jwts = JwtVerifier(TERMS)
     begun = unsigned({"alg": "EdDSA"}, issuer().claims(WALL)).rstrip(".")
     token = f"{begun}.{to_text(issuer().keys['EdDSA'].sign(begun.encode()))}"
     signed = issuer().signed(issuer().claims(WALL), "EdDSA", {})
@@ -324,7 +326,7 @@ def test_a_key_that_is_exchanged_under_its_kid_is_another_one() -> None:
 
 def test_only_an_unknown_kid_asks_for_fresh_keys() -> None:
     asked: list[None] = []
-    jwts = Jwts(TERMS, lambda: asked.append(None))
+    jwts = JwtVerifier(TERMS, lambda: asked.append(None))
     jwts.put_keys(parse_keys(issuer().jwks(), ALGORITHMS))
     for token in (issuer().token(WALL), issuer().token(WALL, aud="x"), "x", "a.b.c"):
         jwts.judge(token, wall=WALL)
@@ -340,7 +342,7 @@ class Source:
     """A source, and what it has told."""
 
     def __init__(self, location: str, refresh_s: float = 1.0) -> None:
-        self.told: asyncio.Queue[Keys] = asyncio.Queue()
+        self.told: asyncio.Queue[JwtKeys] = asyncio.Queue()
         self.source = JwksSource(location, ALGORITHMS, self.told.put_nowait, refresh_s=refresh_s)
 
     async def next(self) -> set[str | None]:
@@ -367,7 +369,7 @@ async def test_a_file_that_changes_is_found_and_what_is_broken_changes_nothing(
 ) -> None:
     broken = asyncio.Event()
 
-    def parse(data: bytes, algorithms: tuple[str, ...]) -> Keys:
+    def parse(data: bytes, algorithms: tuple[str, ...]) -> JwtKeys:
         try:
             return parse_keys(data, algorithms)
         except KeysError:

@@ -10,7 +10,7 @@ from tocsin import Unauthorized
 from tocsin.cli.main import explain
 
 from gateway.accounting import audit as audit_trail
-from gateway.accounting.books import Books
+from gateway.accounting.books import AccountingWriter
 from gateway.models import DETAIL, NotLetIn
 from gateway.net.handshake import shake_hands
 from gateway.rest.app import Application
@@ -65,7 +65,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
 ) -> None:
     """Over HTTP, in a handshake, in `hello` and in `auth`; without a secret, and once a minute."""
     auth = auth_of(issuer())
-    books = Books.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
+    books = AccountingWriter.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
     good, expired = issuer().token(WALL), text("expiredd")
     foreign = issuer().token(WALL, aud="somebody-else")
     around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, books=books)

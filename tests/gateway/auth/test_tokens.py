@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.accounting.books import Books
+from gateway.accounting.books import AccountingWriter
 from gateway.admin import socket as admin
 from gateway.admin.socket import AdminSocket, token_routes
-from gateway.auth.auth import LET_IN, Auth
+from gateway.auth.auth import LET_IN, Authenticator
 from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
 from gateway.limits.spec import NONE, parse_limits
@@ -26,14 +26,16 @@ WALL = 1_763_690_400.0
 HOST = {"host": "broker.example"}
 
 
-def auth_of(*records: object, token: str | None = "s3cret", required: bool = False) -> Auth:
+def auth_of(
+    *records: object, token: str | None = "s3cret", required: bool = False
+) -> Authenticator:
     tokens = PlainTokens()
     for one in records:
         tokens.put(one)  # type: ignore[arg-type]
-    return Auth(token, tokens=tokens, is_required=required)
+    return Authenticator(token, tokens=tokens, is_required=required)
 
 
-def refused(auth: Auth, **headers: str) -> str:
+def refused(auth: Authenticator, **headers: str) -> str:
     with pytest.raises(Refused) as error:
         auth.admit({**HOST, **headers}, wall=WALL)
     assert error.value.code.name == "unauthorized"
@@ -193,9 +195,9 @@ class Admin:
 
     def __init__(self, data_dir: Path, broker: Broker, required: bool) -> None:
         self.tokens = PlainTokens()
-        self.auth = Auth(None, tokens=self.tokens, is_required=required)
+        self.auth = Authenticator(None, tokens=self.tokens, is_required=required)
         self.data_dir = data_dir
-        routes = token_routes(self.tokens, self.auth, lambda: WALL, Books().audit)
+        routes = token_routes(self.tokens, self.auth, lambda: WALL, AccountingWriter().audit)
         self.socket = AdminSocket(data_dir, broker, routes)
 
     async def run(self, *arguments: str) -> Result:

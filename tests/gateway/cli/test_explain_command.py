@@ -4,7 +4,7 @@ import json
 
 import tocsin
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
@@ -74,9 +74,9 @@ async def test_the_sdk_lists_page_by_page(house: House, queue: Queue, http: tocs
 
 
 async def test_the_sdk_lists_sessions(house: House) -> None:
-    registry = Registry(SessionServices(house.broker, Auth(None)))
+    registry = Registry(SessionServices(house.broker, Authenticator(None)))
     bound = bind("127.0.0.1", 0)
-    listener = Listener(Application(house.broker, Auth(None), Polls(registry)), bound)
+    listener = Listener(Application(house.broker, Authenticator(None), Polls(registry)), bound)
     await listener.start()
     for number in range(130):
         Socket(house, registry.services, f"{number:022}").say(type="hello", client=f"c{number}")

@@ -10,7 +10,7 @@ import tocsin
 from click.testing import CliRunner, Result
 from tocsin.cli.main import cli
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.rest.app import Application
 from metadata.catalog import ANYBODY, Queue
 from push import limits
@@ -34,7 +34,7 @@ async def queue(house: House) -> Queue:
 async def url(house: House) -> AsyncIterator[str]:
     """Where the house is served."""
     bound = bind("127.0.0.1", 0)
-    listener = Listener(Application(house.broker, Auth(None)), bound)
+    listener = Listener(Application(house.broker, Authenticator(None)), bound)
     port = bound.getsockname()[1]
     await listener.start()
     yield f"http://127.0.0.1:{port}"

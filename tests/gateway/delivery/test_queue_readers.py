@@ -17,7 +17,7 @@ from gateway.delivery.readers import (
     Reader,
     slice_of,
 )
-from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.spans import CommitTimes
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
@@ -25,7 +25,7 @@ from push.places import Partition
 from push.record import Record
 from tests.histories.house import House, Session, eventually, numbered
 
-STAGES = Stages(0, 0)
+STAGES = CommitTimes(0, 0)
 
 
 @dataclass

@@ -11,11 +11,11 @@ import pytest
 from gateway.deliverylog import spans as deliveries
 from gateway.deliverylog.batches import DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.lines import (
-    Certified,
-    ClockStepped,
-    Dispatched,
-    Ended,
-    Settled,
+    CertifiedLine,
+    ClockSteppedLine,
+    DispatchedLine,
+    SettledLine,
+    SettlementOutcome,
     messages_of,
 )
 from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
@@ -25,12 +25,12 @@ from gateway.deliverylog.spans import (
     RUN_US,
     SETTLED_US,
     STEP_US_MIN,
-    Clock,
-    Origin,
-    Place,
-    Placed,
-    Sender,
-    Stages,
+    CommittedOrigins,
+    CommitTimes,
+    LogClock,
+    LoggedPlace,
+    OriginTracker,
+    PublishOrigin,
     origin_of_request,
 )
 from gateway.models import Transport
@@ -79,7 +79,7 @@ def made() -> tuple[DeliveryLog, Kept, Hands]:
     return log, sink, hands
 
 
-def give(place: Place, *offsets: int, **more: Any) -> int:
+def give(place: LoggedPlace, *offsets: int, **more: Any) -> int:
     """One run for each."""
     said: Any = {"attempt": 1, "cause": "none", "certified_us": 1000, "published_unix_ms": 7}
     runs = [(0, offset, 1) for offset in offsets]
@@ -108,7 +108,7 @@ def test_a_step_is_a_step_where_both_clocks_were_read_at_one_moment(
     step_us: int, took_us: int, seen_us: int
 ) -> None:
     """R3. On both sides of both bounds."""
-    clock = Clock(now_us=50, wall_us=1050)
+    clock = LogClock(now_us=50, wall_us=1050)
     assert clock.look(60, 1060 + step_us, 60 + took_us) == seen_us
     assert clock.unix_us(60) == 1060 + seen_us
     assert clock.stepped_us == seen_us
@@ -127,10 +127,10 @@ async def test_a_step_changes_no_duration_and_is_told() -> None:
     hands.move(5)
     log.flushed()
     first, step, second = lines_of(log, sink)
-    assert isinstance(step, ClockStepped)
+    assert isinstance(step, ClockSteppedLine)
     assert (step.step_us, step.stepped_us) == (86_400_000_000, 86_400_000_000)
-    assert isinstance(first, Dispatched)
-    assert isinstance(second, Dispatched)
+    assert isinstance(first, DispatchedLine)
+    assert isinstance(second, DispatchedLine)
     assert second.written_unix_us == WALL_US + LOOK_US + 5 + 86_400_000_000
     exact = (second.dispatched_unix_us - second.stepped_us) - first.dispatched_unix_us
     assert exact == LOOK_US
@@ -140,14 +140,14 @@ async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
     """By its offset, which it says once, or anew; a step of the gateway's clock changes neither
     the moment nor what comes later."""
     log, sink, hands = made()
-    sender = Sender()
+    sender = OriginTracker()
 
-    def line(**more: Any) -> Certified:
+    def line(**more: Any) -> CertifiedLine:
         frame = Publish(ref=1, queue="orders", messages=[Message(key="k")], **more)
         origin = sender.origin(log, Session(), QUEUE, frame)
         log.unknown(origin, 1)
         found = lines_of(log, sink)[-1]
-        assert isinstance(found, Certified)
+        assert isinstance(found, CertifiedLine)
         return found
 
     before = line(produced_unix_us=5)
@@ -177,9 +177,9 @@ async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
 async def test_frames_of_one_moment_have_one_origin() -> None:
     """On both sides of each bound: time, queue, size, what a frame says of itself."""
     log, _, hands = made()
-    sender, other = Sender(), msgspec.structs.replace(QUEUE, queue_id="q2")
+    sender, other = OriginTracker(), msgspec.structs.replace(QUEUE, queue_id="q2")
 
-    def origin(queue: Queue = QUEUE, count: int = 1, **more: Any) -> Origin:
+    def origin(queue: Queue = QUEUE, count: int = 1, **more: Any) -> PublishOrigin:
         messages = [Message(key="k", **more)] * count
         frame = Publish(ref=1, queue="orders", messages=messages)
         return sender.origin(log, Session(), queue, frame)
@@ -201,7 +201,7 @@ async def test_frames_of_one_moment_have_one_origin() -> None:
 class Answered:
     """A publish."""
 
-    def __init__(self, origin: Origin | None) -> None:
+    def __init__(self, origin: PublishOrigin | None) -> None:
         self.origin = origin
 
 
@@ -221,7 +221,7 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     what is new."""
     log, sink, _ = made()
     first, second = (log.internal(QUEUE, 3) for _ in range(2))
-    placed = Placed(Stages(1, 2), is_late=False)
+    placed = CommittedOrigins(CommitTimes(1, 2), is_late=False)
     runs = [(Answered(first), [0, 1], 0), (Answered(None), [0], 0), (Answered(second), range(3), 0)]
     outcomes = (
         Stored(8), Stored(3, duplicate=True), Stored(9), NotStored("queue_full"), Stored(10),
@@ -230,8 +230,8 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     placed.add(runs, 5, Appended(8, 3, 11, 1, outcomes, (1, 3, 5)), header([1, 2, 3, 4, 5, 6]))
     log.certified(placed)
     one, two = lines_of(log, sink)
-    assert isinstance(one, Certified)
-    assert isinstance(two, Certified)
+    assert isinstance(one, CertifiedLine)
+    assert isinstance(two, CertifiedLine)
     assert (one.runs, one.duplicate_runs, one.bytes) == ([(5, 8, 1)], [(5, 3, 1)], 10)
     assert (two.runs, two.duplicate_runs, two.duplicates) == ([(5, 10, 1)], [(5, 4, 1)], 1)
     assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1], [5]]
@@ -241,7 +241,7 @@ async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> N
     """Publishes that share an origin are one run of it."""
     log, sink, _ = made()
     first, second = (log.internal(QUEUE, 3) for _ in range(2))
-    placed = Placed(Stages(1, 2), is_late=False)
+    placed = CommittedOrigins(CommitTimes(1, 2), is_late=False)
     runs = [
         (Answered(first), [0, 1], 20), (Answered(first), [4], 11), (Answered(None), [0], 99),
         (Answered(second), [2, 5], 22),
@@ -250,8 +250,8 @@ async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> N
     placed.add([(Answered(second), [0], 7)], 6, Appended(0, 1, 1, 1), header([9]))
     log.certified(placed)
     one, two = lines_of(log, sink)
-    assert isinstance(one, Certified)
-    assert isinstance(two, Certified)
+    assert isinstance(one, CertifiedLine)
+    assert isinstance(two, CertifiedLine)
     assert (one.runs, one.bytes) == ([(5, 8, 3)], 31)
     assert (two.runs, two.bytes) == ([(5, 12, 2), (6, 0, 1)], 29)
     assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1, 2, 3], [5, 6, 9]]
@@ -274,12 +274,12 @@ async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
     origin = origin_of_request(log, QUEUE, "p", [Message(key="k")], None)
     assert origin is not None
     origin.unknown(1)
-    placed = Placed(Stages(1, 2), is_late=True)
+    placed = CommittedOrigins(CommitTimes(1, 2), is_late=True)
     placed.add([(Answered(origin), [0], 10)], 0, Appended(0, 1, 1, 1), header([7]))
     log.certified(placed)
     unknown, late = lines_of(log, sink)
-    assert isinstance(unknown, Certified)
-    assert isinstance(late, Certified)
+    assert isinstance(unknown, CertifiedLine)
+    assert isinstance(late, CertifiedLine)
     assert (unknown.outcome, unknown.messages, unknown.runs) == ("unknown", 1, [])
     assert unknown.certified_unix_us is None
     assert (late.outcome, late.runs, late.transport, late.producer) == (
@@ -324,8 +324,8 @@ async def test_a_long_poll_has_what_it_is_given_when_it_takes_it() -> None:
     give(place, 2)
     log.left(session.session_id)
     taken, left = lines_of(log, sink)
-    assert isinstance(taken, Dispatched)
-    assert isinstance(left, Dispatched)
+    assert isinstance(taken, DispatchedLine)
+    assert isinstance(left, DispatchedLine)
     assert taken.transport == "long_poll"
     assert taken.written_unix_us == taken.dispatched_unix_us + 2_000_000
     assert left.written_unix_us is None
@@ -362,7 +362,7 @@ async def test_a_full_socket_has_what_it_is_given_when_it_takes_it() -> None:
 @pytest.mark.parametrize("transport", ["websocket", "long-poll"])
 @pytest.mark.parametrize("outcome", ["expired", "returned", "acked"])
 async def test_what_ends_while_its_line_is_held_has_that_line_first(
-    transport: Transport, outcome: Ended
+    transport: Transport, outcome: SettlementOutcome
 ) -> None:
     """A lease ends while the socket is full, or before a poll has come: the log says that it was
     given, and then that it ended, also when the process is killed meanwhile. What else is held
@@ -379,13 +379,13 @@ async def test_what_ends_while_its_line_is_held_has_that_line_first(
         hands.move(1_000)
     place.settled(outcome, [0, given_us[0], 1, 1], 1)
     place.settled("dead_lettered", [0, None, 7, 7], 1)
-    (line,) = [line for line in lines_of(log, sink) if isinstance(line, Dispatched)]
+    (line,) = [line for line in lines_of(log, sink) if isinstance(line, DispatchedLine)]
     assert (line.runs, line.written_unix_us) == ([(0, 1, 1)], None)
     kinds = [type(line) for line in lines_of(log, sink)]
-    assert kinds.index(Dispatched) < kinds.index(Settled)
+    assert kinds.index(DispatchedLine) < kinds.index(SettledLine)
     assert sink.counts[DISPATCHED] == (1 if transport == "long-poll" else 2)
     log.taken("s1")
-    *_, last = [line for line in lines_of(log, sink) if isinstance(line, Dispatched)]
+    *_, last = [line for line in lines_of(log, sink) if isinstance(line, DispatchedLine)]
     assert (last.runs, last.written_unix_us) == ([(0, 2, 1)], last.dispatched_unix_us + 1_000)
     assert sink.counts[DISPATCHED] == 2
 
@@ -433,7 +433,7 @@ async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> Non
     hands.move(SETTLED_US + 1)
     place.settled("acked", [0, None, 6, 6], 1)
     log._hand_over()
-    lines = [line for line in lines_of(log, sink) if isinstance(line, Settled)]
+    lines = [line for line in lines_of(log, sink) if isinstance(line, SettledLine)]
     assert [(line.outcome, line.runs) for line in lines] == [
         ("acked", [(0, 1, 2), (1, 5, 1)]), ("nacked", [(0, 3, 1)]), ("acked", [(0, 4, 1)]),
         ("acked", [(0, 6, 1)]),
@@ -460,7 +460,7 @@ async def test_a_line_of_what_is_settled_ends_behind_so_many_bytes(
     for _ in range(2):
         place.settled("acked", [0, None, 1, 1], 1)
     log._hand_over()
-    lines = [line for line in lines_of(log, sink) if isinstance(line, Settled)]
+    lines = [line for line in lines_of(log, sink) if isinstance(line, SettledLine)]
     assert [len(line.pushes) for line in lines] == [2, 2, 1]
 
 
@@ -529,7 +529,11 @@ async def test_a_stop_writes_what_waits_and_then_nothing_is_logged() -> None:
     await log.stop()
     assert sink.is_stopped
     assert not log.is_on
-    assert [type(line) for line in lines_of(log, sink)] == [Dispatched, Dispatched, Settled]
+    assert [type(line) for line in lines_of(log, sink)] == [
+        DispatchedLine,
+        DispatchedLine,
+        SettledLine,
+    ]
     assert log.internal(QUEUE, 1) is None
     await log.stop()
 

@@ -19,9 +19,9 @@ import pytest
 
 from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, Chunk, Missing
 from gateway.deliverylog.counts import NAME, SharedCounts, forget, left_in, memory, page_of
-from gateway.deliverylog.files import Bounds, Files, finished_files, place_of, recover
-from gateway.deliverylog.lines import SCHEMA, Settled, encode
-from gateway.deliverylog.writer import FOLDER, Writer
+from gateway.deliverylog.files import Bounds, LogFolder, finished_files, place_of, recover
+from gateway.deliverylog.lines import SCHEMA, SettledLine, encode
+from gateway.deliverylog.writer import FOLDER, LogWriter
 from loadtests.faults.power_loss import mounted, new_image, why_not
 from tests.layout.tree import ROOT
 
@@ -33,7 +33,7 @@ BOUNDS = Bounds(bytes_max=1 << 30, age_s=3600, file_bytes=1 << 20, file_s=60)
 def settled(*offsets: int) -> bytes:
     """A line of messages that were acked."""
     return encode(
-        Settled(
+        SettledLine(
             schema=SCHEMA, gateway=GATEWAY, tenant="t", queue="q", queue_id="i", group="g",
             pushes=[[0, None, offset, offset] for offset in offsets], outcome="acked",
             settled_unix_us=1,
@@ -41,8 +41,8 @@ def settled(*offsets: int) -> bytes:
     )  # fmt: skip
 
 
-def files(folder: Path, bounds: Bounds = BOUNDS) -> Files:
-    return Files(folder, GATEWAY, BEGAN_MS, bounds)
+def files(folder: Path, bounds: Bounds = BOUNDS) -> LogFolder:
+    return LogFolder(folder, GATEWAY, BEGAN_MS, bounds)
 
 
 def finished(folder: Path) -> list[Path]:
@@ -105,7 +105,7 @@ def test_a_log_that_ends_says_so_in_its_last_file(tmp_path: Path, is_open: bool)
 
 
 def test_a_writer_that_stops_says_that_its_log_has_ended(tmp_path: Path) -> None:
-    writer = Writer(files(tmp_path), GATEWAY, None)
+    writer = LogWriter(files(tmp_path), GATEWAY, None)
     writer.start()
     writer.put(Chunk(lines=[settled(1)], bytes=len(settled(1)) + 1))
     writer.stop(60)
@@ -202,7 +202,7 @@ def written(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_stop_writes_everything_and_leaves_nothing_to_recover(tmp_path: Path) -> None:
     """P14."""
-    writer = Writer.open(tmp_path, GATEWAY, BOUNDS)
+    writer = LogWriter.open(tmp_path, GATEWAY, BOUNDS)
     for kind, count in ((SPANS, 3), (SETTLED, 3)):
         writer.counts[kind] += count
     writer.put(chunk(1, 2))
@@ -216,7 +216,7 @@ def test_a_stop_writes_everything_and_leaves_nothing_to_recover(tmp_path: Path) 
 
 def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
     """Exactly what is missing, in the next line that can be written; and until then by status."""
-    writer = Writer(files(tmp_path / FOLDER), GATEWAY, None)
+    writer = LogWriter(files(tmp_path / FOLDER), GATEWAY, None)
     writer._take(chunk(1))
     with files_of_at_most(len(settled(1)) + 1):
         writer._take(chunk(2, 3))
@@ -238,7 +238,7 @@ def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
 
 
 def test_what_had_no_room_in_memory_is_told_before_what_comes_then(tmp_path: Path) -> None:
-    writer = Writer(files(tmp_path / FOLDER), GATEWAY, None)
+    writer = LogWriter(files(tmp_path / FOLDER), GATEWAY, None)
     writer.start()
     writer.put(chunk(1, lost=Missing("full", 5, 6, [7, 1, 2, 3])))
     writer.stop(5)
@@ -250,7 +250,7 @@ def test_what_had_no_room_in_memory_is_told_before_what_comes_then(tmp_path: Pat
 
 def test_a_writer_that_cannot_begin_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("not a folder")
-    writer = Writer.open(tmp_path, GATEWAY, BOUNDS)
+    writer = LogWriter.open(tmp_path, GATEWAY, BOUNDS)
     writer.put(chunk(1))
     writer.stop(5)
     assert writer.facts()["is_failing"] is True
@@ -263,14 +263,14 @@ def test_a_writer_that_cannot_begin_stops_nobody(tmp_path: Path) -> None:
 
 
 def killed(
-    tmp_path: Path, happened: Callable[[Writer, Files, SharedCounts], None]
+    tmp_path: Path, happened: Callable[[LogWriter, LogFolder, SharedCounts], None]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A process that wrote, and was gone; then the next start. Returns its lines and its ends."""
     folder, tmpfs = tmp_path / FOLDER, tmp_path / "memory"
     folder.mkdir()
     tmpfs.mkdir()
     log, shared = files(folder), SharedCounts(folder, GATEWAY, 1, tmpfs)
-    happened(Writer(log, GATEWAY, shared), log, shared)
+    happened(LogWriter(log, GATEWAY, shared), log, shared)
     recover(folder, tmpfs)
     assert (parts(folder), (folder / NAME).exists(), [*tmpfs.iterdir()]) == ([], False, [])
     found = [read(path) for path in finished(folder)]
@@ -278,7 +278,7 @@ def killed(
 
 
 def test_what_a_kill_left_is_cut_to_whole_lines_and_finished(tmp_path: Path) -> None:
-    def happened(writer: Writer, log: Files, shared: SharedCounts) -> None:
+    def happened(writer: LogWriter, log: LogFolder, shared: SharedCounts) -> None:
         shared.happened[SPANS] = shared.happened[SETTLED] = 2
         writer._take(chunk(1, 2))
         assert log._current is not None
@@ -293,7 +293,7 @@ def test_what_a_kill_left_is_cut_to_whole_lines_and_finished(tmp_path: Path) -> 
 def test_what_was_counted_and_not_written_is_told_after_a_kill(tmp_path: Path) -> None:
     """Over several files, with something that was missing already; exactly the difference."""
 
-    def happened(writer: Writer, log: Files, shared: SharedCounts) -> None:
+    def happened(writer: LogWriter, log: LogFolder, shared: SharedCounts) -> None:
         counts = [9, 4, 0, 11]
         for kind in range(KINDS):
             shared.happened[kind] = counts[kind]
@@ -315,7 +315,7 @@ def test_what_was_counted_and_not_written_is_told_after_a_kill(tmp_path: Path) -
 def test_a_kill_between_two_files_is_counted_once(tmp_path: Path, is_accounted: bool) -> None:
     """The file was renamed, and the counts say so or do not yet."""
 
-    def happened(writer: Writer, log: Files, shared: SharedCounts) -> None:
+    def happened(writer: LogWriter, log: LogFolder, shared: SharedCounts) -> None:
         shared.happened[SPANS] = shared.happened[SETTLED] = 3
         writer._take(chunk(1, 2))
         if is_accounted:
@@ -337,7 +337,7 @@ def test_without_its_memory_a_kill_is_told_as_the_writer_knew_it(tmp_path: Path,
     tmpfs.mkdir()
     shared = SharedCounts(folder, GATEWAY, 1, tmpfs if how != "none" else None)
     shared.happened[SPANS] = shared.happened[SETTLED] = 5
-    writer = Writer(files(folder), GATEWAY, shared)
+    writer = LogWriter(files(folder), GATEWAY, shared)
     writer._take(chunk(1, 2))
     writer._save_counts()
     shared.happened[SPANS] = shared.happened[SETTLED] = 9
@@ -371,7 +371,7 @@ def test_what_is_counted_is_known_through_a_kill_without_the_writer(tmp_path: Pa
 def test_what_is_counted_lies_in_memory(tmp_path: Path) -> None:
     """Of a writer as it is opened; and not behind its end."""
     gateway = secrets.token_hex(8)
-    writer = Writer.open(tmp_path, gateway, BOUNDS)
+    writer = LogWriter.open(tmp_path, gateway, BOUNDS)
     tmpfs = memory()
     assert tmpfs is not None
     assert (tmpfs / page_of(gateway)).exists()
@@ -426,7 +426,7 @@ def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:
 
 
 def test_nothing_is_told_where_nothing_is_missing(tmp_path: Path) -> None:
-    def happened(writer: Writer, log: Files, shared: SharedCounts) -> None:
+    def happened(writer: LogWriter, log: LogFolder, shared: SharedCounts) -> None:
         shared.happened[SPANS] = shared.happened[SETTLED] = 1
         writer._take(chunk(1))
 

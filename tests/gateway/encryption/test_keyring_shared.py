@@ -18,7 +18,7 @@ from gateway.encryption.master_key import (
     read_keys,
     replace_keys,
 )
-from gateway.encryption.rotation import lacking, words
+from gateway.encryption.rotation import lacking, report_of
 from gateway.stores.open import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
@@ -295,6 +295,6 @@ async def test_of_two_services_one_rotates_nothing() -> None:
     """What a service wraps only that service opens, whatever its keys are called."""
     key = LocalMasterKey(NEW)
     service = Source("provider", key, provider="one:key")
-    said = {"a": words(service), "b": words(Source("file", key))}
+    said = {"a": report_of(service), "b": report_of(Source("file", key))}
     assert lacking(said, key, "one:key") == [f"b ({socket.gethostname()}: file)"]
     assert lacking(said, key, "") == []

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_ADDRESS, parse_limits
 from gateway.net.connections import Registry
@@ -156,7 +156,7 @@ async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: Ech
     limiter = Limiter(address=parse_limits("failures=1/s+2", OF_ADDRESS))
 
     def hello(token: str, address: str) -> tuple[object, ...]:
-        socket = Socket(broker, Auth("the-right-token"), limiter)
+        socket = Socket(broker, Authenticator("the-right-token"), limiter)
         socket.address = ClientAddress(address, False)
         socket.say({"type": "hello", "token": token})
         assert socket.close_code is None or not socket.session.is_welcome
@@ -177,7 +177,7 @@ async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None
     """At twice the limit, by `Retry-After` alone, in virtual time."""
     broker = broker_in_memory()
     limiter = Limiter()
-    application = Application(broker, Auth(None), limiter=limiter)
+    application = Application(broker, Authenticator(None), limiter=limiter)
     loop = asyncio.get_running_loop()
     async with client_of(application) as http:
         await http.put("/v1/queues/q", json={"partitions": 1, "publish_messages_per_s": RATE})
@@ -211,7 +211,7 @@ async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None
 @pytest.mark.looptime
 async def test_requests_are_counted_and_the_exact_wait_is_enough() -> None:
     application = Application(
-        broker_in_memory(), Auth(None), limiter=Limiter(parse_limits("requests=4/s+2"))
+        broker_in_memory(), Authenticator(None), limiter=Limiter(parse_limits("requests=4/s+2"))
     )
     async with client_of(application) as http:
         statuses = [(await http.get("/v1/queues")).status_code for _ in range(3)]
@@ -250,8 +250,10 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change(house: House) -
 
 async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: EchoBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
-    registry = Registry(SessionServices(broker, Auth(None), limiter=limiter))
-    application = Application(broker_in_memory(), Auth(None), Polls(registry), limiter=limiter)
+    registry = Registry(SessionServices(broker, Authenticator(None), limiter=limiter))
+    application = Application(
+        broker_in_memory(), Authenticator(None), Polls(registry), limiter=limiter
+    )
     async with client_of(application) as http:
         first = await http.post("/v1/sessions", json={"type": "hello"})
         assert first.status_code == 201

@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
-from gateway.deliverylog.lines import Dispatched
+from gateway.auth.auth import Authenticator
+from gateway.deliverylog.lines import DispatchedLine
 from gateway.models import Admission
 from gateway.net import longpoll
 from gateway.net.connections import Registry, drain_sessions
@@ -67,7 +67,7 @@ class Client:
 @pytest.fixture
 def registry(house: House) -> Registry:
     timing = Timing(hello_timeout_s=5, heartbeat_s=0.1, heartbeat_timeout_s=0.1)
-    return Registry(SessionServices(house.broker, Auth(None), timing=timing))
+    return Registry(SessionServices(house.broker, Authenticator(None), timing=timing))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def polls(registry: Registry) -> Polls:
 
 @pytest.fixture
 async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
-    async with client_of(Application(house.broker, Auth(None), polls)) as client:
+    async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
     registry.deadlines.close()
 
@@ -425,14 +425,14 @@ async def test_what_is_pushed_is_logged_as_written_when_a_poll_takes_it(
     """And never, where the session ends before; nothing of it is kept."""
     logged = Logged(house)
     await house.publish(house.find(), numbered(1))
-    waiting = logged.of(Dispatched)
+    waiting = logged.of(DispatchedLine)
     while not any(frame["type"] == "push" for frame in await client.frames()):
         pass
-    (taken,) = logged.of(Dispatched)
+    (taken,) = logged.of(DispatchedLine)
     assert (waiting, taken.transport, taken.session) == ([], "long_poll", client.session)
     assert taken.written_unix_us is not None
     await house.publish(house.find(), numbered(1))
     await client.http.delete(client.path.removesuffix("/frames"))
-    (_, left) = logged.of(Dispatched)
+    (_, left) = logged.of(DispatchedLine)
     assert left.written_unix_us is None
     assert not logged.log._held

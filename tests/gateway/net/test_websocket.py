@@ -19,7 +19,7 @@ import uvloop
 from websockets.asyncio.client import connect as websockets_connect
 from websockets.frames import Opcode
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import (
     PART_BYTES_SHARED,
     PER_TURN,
@@ -75,13 +75,13 @@ async def broker() -> EchoBroker:
 
 @pytest.fixture
 async def gateway(broker: EchoBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(broker, Auth(None)))) as made:
+    async with serve(Registry(SessionServices(broker, Authenticator(None)))) as made:
         yield made
 
 
 @pytest.fixture
 async def locked(broker: EchoBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(broker, Auth(TOKEN)))) as made:
+    async with serve(Registry(SessionServices(broker, Authenticator(TOKEN)))) as made:
         yield made
 
 
@@ -151,7 +151,7 @@ async def test_a_handshake_that_breaks_rfc_6455_is_refused(
 
 
 def test_what_is_no_handshake_at_all_is_refused() -> None:
-    handshake = shake_hands(b"nonsense\r\n\r\n", Auth(None), now=0, wall=0)
+    handshake = shake_hands(b"nonsense\r\n\r\n", Authenticator(None), now=0, wall=0)
     assert not handshake.is_accepted
     assert handshake.response.startswith(b"HTTP/1.1 400 ")
 
@@ -444,7 +444,7 @@ async def test_every_close_code_reaches_the_client_behind_what_was_queued(
 
 async def test_one_session_too_many_is_told_to_come_back_later(broker: EchoBroker) -> None:
     """P9."""
-    registry = Registry(SessionServices(broker, Auth(None)), sessions_max=1)
+    registry = Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)
     async with serve(registry) as gateway:
         first = await session(gateway)
         second = await connect(gateway)
@@ -459,7 +459,7 @@ async def test_one_session_too_many_is_told_to_come_back_later(broker: EchoBroke
 
 
 def timed(broker: EchoBroker, **timing: float) -> Registry:
-    return Registry(SessionServices(broker, Auth(None), timing=Timing(**timing)))
+    return Registry(SessionServices(broker, Authenticator(None), timing=Timing(**timing)))
 
 
 async def test_no_hello_in_time_closes(broker: EchoBroker) -> None:
@@ -665,7 +665,7 @@ async def test_a_pong_keeps_a_session_alive(broker: EchoBroker) -> None:
 
 
 async def test_a_socket_that_ignores_our_close_is_cut_off(broker: EchoBroker) -> None:
-    registry = Registry(SessionServices(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Authenticator(None)))
     async with serve(registry, close_timeout_s=0.05) as gateway:
         wire = await session(gateway)
         (connection,) = gateway.state.connections
@@ -683,7 +683,7 @@ async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker)
     """Of a WebSocket and of HTTP: on a core of their own the storage's thread and the loop's would
     else wait for each other's slices."""
     given = list[bool]()
-    registry = Registry(SessionServices(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Authenticator(None)))
     registry.intake._give_way = lambda: given.append(True)
     async with serve(registry, http_class(registry.addresses, registry.intake)) as gateway:
         wire = await session(gateway)
@@ -1052,7 +1052,7 @@ async def test_uvicorn_itself_starts_serves_and_stops_with_these_protocols(
     broker: EchoBroker,
 ) -> None:
     """The contract with uvicorn's server, whose private parts we stand on."""
-    registry = Registry(SessionServices(broker, Auth(None)))
+    registry = Registry(SessionServices(broker, Authenticator(None)))
     websockets = websocket_class(registry)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -1090,8 +1090,8 @@ def test_on_uvloop_too(test: Callable[..., Awaitable[None]]) -> None:
     async def run() -> None:
         broker = await one_queue()
         async with (
-            serve(Registry(SessionServices(broker, Auth(None)))) as gateway,
-            serve(Registry(SessionServices(broker, Auth(TOKEN)))) as locked,
+            serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway,
+            serve(Registry(SessionServices(broker, Authenticator(TOKEN)))) as locked,
         ):
             places = {"gateway": gateway, "broker": broker, "locked": locked}
             await test(**{name: places[name] for name in inspect.signature(test).parameters})

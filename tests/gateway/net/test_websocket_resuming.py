@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from websockets.frames import Frame, Opcode
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.session.session import Session, SessionServices
 from gateway.wire.frames import OVERLOADED
@@ -21,7 +21,7 @@ HELLO = {"type": "hello", "linger_s": 30}
 async def gateway() -> AsyncIterator[Gateway]:
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(SessionServices(broker, Auth(None)))) as gateway:
+    async with serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway:
         yield gateway
 
 
@@ -120,7 +120,9 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
     """P9: else as many again are let in while those that were lost wait to linger."""
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(SessionServices(broker, Auth(None)), sessions_max=1)) as gateway:
+    async with serve(
+        Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)
+    ) as gateway:
         wire, _ = await joined(gateway)
         lose(gateway)
         assert len(gateway.registry) == 0
@@ -163,7 +165,9 @@ async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -
     one whose old socket the gateway still believes in."""
     broker = EchoBroker()
     await broker.add_queue("q")
-    async with serve(Registry(SessionServices(broker, Auth(None)), sessions_max=2)) as gateway:
+    async with serve(
+        Registry(SessionServices(broker, Authenticator(None)), sessions_max=2)
+    ) as gateway:
         wire, session = await joined(gateway)
         other, second = await joined(gateway)
         for one in (wire, other):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.operator.alerts import TRIES, Alerting, Post, post
+from gateway.operator.alerts import TRIES, AlertEvaluator, Post, post
 from metadata.catalog import ANYBODY, Queue, QueueAlert, QueueSettings
 from push.errors import Refused
 from runtime.webhook import HookFailed
@@ -32,10 +32,12 @@ class Hook:
         self.heard.append(json.loads(body))
 
 
-def alerting_of(house: House, webhooks: Mapping[str, str] = {}, *, post: Post = post) -> Alerting:
+def alerting_of(
+    house: House, webhooks: Mapping[str, str] = {}, *, post: Post = post
+) -> AlertEvaluator:
     """Another one than the broker of the house has."""
     broker = house.broker
-    return Alerting(
+    return AlertEvaluator(
         broker.metadata, broker.groups.presence, broker.stock, broker.publisher, webhooks, post=post
     )
 

@@ -8,11 +8,11 @@ from typing import Final
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.config import Config
 from gateway.deliverylog.batches import Shortfall
-from gateway.deliverylog.lines import Certified, Dispatched, Settled, messages_of
-from gateway.operator.metrics import REST, Measuring, Places
+from gateway.deliverylog.lines import CertifiedLine, DispatchedLine, SettledLine, messages_of
+from gateway.operator.metrics import REST, GatewayMetrics, LabelBudget
 from gateway.rest.app import Application
 from gateway.rest.operation import Need, check_need
 from metadata.catalog import ANYBODY, Principal, QueueSettings
@@ -106,8 +106,8 @@ async def test_what_is_measured_is_what_the_delivery_log_says(
     }
     assert all(0 < seconds < 30 for seconds in took_s.values()), took_s
     if logged is not None:
-        (certified,), (given,) = logged.of(Certified), logged.of(Dispatched)
-        (settled,) = logged.of(Settled)
+        (certified,), (given,) = logged.of(CertifiedLine), logged.of(DispatchedLine)
+        (settled,) = logged.of(SettledLine)
         assert certified.certified_unix_us is not None
         assert given.certified_unix_us is not None
         assert list(took_s.values()) == pytest.approx(
@@ -191,7 +191,7 @@ async def test_what_readers_are_given_is_counted_for_each_of_them(
     assert value(found, "tocsin_queue_read_messages_total", **ORDERS) == 2 + 4 * 4
     assert value(found, "tocsin_queue_read_seconds_count", **ORDERS) == 4 * 4
     if logged is not None:
-        lines = [one for one in logged.of(Dispatched) if one.certified_unix_us is not None]
+        lines = [one for one in logged.of(DispatchedLine) if one.certified_unix_us is not None]
         took_us = sum(
             (one.dispatched_unix_us - (one.certified_unix_us or 0))
             * one.recipients * messages_of(one.runs)
@@ -222,7 +222,7 @@ async def test_the_delivery_log_tells_what_it_lacks(house: House) -> None:
 # --- Labels are bounded -------------------------------------------------------------------------
 
 
-def measure(house: House, queues_max: int, groups_max: int) -> Measuring:
+def measure(house: House, queues_max: int, groups_max: int) -> GatewayMetrics:
     """With other bounds than the broker of the house has."""
     config = Config(
         data_dir=house.folder, metrics_queues_max=queues_max, metrics_groups_max=groups_max
@@ -280,7 +280,7 @@ async def test_what_a_deleted_queue_counted_stays_in_the_sum(house: House) -> No
 
 
 def test_a_place_is_kept_until_its_holder_goes() -> None:
-    places = Places(2, Histogram())
+    places = LabelBudget(2, Histogram())
     places.see({"a": ("a",), "b": ("b",), "c": ("c",)})
     assert [places.of(one) for one in "abc"] == [("a",), ("b",), None]
     places.see({"c": ("c",), "b": ("b",), "d": ("d",)})  # a is gone: the first without one
@@ -313,7 +313,7 @@ async def test_a_queue_that_is_not_there_has_no_metrics(house: House) -> None:
 @pytest.fixture
 async def guarded(house: House) -> httpx2.AsyncClient:
     """A client of a broker that wants credentials, and has shown none."""
-    application = Application(house.broker, Auth("a" * 32))
+    application = Application(house.broker, Authenticator("a" * 32))
     return client_of(application)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.deliverylog.spans import Stages
+from gateway.deliverylog.spans import CommitTimes
 from gateway.publish.tail import Tail
 from push.places import Partition
 from push.record import Record, RecordBuilder
@@ -12,7 +12,7 @@ from storage.memory import MemoryStorage
 from tests.contract.stores import append
 
 P = Partition("q-1", 0)
-STAGES = Stages(0, 0)
+STAGES = CommitTimes(0, 0)
 
 
 def record(first: int, size: int) -> Record:

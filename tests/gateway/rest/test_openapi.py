@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.rest.app import OPERATIONS, Application
 from gateway.rest.openapi import document, encode
@@ -142,7 +142,7 @@ async def test_answers_have_the_fields_the_schemas_require(
     described as closed has no other one."""
     schemas = spec["components"]["schemas"]
     queue, group = "/v1/queues/q", "/v1/queues/q/groups/g"
-    async with client_of(Application(broker, Auth(None))) as http:
+    async with client_of(Application(broker, Authenticator(None))) as http:
         receipts = {"receipts": ["x"]}
         calls: list[tuple[str, str, object, str]] = [
             ("PUT", queue, {"partitions": 1}, "CreatedQueue"),

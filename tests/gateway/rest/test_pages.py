@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.rest.app import Application
@@ -110,7 +110,7 @@ def opened(checkout: Path) -> Site:
 def visitor(site: Site, token: str | None = "s3cret") -> Http:
     served = pages(site)
     application = Application(
-        broker_in_memory(), Auth(token), routes=served.routes, public=served.public
+        broker_in_memory(), Authenticator(token), routes=served.routes, public=served.public
     )
     return client_of(application)
 

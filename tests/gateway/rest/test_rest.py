@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.rest.app import OPERATIONS, Application
 from metadata.catalog import ANYBODY
@@ -792,7 +792,7 @@ async def test_a_wrong_seek_is_refused(http: Http, body: object) -> None:
 async def guarded(broker: Broker) -> Application:
     """An application with a token and an allowed page."""
     origins = ("https://app.example",)
-    return Application(broker, Auth("a-secret-token", origins), origins=origins)
+    return Application(broker, Authenticator("a-secret-token", origins), origins=origins)
 
 
 async def test_every_operation_but_the_probes_wants_the_token(guarded: Application) -> None:
@@ -875,7 +875,7 @@ async def test_healthz_answers_while_readyz_says_what_is_missing(broker: Broker)
         async def ready(self) -> list[str]:
             return ["the disk is full"]
 
-    application = Application(Unready(), Auth(None))  # type: ignore[arg-type]
+    application = Application(Unready(), Authenticator(None))  # type: ignore[arg-type]
     async with client_of(application) as http:
         assert (await http.get("/healthz")).status_code == 200
         response = await http.get("/readyz")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.models import Admission
 from gateway.rest.app import Application
@@ -28,7 +28,7 @@ SECRETS = ("anybody", "ops", "retention", "86399", "lag", "depth", "partition")
 Ask = Callable[..., Awaitable[httpx2.Response]]
 
 
-class Anyone(Auth):
+class Anyone(Authenticator):
     """Takes the presented token for a list of rights."""
 
     def check_token(self, presented: str | None, **_: object) -> Admission:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.auth.auth import LET_IN, Auth
+from gateway.auth.auth import LET_IN, Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.models import Transport
 from gateway.session.publishing import producer_id
@@ -31,7 +31,7 @@ class Socket:
     unsent_bytes = 0
 
     def __init__(
-        self, broker: EchoBroker, auth: Auth | None = None, limiter: Limiter | None = None
+        self, broker: EchoBroker, auth: Authenticator | None = None, limiter: Limiter | None = None
     ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.is_writable = True
@@ -42,7 +42,7 @@ class Socket:
         self.close_code: Close | None = None
         around = SessionServices(
             broker,
-            auth or Auth(None),
+            auth or Authenticator(None),
             limiter=limiter or Limiter(),
             turns=Turns(lambda: 0.0),  # the loop is always free
         )
@@ -156,7 +156,7 @@ def test_welcome_names_session_and_bounds(broker: EchoBroker) -> None:
 
 
 async def test_a_token_in_hello_says_who_it_is(broker: EchoBroker) -> None:
-    socket = Socket(broker, Auth("right"))
+    socket = Socket(broker, Authenticator("right"))
     socket.say({"type": "hello", "token": "right"})
     assert socket.answer()["type"] == "welcome"
     assert socket.session.principal == Principal("operator")
@@ -167,7 +167,7 @@ def test_a_wrong_token_closes_and_nothing_behind_it_happens(
     broker: EchoBroker, hello: dict[str, str]
 ) -> None:
     """P11."""
-    socket = Socket(broker, Auth("right"))
+    socket = Socket(broker, Authenticator("right"))
     socket.say({"type": "hello", **hello}, publish(1, 1))
     assert socket.close_code == frames.UNAUTHORIZED
     assert broker.submitted == []

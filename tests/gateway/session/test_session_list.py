@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.auth.auth import Auth
+from gateway.auth.auth import Authenticator
 from gateway.models import SessionList
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
@@ -31,7 +31,7 @@ def name(number: int) -> str:
 
 @pytest.fixture
 def registry(house: House) -> Registry:
-    return Registry(SessionServices(house.broker, Auth(None)))
+    return Registry(SessionServices(house.broker, Authenticator(None)))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def polls(registry: Registry) -> Polls:
 
 @pytest.fixture
 async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
-    async with client_of(Application(house.broker, Auth(None), polls)) as client:
+    async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
     registry.deadlines.close()
 
