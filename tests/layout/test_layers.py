@@ -19,6 +19,12 @@ PURE = [
     if (path.parts[0] == "push" or says_pure(path)) and name_of(path) not in reasons("pure")
 ]
 """All rules, and every other module that says so; what ratchets.toml excepts has its reason."""
+PROTO = [
+    path
+    for path in files(".py", "clients/python/src/tocsin/proto")
+    if path.name not in ("__init__.py", "message.py")
+]
+"""The Python SDK's ledgers. A message is left out, because a program awaits what it calls on it."""
 CLIENTS_IN_THE_SERVER = {Path("gateway/demo/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""
 COMMANDS_IN_THE_SERVER = set(files(".py", "gateway/cli"))
@@ -26,7 +32,7 @@ COMMANDS_IN_THE_SERVER = set(files(".py", "gateway/cli"))
 all of them confirm, read times and end in the same way; of the SDK they may use nothing else."""
 
 
-@each(PURE)
+@each([*PURE, *PROTO])
 def test_pure_modules_never_wait(path: Path) -> None:
     waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     # A Protocol says what the world offers; its `async def` is a shape, not an act.
@@ -43,6 +49,11 @@ def test_pure_modules_never_wait(path: Path) -> None:
         if isinstance(node, waiting) and id(node) not in shapes
     ]
     assert found == []
+
+
+@each(PROTO)
+def test_a_ledger_of_the_sdk_says_that_it_is_pure(path: Path) -> None:
+    assert says_pure(path)
 
 
 @each(PURE)

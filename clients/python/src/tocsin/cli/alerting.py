@@ -101,7 +101,7 @@ async def _changed(
 
 
 def _print_change(queue: str, name: str, changed: ChangedQueue) -> None:
-    """What the alert was and is, field by field."""
+    """Return the changes of an alert, field by field."""
     if not changed["changes"]:
         click.echo(f"The alert {name} of {queue} is so already: nothing was changed.")
         return

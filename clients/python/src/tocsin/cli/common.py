@@ -1,4 +1,4 @@
-"""What the verbs share: where the broker is, how to run, how to print."""
+"""The common part of the verbs: where the broker is, how to run, how to print."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ class Target:
             raise click.UsageError(str(error)) from None
 
     def http(self) -> Http:
-        """Its HTTP interface."""
+        """Return the client of its HTTP interface."""
         try:
             return Http(checked_url(self.url), token=self.token)
         except ValueError as error:
@@ -69,13 +69,21 @@ def _target_options(
         return callback
 
     token = click.option(
-        "--token", expose_value=False, callback=keep("token"), envvar=token_variable,
-        metavar="TEXT", help="The bearer token. (env TOCSIN_TOKEN)",
-    )  # fmt: skip
+        "--token",
+        expose_value=False,
+        callback=keep("token"),
+        envvar=token_variable,
+        metavar="TEXT",
+        help="The bearer token. (env TOCSIN_TOKEN)",
+    )
     url = click.option(
-        "--url", expose_value=False, callback=keep("url"), envvar=url_variable, metavar="URL",
+        "--url",
+        expose_value=False,
+        callback=keep("url"),
+        envvar=url_variable,
+        metavar="URL",
         help=f"Where the broker is. (env TOCSIN_URL; else {URL_DEFAULT})",
-    )  # fmt: skip
+    )
     return url(token(command))
 
 
@@ -133,9 +141,9 @@ pass_target = click.make_pass_decorator(Target, ensure=True)
 SIGNALS: Final = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""What ends a command in order."""
+"""The signals that end a command in order."""
 SIGNALS_MAX: Final = 3
-"""So many of them end the process at once, whatever it is doing."""
+"""The number of these signals that end the process at once, whatever it is doing."""
 
 
 def run(work: Coroutine[Any, Any, T], *, ends_with_output: bool = False) -> T:
@@ -185,7 +193,7 @@ def run(work: Coroutine[Any, Any, T], *, ends_with_output: bool = False) -> T:
 
 
 def to_json(value: object) -> str:
-    """One line of JSON."""
+    """Return a value as a line of JSON."""
     return msgspec.json.encode(value).decode()
 
 

@@ -47,7 +47,7 @@ WAITS_FOR: Final = {
     "credit": "consumers that hold as much as they want to",
     "socket": "consumers that do not read",
 }
-"""What the broker says that a partition waits for, in words."""
+"""The reasons why a partition waits, in words, by the broker's code."""
 
 
 @click.command()
@@ -56,32 +56,46 @@ WAITS_FOR: Final = {
 @click.option("--read", is_flag=True, help="Get every message, settle nothing, join no group.")
 @click.option("--keys", metavar="A,B", help="With --read: only messages of these keys.")
 @click.option(
-    "--key", "one_by_one", metavar="KEY", multiple=True,
+    "--key",
+    "one_by_one",
+    metavar="KEY",
+    multiple=True,
     help="The same, for a key that has a comma in it. May be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--start", metavar="WHERE",
+    "--start",
+    metavar="WHERE",
     help="earliest, latest or a time like 2026-11-21T09:30. A group's counts only when it is new "
     "(earliest); --read: latest.",
-)  # fmt: skip
+)
 @click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
 @click.option(
-    "--until-empty", is_flag=True,
+    "--until-empty",
+    is_flag=True,
     help="End when the group has settled every message, in flight elsewhere or not.",
-)  # fmt: skip
+)
 @click.option(
-    "--until-idle", type=duration, metavar="DURATION",
+    "--until-idle",
+    type=duration,
+    metavar="DURATION",
     help="End when none came here for so long, whatever the group has still to do.",
-)  # fmt: skip
+)
 @click.option(
-    "--format", "form", type=click.Choice(["lines", "json"]), default="lines", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["lines", "json"]),
+    default="lines",
+    show_default=True,
     help="The body alone, or one JSON object with key, body, offset, partition, id, attempt.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
-    "--credit", type=click.IntRange(min=1), default=1000, show_default=True,
+    "--credit",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
     help="Hold at most so many.",
-)  # fmt: skip
+)
 @target_options
 @pass_target
 def consume(
@@ -147,7 +161,7 @@ def consume(
 
 
 def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: str | None) -> int:
-    """As `run`. Where the group would be the first one, and start behind messages, what to do."""
+    """Run, and say what to do if the group would be the first one and start behind messages."""
     try:
         return run(work, ends_with_output=True)
     except WouldDelete as error:
@@ -172,7 +186,7 @@ def _tell_gap(gap: Gap) -> None:
 
 
 class _Backlog:
-    """What a group has not settled, as the broker tells it."""
+    """The number of messages that a group has not settled, as the broker counts."""
 
     def __init__(self, client: Client, queue: str, group: str) -> None:
         self._client = client

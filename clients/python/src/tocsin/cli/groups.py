@@ -71,9 +71,16 @@ def group() -> None:
 @target_options
 @pass_target
 def create(
-    target: Target, /, queue: str, name: str, start: str | None, *, yes: bool, as_json: bool,
+    target: Target,
+    /,
+    queue: str,
+    name: str,
+    start: str | None,
+    *,
+    yes: bool,
+    as_json: bool,
     **settings: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Create the group NAME of QUEUE.
 
     Consuming or pulling creates a group too; this one says how it shall be. A group that is there
@@ -92,11 +99,15 @@ def create(
 
     def work() -> CreatedGroup:
         return act_or_ask(
-            f"Group {name} of {queue}", target, yes=yes, does="creates", left="was not created",
+            f"Group {name} of {queue}",
+            target,
+            yes=yes,
+            does="creates",
+            left="was not created",
             update=lambda http, most: http.create_group(
                 queue, name, start=begin, deletes_max=most, **given(settings)
             ),
-        )  # fmt: skip
+        )
 
     set_ = f"tocsin group set {queue} {name}"
     made = create_or_explain(f"Group {name} of {queue}", set_, GROUP_SETTINGS, work)
@@ -133,9 +144,11 @@ def set_group(
     if not change:
         raise click.UsageError("Say what changes, like --lease 2m.")
     changed = act_or_ask(
-        f"Group {name} of {queue}", target, yes=yes,
+        f"Group {name} of {queue}",
+        target,
+        yes=yes,
         update=lambda http, most: http.update_group(queue, name, deletes_max=most, **change),
-    )  # fmt: skip
+    )
     if as_json:
         click.echo(to_json(changed))
     else:
@@ -208,9 +221,10 @@ _PLACE: Final = ("PARTITION", "LAG", "IN FLIGHT", "KEYS WAITING", "WAITS FOR", "
 
 def _counted(counters: dict[str, int]) -> str:
     counts = [
-        f"{count:,} {name.replace('_', '-')}" for name, count in counters.items()
+        f"{count:,} {name.replace('_', '-')}"
+        for name, count in counters.items()
         if name != "since_unix_ms"
-    ]  # fmt: skip
+    ]
     since = counters.get("since_unix_ms")
     return ", ".join(counts) + (f" since {local_time(since)}" if since else "")
 
@@ -247,9 +261,13 @@ def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> N
     confirm(what, name, yes=yes)
 
     count = act_or_ask(
-        f"Group {name} of {queue}", target, yes=yes, does="deletes", left="was not deleted",
+        f"Group {name} of {queue}",
+        target,
+        yes=yes,
+        does="deletes",
+        left="was not deleted",
         update=lambda http, most: http.delete_group(queue, name, deletes_max=most),
-    )  # fmt: skip
+    )
     if as_json:
         click.echo(to_json({"deleted": name, "messages": count}))
     else:
@@ -282,10 +300,13 @@ def seek(target: Target, queue: str, name: str, to: str, *, yes: bool, as_json: 
     place: Start | int = int(to) if to.isdecimal() and to.isascii() else parse_start(to)
 
     found = act_or_ask(
-        f"Group {name} of {queue}", target,
-        yes=yes, does=f"sends to {to}", left="stays where it is",
+        f"Group {name} of {queue}",
+        target,
+        yes=yes,
+        does=f"sends to {to}",
+        left="stays where it is",
         update=lambda http, most: http.seek_group(queue, name, place, deletes_max=most),
-    )  # fmt: skip
+    )
     if as_json:
         click.echo(to_json(found))
     else:

@@ -16,7 +16,7 @@ LINE_BYTES_MAX: Final = 1_048_576
 """The largest body that a queue may be set to take (its message_bytes_max; 256 KiB unless set). A
 longer line cannot be a message; it is passed over without being held."""
 BOM: Final = b"\xef\xbb\xbf"
-"""What some editors write at the beginning of a file in UTF-8; no part of the first line."""
+"""The mark that some editors write at the beginning of a file in UTF-8; no part of its text."""
 
 
 class BadLine(ValueError):
@@ -24,8 +24,9 @@ class BadLine(ValueError):
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What can be read, as it comes, without ever keeping the event loop from its work for long:
-    a file is read at once, a pipe or a terminal when there is something in it.
+    """Read what there is, without ever keeping the event loop from its work for long.
+
+    A file is read at once, a pipe or a terminal when there is something in it.
 
     Raises:
         InputFailed: it cannot be read: it is closed, say, or a folder.

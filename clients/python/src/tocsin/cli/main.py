@@ -74,11 +74,11 @@ _ADVICE: Final = {
     "unauthorized": " Show a token that the broker knows, in TOCSIN_TOKEN or with --token.",
     "forbidden": " Whoever runs the broker makes a token with that right.",
 }
-"""What to do about an Unauthorized, by its code."""
+"""The advice after an Unauthorized, by its code."""
 
 
 def explain(error: TocsinError) -> str:
-    """What went wrong and what to do about it, in a sentence."""
+    """Return a sentence about an error and what to do about it."""
     text = str(error)
     if isinstance(error, CannotConnect):
         text = text.rstrip(".")

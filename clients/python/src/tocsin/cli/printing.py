@@ -18,7 +18,7 @@ def text_line(message: Content) -> bytes:
 
 
 def json_line(message: Content, extra: dict[str, Any] | None = None) -> bytes:
-    """One object with everything, the body as it was published."""
+    """Return a message as one object, with the body as it was published."""
     fields: dict[str, Any] = {"key": message.key}
     if message.is_binary:
         fields["body_base64"] = message.body_bytes

@@ -19,7 +19,7 @@ from tocsin.cli.main import cli
 from tocsin.cli.streams import InputFailed, OutputFailed, wrap_streams
 
 EXIT_OUTPUT_GONE: Final = 128 + 13
-"""As of a process that SIGPIPE has ended."""
+"""The status of a process that SIGPIPE has ended."""
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 

@@ -51,7 +51,7 @@ class Progress:
         self._stream.flush()
 
     def _cut(self, line: str) -> str:
-        """As much as the terminal's line holds: what is longer could not be wiped."""
+        """Cut a line to the terminal's width: what is longer could not be wiped."""
         return line[: max(20, shutil.get_terminal_size().columns - 1)]
 
     def line(self, messages: int, done: int, elapsed_s: float) -> str:

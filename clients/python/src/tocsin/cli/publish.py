@@ -48,15 +48,29 @@ CLOSE_S: Final = 1.0
 @click.option("--id", "name", help="BODY's id: published again with its key, it is stored once.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="May be repeated.")
 @click.option("--ttl", type=duration, help="Do not give it out after so long.")
-@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Publish its lines. Without BODY and --file: those of stdin.")  # fmt: skip
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Publish its lines. Without BODY and --file: those of stdin.",
+)
 @click.option("--lines", "form", flag_value="lines", help="Each line is a text. [without a field]")
 @click.option("--json-lines", "form", flag_value="json", help="Each line is a JSON value.")
 @click.option("--text", is_flag=True, help="BODY is a text even if it looks like JSON.")
-@click.option("--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
-              help="At a line that cannot be published.")  # fmt: skip
-@click.option("--timeout", type=duration, default="60s", show_default=True,
-              help="How long to wait for a message's receipt.")  # fmt: skip
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="At a line that cannot be published.",
+)
+@click.option(
+    "--timeout",
+    type=duration,
+    default="60s",
+    show_default=True,
+    help="How long to wait for a message's receipt.",
+)
 @json_option
 @target_options
 @pass_target
@@ -86,8 +100,11 @@ def publish(
             raise click.UsageError("BODY is one message: it goes with no --file, lines or fields.")
         message = NewMessage(
             body if options["text"] else _json_or_text(body),
-            options["key"], options["name"], headers, options["ttl"],
-        )  # fmt: skip
+            options["key"],
+            options["name"],
+            headers,
+            options["ttl"],
+        )
         _publish_one(target, queue, message, options["timeout"], as_json)
         return
     if options["name"] is not None or options["text"]:
@@ -98,13 +115,22 @@ def publish(
     if options["key"] is not None and options["key_field"] is not None:
         raise click.UsageError("--key or --key-field, not both.")
     maker = Maker(
-        as_json=is_json, key=options["key"], key_field=options["key_field"],
-        id_field=options["id_field"], headers=headers, ttl_s=options["ttl"],
-    )  # fmt: skip
+        as_json=is_json,
+        key=options["key"],
+        key_field=options["key_field"],
+        id_field=options["id_field"],
+        headers=headers,
+        ttl_s=options["ttl"],
+    )
     _publish_lines(
-        target, queue, path, maker,
-        skip=options["on_error"] == "skip", timeout_s=options["timeout"], as_json=as_json,
-    )  # fmt: skip
+        target,
+        queue,
+        path,
+        maker,
+        skip=options["on_error"] == "skip",
+        timeout_s=options["timeout"],
+        as_json=as_json,
+    )
 
 
 def _json_or_text(body: str) -> Any:
@@ -257,7 +283,7 @@ class _Stream:
         return self._ended is not None or (self.failed > 0 and not self._skip)
 
     def verdict(self) -> str:
-        """What to say of the lines that failed."""
+        """Return a sentence about the lines that failed."""
         if self._skip:
             return f"{plural(self.failed, 'line')} could not be published and were skipped."
         return f"{self._first}. It stopped there; --on-error skip passes over such lines."

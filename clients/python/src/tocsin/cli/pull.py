@@ -14,17 +14,27 @@ from tocsin.cli.printing import json_line, text_line
 @click.argument("group")
 @click.option("-n", "--messages-max", default=10, show_default=True, help="At most so many.")
 @click.option(
-    "--wait", type=duration, default="0s", show_default=True,
+    "--wait",
+    type=duration,
+    default="0s",
+    show_default=True,
     help="Wait so long for the first one; at most 30s.",
-)  # fmt: skip
+)
 @click.option("--ack", is_flag=True, help="Settle them once they are printed.")
 @json_option
 @target_options
 @pass_target
 def pull(
-    target: Target, /, *, queue: str, group: str, messages_max: int, wait: float, ack: bool,
+    target: Target,
+    /,
+    *,
+    queue: str,
+    group: str,
+    messages_max: int,
+    wait: float,
+    ack: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Take messages of QUEUE for GROUP over HTTP, and print them.
 
     Without --ack they come again when their lease is over, unless somebody settles them by the

@@ -58,7 +58,7 @@ class OrNone(click.ParamType[object]):
 
 
 class Setting(NamedTuple):
-    """One setting as a flag. `nullable`: `none` takes its value back."""
+    """A setting as a flag. `nullable`: `none` takes its value back."""
 
     name: str
     type: Any
@@ -113,7 +113,7 @@ def setting_options(
 
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that were given."""
+    """Return the options that were given."""
     return {
         name: None if value is _Nothing.NONE else value
         for name, value in settings.items()
@@ -150,9 +150,14 @@ def _differs(one: Difference) -> str:
 
 
 def act_or_ask(
-    what: str, target: Target, *, yes: bool, does: str = "changes", left: str = "was not changed",
+    what: str,
+    target: Target,
+    *,
+    yes: bool,
+    does: str = "changes",
+    left: str = "was not changed",
     update: Callable[[Http, int | None], Coroutine[Any, Any, T]],
-) -> T:  # fmt: skip
+) -> T:
     """Do it to `what`, a kind and a name. Where that would delete messages, ask whether it shall;
     without a terminal, refuse. `update` has how many messages it may delete; `does` and `left`:
     what it does, and what becomes of `what` where nothing is done."""
@@ -176,7 +181,7 @@ def act_or_ask(
 
 
 def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
-    """What a change does, or would do, to messages, in words; empty: nothing."""
+    """Return what a change does, or would do, to messages, in words; empty: nothing."""
 
     def part(count: int, what: str) -> str:
         verb = ("is" if count == 1 else "are") if is_done else "would be"
@@ -215,7 +220,7 @@ def shown(name: str, value: object) -> str:
 
 
 _UNBOUND: Final = {"attempts_max": "no end", "messages_max": "no bound", "bytes_max": "no bound"}
-"""What 0 of a setting means."""
+"""The meaning of a setting that is 0."""
 
 
 @click.group()
@@ -283,12 +288,15 @@ def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings
     """
     change = given(settings)
     if not change:
-        raise click.UsageError(f"Say what changes, like --retention 7d; `tocsin queue show {name}` "
-                               "shows what is.")  # fmt: skip
+        raise click.UsageError(
+            f"Say what changes, like --retention 7d; `tocsin queue show {name}` shows what is."
+        )
     changed = act_or_ask(
-        f"Queue {name}", target, yes=yes,
+        f"Queue {name}",
+        target,
+        yes=yes,
         update=lambda http, most: http.update_queue(name, deletes_max=most, **change),
-    )  # fmt: skip
+    )
     if as_json:
         click.echo(to_json(changed))
     else:

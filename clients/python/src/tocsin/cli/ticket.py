@@ -7,9 +7,12 @@ from tocsin.cli.common import Target, json_option, pass_target, run, target_opti
 
 @click.command("ticket")
 @click.option(
-    "--page", type=click.Choice(["console", "demo"]), default="console", show_default=True,
+    "--page",
+    type=click.Choice(["console", "demo"]),
+    default="console",
+    show_default=True,
     help="Which page.",
-)  # fmt: skip
+)
 @json_option
 @target_options
 @pass_target

@@ -125,9 +125,11 @@ async def _would_purge(target: Target, name: str, group: str | None) -> str:
 @click.option("--group", metavar="GROUP", help="What it has not settled, and what that waits for.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
 @click.option(
-    "--offset", type=click.IntRange(0), metavar="N",
+    "--offset",
+    type=click.IntRange(0),
+    metavar="N",
     help="From here on in --partition, or in the partition of --key.",
-)  # fmt: skip
+)
 @click.option("--key", metavar="KEY", help="Only messages of this key.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1), default=10, show_default=True, help="At most so many."
@@ -171,7 +173,7 @@ def peek(target: Target, /, name: str, as_json: bool, **which: Any) -> None:
 
 
 VERBS: Final = (pause, resume, purge, peek)
-"""Of `tocsin queue`."""
+"""The verbs below `tocsin queue`."""
 
 
 def _standing(message: PeekedMessage) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Bounds:
 
 
 class Lane:
-    """One producer's lane into one queue. `now` is in seconds, of any monotonic clock."""
+    """The lane of a producer into a queue. `now` is in seconds, of any monotonic clock."""
 
     def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
         self.queue = queue

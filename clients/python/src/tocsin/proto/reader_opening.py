@@ -30,7 +30,7 @@ _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
 
 
 class ReaderOpening:
-    """One opening, over one or more subscribes.
+    """The opening of a reader, over one or more subscribes.
 
     `where`: the place at which the reader wants to go on. `on_unknown`: what to do if that means
     nothing.
