@@ -7,7 +7,7 @@ code := push storage metadata runtime services gateway clients/python/src
 helps = $(filter --help -h,$(ARGS))
 # Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run cluster report setup test check lint types layers format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
+.PHONY: help run cluster report setup test quick check lint types layers format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages:
 	@scripts/needs chromium redis haproxy java jdk curl keepalived nginx prometheus
 	@scripts/peers say
 	$(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+quick: lint types layers  ## a minute or two, for daily work: the checks, rules, wire, session
+	$(python) -m pytest -n 2 tests/push tests/gateway/wire tests/gateway/session tests/conformance $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
 
@@ -99,7 +102,7 @@ contract: setup  ## the whole contract of storage and catalog on Redis and Valke
 autobahn: setup  ## the Autobahn test suite against our WebSockets (amd64 Debian; unpacks 60 MB)
 	@scripts/autobahn
 
-mutants: setup  ## plant each listed bug in a copy; a test must fail for every one
+mutants: setup  ## plant each listed bug in a copy; a test must fail for every one (resumable)
 	$(python) scripts/mutants.py $(ARGS)
 
 lock: setup  ## resolve the dependencies anew (ARGS=--upgrade: to their newest versions)

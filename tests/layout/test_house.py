@@ -144,6 +144,41 @@ def test_every_mutant_still_applies_and_names_tests_that_exist() -> None:
                 assert node in text(Path(path)), f"{mutant.name}: no {node} in {path}"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "output", "is_planted"),
+    [
+        ("close(a)", "shut(a)", "x.py:3: NameError: name 'shut' is not defined", True),
+        (
+            "a.close()",
+            "a.shut()",
+            "x.py:3: AttributeError: 'A' object has no attribute 'shut'",
+            True,
+        ),
+        (
+            "a.close()",
+            "a.open()",
+            "x.py:9: AttributeError: 'B' object has no attribute 'end'",
+            False,
+        ),
+        ("a.b", "a.b.c", "x.py:9: AttributeError: 'NoneType' object has no attribute 'c'", False),
+        ("x = 1", "x = (", "SyntaxError: '(' was never closed", True),
+        ("x = 1", "x = 2", "x.py:9: AssertionError: assert 2 == 1", False),
+    ],
+)
+def test_a_mutant_is_not_caught_by_a_name_that_it_plants(
+    old: str, new: str, output: str, is_planted: bool
+) -> None:
+    mutant = mutants().Mutant("name", "P1", "x.py", old, new, "reason", ["tests/test_x.py"])
+    assert (mutant.planted_name(output) is not None) is is_planted
+
+
+def test_a_verdict_rests_on_what_its_tests_reach() -> None:
+    """A module that the tests of a rule never import changes no verdict; the rule's own does."""
+    reached = mutants().reached(ROOT / "tests/push/test_ranges.py")
+    assert ROOT / "push/ranges.py" in reached
+    assert ROOT / "gateway/server.py" not in reached
+
+
 def test_make_alone_lists_every_target() -> None:
     makefile = text(Path("Makefile"))
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
