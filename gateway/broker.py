@@ -13,17 +13,17 @@ from gateway.catalog.lookups import find_queue
 from gateway.catalog.reconcile import Agreement, Changes
 from gateway.config import Config
 from gateway.counters import Counters, HitRateSource, described
-from gateway.delivery.caretaker import Caretaker
-from gateway.delivery.cursor_writer import Flusher
+from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.dead_letters import DeadLetters
 from gateway.delivery.groups import Groups
 from gateway.delivery.janitor import Expiry, Janitor, OrphanedLetters
 from gateway.delivery.overflow import Overflow
-from gateway.delivery.owned_partition import Context
+from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.presence import Availability
 from gateway.delivery.pull import Pulls, Receipts
 from gateway.delivery.readers import Readers
-from gateway.delivery.remote_owner import Asking, Inboxes
+from gateway.delivery.remote_owner import OwnerClient, OwnerServer
+from gateway.delivery.temporary_owner import TemporaryOwner
 from gateway.deliverylog.files import Bounds
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.writer import LogWriter
@@ -72,10 +72,12 @@ from runtime.loop.end_of_turn import Deadlines, Soon
 
 def _letters(
     storage: Storage, looking: Storage, groups: Groups
-) -> tuple[Inboxes | None, Asking | None]:
+) -> tuple[OwnerServer | None, OwnerClient | None]:
     """What other gateways ask of owners here, and what is asked of theirs. None: there are none."""
     inbox = storage.inbox
-    return (None, None) if inbox is None else (Inboxes(inbox, looking, groups), Asking(inbox))
+    if inbox is None:
+        return None, None
+    return OwnerServer(inbox, looking, groups), OwnerClient(inbox)
 
 
 def _limiter_of(config: Config, pool: RatePool | None) -> Limiter:
@@ -123,7 +125,7 @@ class Broker:
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
         self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
-        self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
+        self.tail, self.delivery_log = Tail(storage), DeliveryLog()
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counters()
         self.nack_reasons = NackReasons(sealer)
@@ -134,18 +136,21 @@ class Broker:
         self.publisher = Publisher(
             storage, self.tail, self.counting, self.agreement.is_unmade, log, in_parts=may_be_away
         )
+        self.cursor_writer = CursorWriter(storage, self.publisher.commits)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         self._graves = Tombstones(metadata, self._dead_letter_queue, self.publisher.burials)
-        context = Context(
-            looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.move,
+        context = DeliveryContext(
+            looking, self.tail, self.cursor_writer, log, self.deadlines, self.dead_letters.move,
             self.counting, self.nack_reasons)  # fmt: skip
         self.groups = Groups(context, metadata)
         self._describing = Describer(self.stock, metadata, self.groups, self.counting)
         self._availability = Availability(storage, metadata, self.groups.presence)
         self.alerting = self._alerting_of(config)
-        caretaker = Caretaker(context, self.groups, metadata)
-        self.inboxes, asking = _letters(storage, looking, self.groups)
-        self.parking = ParkingDecisions(looking, self.groups, caretaker, asking, self.nack_reasons)
+        temporary_owner = TemporaryOwner(context, self.groups, metadata)
+        self.owner_server, owner_client = _letters(storage, looking, self.groups)
+        self.parking = ParkingDecisions(
+            looking, self.groups, temporary_owner, owner_client, self.nack_reasons
+        )
         self._removing = RemovalCounter(looking, metadata)
         self.upkeep = QueueOperations(
             looking, metadata, self.changes, self.groups, self._removing,
@@ -157,10 +162,8 @@ class Broker:
         self.explaining = Explainer(looking, self.groups, metadata, self.nack_reasons)
         self.holding = WaitingKeys(looking, self.groups, self.nack_reasons)
         self.readers = Readers(looking, self.tail, log, self.counting)
-        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
-        self.janitor = self._janitor_of(context, caretaker)
-        self.flusher.on_written = self.janitor.touched
-        self.flusher.go_behind(self.publisher.commits)
+        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
+        self.janitor = self._janitor_of(context, temporary_owner)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Of all caches; those of other parts are added by whoever puts them together."""
         self.metrics = self._measuring_of(config)
@@ -202,13 +205,13 @@ class Broker:
             groups_max=config.metrics_groups_max,
         )
 
-    def _janitor_of(self, context: Context, caretaker: Caretaker) -> Janitor:
+    def _janitor_of(self, context: DeliveryContext, temporary_owner: TemporaryOwner) -> Janitor:
         return Janitor(
             self.storage, self.metadata,
-            Overflow(context, self.groups, self.metadata, caretaker),
+            Overflow(context, self.groups, self.metadata, temporary_owner),
             Expiry(self.groups, self.metadata, self._delete_expired),
-            OrphanedLetters(context, self.groups, self.metadata, caretaker),
-            changed=self.stock.changed,
+            OrphanedLetters(context, self.groups, self.metadata, temporary_owner),
+            cursor_writer=self.cursor_writer, changed=self.stock.changed,
         )  # fmt: skip
 
     @classmethod
@@ -320,13 +323,13 @@ class Broker:
             await self.backups.close()
         await self.alerting.stop()
         self.pulls.close()
-        if self.inboxes is not None:
-            self.inboxes.close()
+        if self.owner_server is not None:
+            self.owner_server.close()
         await self.agreement.stop()
         await self.janitor.stop()
         await self.publisher.drain()
         await self.groups.close()
-        await self.flusher.drain()
+        await self.cursor_writer.drain()
         await self.changes.finish()
         self.metrics.close()
         await self.delivery_log.stop()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.delivery.owned_partition import Slot
-from gateway.delivery.ports import DeliveryList, Link
+from gateway.delivery.owned_partition import OwnedPartition
+from gateway.delivery.ports import DeliveryList, SessionPort
 from gateway.models import CreditDescription, OwnerDescription, SubscriptionDescription
 from gateway.publish.tail import Tail
 from gateway.wire import frames
@@ -49,7 +49,7 @@ Claims = dict[int, dict[int, Pushes]]
 
 
 @dataclass(slots=True)
-class Said:
+class HeldClaims:
     """What a client says it holds, sorted."""
 
     held: dict[int, Pushes] = field(default_factory=dict)
@@ -61,11 +61,11 @@ class Said:
 
 
 def sort(
-    deliveries: DeliveryList, slots: Mapping[int, Slot], is_coming: Callable[[int], bool]
-) -> Said:
+    deliveries: DeliveryList, slots: Mapping[int, OwnedPartition], is_coming: Callable[[int], bool]
+) -> HeldClaims:
     """Sort a list by what the consumer's slots say. `is_coming`: whether a partition without a slot
     will have one of this consumer's."""
-    said = Said()
+    said = HeldClaims()
     for partition, epochs in claims_of(deliveries).items():
         slot = slots.get(partition)
         for epoch, pushes in epochs.items():
@@ -110,7 +110,7 @@ def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) ->
     ]
 
 
-def named(slot: Slot, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
+def named(slot: OwnedPartition, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
     """As a delivery list, of what the slot's ledger knows by these numbers."""
     found: DeliveryList = []
     for number, ranges in by_number.items():
@@ -121,7 +121,7 @@ def named(slot: Slot, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
 
 async def adopt_in(
     tail: Tail,
-    slot: Slot | None,
+    slot: OwnedPartition | None,
     number: int,
     epochs: Mapping[int, Pushes],
     room: Callable[[], int],
@@ -172,7 +172,7 @@ async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -
 
 
 @dataclass(slots=True)
-class Settled:
+class Settlement:
     """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
 
     settled: int = 0
@@ -193,10 +193,10 @@ class Settled:
 
 
 def when_durable(
-    touched: Mapping[int, Slot],
+    touched: Mapping[int, OwnedPartition],
     now: float,
-    settled: Settled,
-    confirmed: Callable[[Settled], None] | None,
+    settled: Settlement,
+    confirmed: Callable[[Settlement], None] | None,
 ) -> None:
     """Let these slots write what was settled in them. `confirmed` is called once, when all of it
     is durable, or it is known that it will not be; where nothing was touched, at once."""
@@ -220,7 +220,7 @@ def when_durable(
         slot.settled(now, one)
 
 
-def when_written(slots: Collection[Slot], answered: Callable[[Settled], None]) -> None:
+def when_written(slots: Collection[OwnedPartition], answered: Callable[[Settlement], None]) -> None:
     """`answered` is called once, when what was settled in these slots before is durable, or
     somebody else owns it by then. It is written no sooner for that."""
     left = len(slots)
@@ -229,7 +229,7 @@ def when_written(slots: Collection[Slot], answered: Callable[[Settled], None]) -
         nonlocal left
         left -= 1
         if left <= 0:
-            answered(Settled())
+            answered(Settlement())
 
     if not slots:
         one()
@@ -243,7 +243,7 @@ class Consumer:
     pulls = False
 
     def __init__(
-        self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int, *,
+        self, runtime: "GroupRuntime", link: SessionPort, subscription: int, credit: int, *,
         held: bool = False,
     ) -> None:  # fmt: skip
         self._runtime = runtime
@@ -261,7 +261,7 @@ class Consumer:
         """Messages that are being settled before they are pushed (R23)."""
         self._in_flight = 0
         """What it was given and has not settled, in all its slots."""
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, OwnedPartition] = {}
         self._turn = 0
         self._scheduled = False
         self.opened = False
@@ -272,7 +272,7 @@ class Consumer:
         """It may name what a gateway before this one gave it."""
         self.stays = self._suspended = held
         """Its session has no transport, or has not said yet what it holds."""
-        self._adopting: Said | None = None
+        self._adopting: HeldClaims | None = None
         """What it said last that it holds, as long as that is being found out about."""
         self._signs = Signs()
         self._held_late: asyncio.TimerHandle | None = None
@@ -344,7 +344,7 @@ class Consumer:
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0; see Owner.blocked_by."""
+        """Why `available` is 0; see PartitionOwner.blocked_by."""
         if self._runtime.queue.paused:
             return "paused"
         if self._suspended or not self._link.writable():
@@ -353,7 +353,7 @@ class Consumer:
         return "in_flight" if full else "credit"
 
     def holds(self, more: int) -> None:
-        """More or fewer of its deliveries are in flight; see Owner.holds."""
+        """More or fewer of its deliveries are in flight; see PartitionOwner.holds."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         self._in_flight += more
         if was_full:
@@ -402,7 +402,9 @@ class Consumer:
         """It is free again."""
         self._reserved -= count
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+    def deliver(
+        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+    ) -> None:
         """Push a run of messages."""
         count = out.count
         if reserved is not None:
@@ -429,7 +431,7 @@ class Consumer:
         self._link.send(frame)
         slot.log.given(out, record.header.published_unix_ms)
 
-    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""
         by_push: dict[int, list[Range]] = {}
         for push, offset in sorted(taken):
@@ -443,14 +445,14 @@ class Consumer:
         self,
         deliveries: DeliveryList,
         started: DeliveryList,
-        confirmed: Callable[[Settled], None] | None,
-    ) -> Settled:
+        confirmed: Callable[[Settlement], None] | None,
+    ) -> Settlement:
         """Settle (R21); `confirmed` is called with the answer once it is durable. Without
         deliveries: once all is that was settled before in partitions still its own."""
         check_deliveries(deliveries)
         check_deliveries(started)
-        settled = Settled()
-        touched: dict[int, Slot] = {}
+        settled = Settlement()
+        touched: dict[int, OwnedPartition] = {}
         now = asyncio.get_running_loop().time()
         if deliveries or started:
             self._sign(now, deliveries, started)
@@ -475,13 +477,13 @@ class Consumer:
 
     def nack(
         self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
-        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
-    ) -> Settled:  # fmt: skip
+        reject: bool = False, confirmed: Callable[[Settlement], None] | None = None,
+    ) -> Settlement:  # fmt: skip
         """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
         them; `confirmed` as in `ack`."""
         check_deliveries(deliveries)
-        settled = Settled()
-        touched: dict[int, Slot] = {}
+        settled = Settlement()
+        touched: dict[int, OwnedPartition] = {}
         now = asyncio.get_running_loop().time()
         self._sign(now, deliveries)
         for delivery in deliveries:
@@ -500,12 +502,12 @@ class Consumer:
 
     def extend(
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
-    ) -> Settled:
+    ) -> Settlement:
         """Prolong leases to `lease_s` from now (None: the group's)."""
         check_deliveries(deliveries)
         check_deliveries(started)
-        settled = Settled()
-        touched: dict[int, Slot] = {}
+        settled = Settlement()
+        touched: dict[int, OwnedPartition] = {}
         now = asyncio.get_running_loop().time()
         self._sign(now, deliveries, started)
         self.start(started)
@@ -539,12 +541,12 @@ class Consumer:
         """Handlers have begun (R19)."""
         now = asyncio.get_running_loop().time() if started else 0.0
         for delivery in started:
-            slot, number = self._slot(delivery, Settled())
+            slot, number = self._slot(delivery, Settlement())
             if slot is not None:
                 for index in range(3, len(delivery) - 1, 2):
                     slot.delivery.start(number, delivery[index], delivery[index + 1], now=now)
 
-    def _slot(self, delivery: list[int], settled: Settled) -> tuple[Slot | None, int]:
+    def _slot(self, delivery: list[int], settled: Settlement) -> tuple[OwnedPartition | None, int]:
         """The slot that a delivery names, and the push's number there; what belongs to no slot or
         epoch of this session is judged here: an older epoch is stale, anything else was never
         given to it."""
@@ -586,12 +588,11 @@ class Consumer:
         if self._signs.back(now=asyncio.get_running_loop().time()):
             self._rebalance()
 
-    def arrived(self, slot: Slot, push: Push) -> float | None:
-        """As Owner.arrived."""
+    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
         return self._link.arrived(push.given_at)
 
     def lapsed(self, given_at: float) -> None:
-        """As Owner.lapsed. Without a transport it can give no sign: its session lingers."""
+        """Without a transport it can give no sign: its session lingers."""
         if not self._suspended and self._signs.lapsed(given_at):
             self._rebalance()
 
@@ -680,7 +681,7 @@ class Consumer:
         self._go_on()
         return said.lost
 
-    async def _adopt(self, said: Said) -> DeliveryList:
+    async def _adopt(self, said: HeldClaims) -> DeliveryList:
         runtime, lost = self._runtime, said.lost
 
         def room() -> int:
@@ -715,4 +716,4 @@ class Consumer:
         if done is not None:
             now = asyncio.get_running_loop().time()
             touched = {number: slot for number, slot in slots.items() if not slot.ended}
-            when_durable(touched, now, Settled(), lambda _: done())
+            when_durable(touched, now, Settlement(), lambda _: done())

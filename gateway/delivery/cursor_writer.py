@@ -30,7 +30,7 @@ HELD_S: Final = 0.02
 """How long they wait for a commit."""
 
 
-class Writer(Protocol):
+class CursorSource(Protocol):
     """Who has a cursor to write."""
 
     @property
@@ -50,13 +50,17 @@ class Writer(Protocol):
         """A newer owner exists."""
 
 
-class Flusher:
-    """See the module."""
+class CursorWriter:
+    """Gathers cursor writes by lane. `commits`: those of what is published, which the writes of a
+    lane wait for; None: nothing is published here."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, commits: CommitLanes | None = None) -> None:
         self._storage = storage
-        self._dirty: dict[Writer, None] = {}
-        self._held: dict[int, dict[Writer, None]] = {}
+        self._commits = commits
+        if commits is not None:
+            commits.watch(self.moved)
+        self._dirty: dict[CursorSource, None] = {}
+        self._held: dict[int, dict[CursorSource, None]] = {}
         """By lane: those that wait for its commit."""
         self._until: dict[int, asyncio.TimerHandle] = {}
         """By lane: when they have waited for long enough."""
@@ -65,13 +69,9 @@ class Flusher:
         self._flushes: set[asyncio.Task[None]] = set()
         self.fenced_writes = 0
         """Writes that the storage refused, because somebody else owned the place by then."""
-        self.on_written: Callable[[Partition], None] = lambda _: None
-        """Called with each partition of which something was settled: there may be room now."""
-        self.is_taken: Callable[[int], bool] = lambda _: False
-        """Whether what goes to the lane of this number is to wait for a commit of what was
-        published, that is under way or begins now. When one begins or ends `moved` is called."""
+        self._watchers: list[Callable[[Partition], None]] = []
 
-    def mark(self, writer: Writer, *, urgent: bool = False) -> None:
+    def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
         """It has something to write; `urgent`: somebody waits for it."""
         self._dirty[writer] = None
         if urgent:
@@ -80,10 +80,9 @@ class Flusher:
         elif self._timer is None and self._soon is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
 
-    def go_behind(self, commits: CommitLanes) -> None:
-        """Wait for these, as the module says."""
-        self.is_taken = commits.is_taken
-        commits.on_moved = self.moved
+    def watch(self, written: Callable[[Partition], None]) -> None:
+        """Call this with each partition in which something was settled: there may be room now."""
+        self._watchers.append(written)
 
     def moved(self, number: int) -> None:
         """A commit has begun or ended in this lane: what waits for that goes now."""
@@ -98,17 +97,21 @@ class Flusher:
                 handle.cancel()
         self._timer = self._soon = None
         dirty, self._dirty = self._dirty, {}
-        lanes: dict[int, dict[Writer, None]] = {}
+        lanes: dict[int, dict[CursorSource, None]] = {}
         for writer in dirty:
             number = self._storage.lane(writer.place.partition, "all").number
             lanes.setdefault(number, {})[writer] = None
         for number, some in lanes.items():
-            if self.is_taken(number):
+            if self._must_wait(number):
                 self._hold(number, some)
             else:
                 self._write_those(some)
 
-    def _hold(self, number: int, writers: dict[Writer, None]) -> None:
+    def _must_wait(self, number: int) -> bool:
+        """Whether a commit of what was published is under way in the lane, or begins now."""
+        return self._commits is not None and self._commits.is_taken(number)
+
+    def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
         loop = asyncio.get_running_loop()
         if number not in self._held:
             self._held[number] = {}
@@ -118,13 +121,13 @@ class Flusher:
 
     def _look(self, number: int) -> None:
         """One was to begin, and perhaps did not, or elsewhere."""
-        if not self.is_taken(number):
+        if not self._must_wait(number):
             self.moved(number)
 
-    def _write_those(self, writers: dict[Writer, None]) -> None:
+    def _write_those(self, writers: dict[CursorSource, None]) -> None:
         """All of one lane."""
         wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
-        taken: list[tuple[Writer, CursorWrite]] = []
+        taken: list[tuple[CursorSource, CursorWrite]] = []
         for writer in writers:
             try:
                 write = writer.take_write(wall_unix_ms=wall_unix_ms)
@@ -146,7 +149,7 @@ class Flusher:
         task.result()
 
     async def _write(
-        self, taken: list[tuple[Writer, CursorWrite]], asked: Awaitable[list[Written]]
+        self, taken: list[tuple[CursorSource, CursorWrite]], asked: Awaitable[list[Written]]
     ) -> None:
         try:
             answers = await asked
@@ -169,7 +172,9 @@ class Flusher:
         if failed is not None:
             raise failed
 
-    def _not_written(self, taken: list[tuple[Writer, CursorWrite]], error: TocsinError) -> None:
+    def _not_written(
+        self, taken: list[tuple[CursorSource, CursorWrite]], error: TocsinError
+    ) -> None:
         loop = asyncio.get_running_loop()
         for writer, _ in taken:
             writer.not_written(error)
@@ -177,12 +182,13 @@ class Flusher:
             # After a failover what was certified is not, for a moment (R10).
             loop.call_later(RETRY_AFTER_S, self.mark, writer)
 
-    def _written(self, writer: Writer, write: CursorWrite, answer: Written) -> None:
+    def _written(self, writer: CursorSource, write: CursorWrite, answer: Written) -> None:
         if answer.fenced:
             self.fenced_writes += 1
             writer.fenced()
         else:
-            self.on_written(write.place.partition)
+            for written in self._watchers:
+                written(write.place.partition)
             writer.written(answer)
 
     async def drain(self) -> None:

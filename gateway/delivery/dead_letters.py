@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.publish.batch import Outcome, PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Queue
@@ -131,7 +131,7 @@ class DeadLetters:
         """Of dead-letter queues, by id: when each was looked at, and how it was."""
         self.moved_total = 0
 
-    async def move(self, slot: Slot) -> None:
+    async def move(self, slot: OwnedPartition) -> None:
         """Move what is dead in this slot's partition, until nothing is or the slot ends. What the
         dead-letter queue does not take is tried again, and the slot knows why meanwhile. A message
         that is gone (its record was deleted or damaged) is settled, and that is all."""
@@ -160,13 +160,13 @@ class DeadLetters:
             else:
                 slot.dead_letters_wait = None
 
-    def _held_up(self, slot: Slot, error: TocsinError) -> None:
+    def _held_up(self, slot: OwnedPartition, error: TocsinError) -> None:
         if slot.dead_letters_wait is None:
             logger.warning("%r waits for its dead-letter queue: %s", slot.delivery, error)
         slot.dead_letters_wait = error
 
     async def _send(
-        self, slot: Slot, batch: Sequence[DeadLetter]
+        self, slot: OwnedPartition, batch: Sequence[DeadLetter]
     ) -> tuple[list[DeadLetter], LetterSearch | None]:
         """Move these. Returns those that did not arrive, and how to look for them where nobody
         knows."""
@@ -197,7 +197,11 @@ class DeadLetters:
         return left, LetterSearch(self._storage, target, ids, before, gave_up_on)
 
     async def _publish(
-        self, slot: Slot, target: Queue, batch: Sequence[DeadLetter], letters: Sequence[Message]
+        self,
+        slot: OwnedPartition,
+        target: Queue,
+        batch: Sequence[DeadLetter],
+        letters: Sequence[Message],
     ) -> PendingPublish:
         """Append them, and settle what was stored. That is counted though the slot has ended by
         then: once, and not where it was there already."""
@@ -215,7 +219,7 @@ class DeadLetters:
         self._publisher.submit(target, letters, answered, checked=True)
         return await done
 
-    def _count(self, slot: Slot, count: int) -> None:
+    def _count(self, slot: OwnedPartition, count: int) -> None:
         self.moved_total += count
         slot.delivery.tally.dead_lettered += count
 
@@ -283,7 +287,7 @@ class DeadLetters:
         return any(state.partition == partition and offset < state.end for state in states)
 
 
-def _letter(slot: Slot, dead: DeadLetter, message: Message) -> Message:
+def _letter(slot: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
     """The message as it stands in the dead-letter queue."""
     headers = letter_headers(
         message.headers,

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from gateway.catalog.reconcile import starts_of
-from gateway.delivery.membership import RETRY_AFTER_S, GroupPart
-from gateway.delivery.owned_partition import Context, Owner, Slot
+from gateway.delivery.membership import RETRY_AFTER_S, MembershipRow
+from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition, PartitionOwner
 from gateway.delivery.presence import Presence
 from gateway.models import OwnerDescription
 from metadata.catalog import Group, Membership, Queue
@@ -34,12 +34,12 @@ NEW_S: Final = 0.1
 and whoever is gone again by then has never been in anybody's way."""
 
 
-class Member(Owner, Protocol):
+class Member(PartitionOwner, Protocol):
     """A consumer: of a session, or the virtual one of the pulls."""
 
     name: str
     pulls: bool
-    slots: dict[int, Slot]
+    slots: dict[int, OwnedPartition]
 
     left: bool
     """It is none any more."""
@@ -91,7 +91,12 @@ class GroupRuntime:
     """See the module. Lives while it has members or slots."""
 
     def __init__(
-        self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group
+        self,
+        context: DeliveryContext,
+        metadata: Metadata,
+        presence: Presence,
+        queue: Queue,
+        group: Group,
     ) -> None:
         self._context = context
         self.tail, self.log = context.tail, context.log
@@ -101,7 +106,7 @@ class GroupRuntime:
         self.members: dict[str, Member] = {}
         self._new: dict[str, asyncio.TimerHandle] = {}
         """Those of them whom the assignment does not count yet."""
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, OwnedPartition] = {}
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
         self.ended: dict[int, int] = {}
@@ -109,7 +114,7 @@ class GroupRuntime:
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
         """When it had its last member, where it has none (R11)."""
-        self.part = GroupPart(metadata, presence, group.group_id, self)
+        self.part = MembershipRow(metadata, presence, group.group_id, self)
         """Of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._acquiring: set[int] = set()
@@ -324,7 +329,7 @@ class GroupRuntime:
             now=asyncio.get_running_loop().time(),
             tally=self._context.counting.group(self.group.group_id),
         )  # fmt: skip
-        slot = Slot(
+        slot = OwnedPartition(
             self._context, self.queue, self.group, partition,
             delivery=delivery, cursor=owned.cursor, owner=member, gone=self._slot_gone,
         )  # fmt: skip
@@ -346,7 +351,7 @@ class GroupRuntime:
         is_its_own = self.assignment.get(number) == member.name
         return is_its_own and number not in self.slots and not self.closed
 
-    async def slot_of(self, number: int, member: Member) -> Slot | None:
+    async def slot_of(self, number: int, member: Member) -> OwnedPartition | None:
         """The member's slot of a partition, as soon as it is there; None: it will not be."""
         while self.is_coming(number, member) and number in self._owning:
             await asyncio.wait((self._owning[number],))
@@ -363,7 +368,7 @@ class GroupRuntime:
             starts = await starts_of(storage, self.queue, group.begins)
             await storage.create_group(group.group_id, self.queue.queue_id, starts)
 
-    def _slot_gone(self, slot: Slot) -> None:
+    def _slot_gone(self, slot: OwnedPartition) -> None:
         number = slot.partition.number
         self.ended[number] = max(slot.delivery.epoch, self.ended.get(number, 0))
         if self.slots.get(number) is slot:

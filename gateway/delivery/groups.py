@@ -10,8 +10,8 @@ import msgspec
 from gateway.delivery.consumer import Consumer
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.membership import RETRY_AFTER_S
-from gateway.delivery.owned_partition import Context
-from gateway.delivery.ports import Link
+from gateway.delivery.owned_partition import DeliveryContext
+from gateway.delivery.ports import SessionPort
 from gateway.delivery.presence import Presence
 from metadata.catalog import Group, Membership, Principal, Queue
 from metadata.group_row import elsewhere, gateways_in, missing, others
@@ -28,7 +28,7 @@ WRITE_OUT_S: Final = 3.0
 class Groups:
     """Finds or makes the runtime of a group, and makes consumers."""
 
-    def __init__(self, context: Context, metadata: Metadata) -> None:
+    def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
         self._context = context
         self._metadata = metadata
         self.presence = Presence(context, metadata)
@@ -113,7 +113,7 @@ class Groups:
 
     def consumer(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         group: Group,
@@ -196,7 +196,7 @@ class Groups:
         """For looking at."""
         return {
             "groups_running": len(self.runtimes),
-            "fenced_writes": self._context.flusher.fenced_writes,
+            "fenced_writes": self._context.cursor_writer.fenced_writes,
             "stale_settlements": self._context.stale_settlements,
             **self.presence.facts(),
         }
@@ -204,8 +204,8 @@ class Groups:
     # --- The end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """All consumers leave; returns when nobody owns anything (the flusher writes the rest), and
-        other gateways know that."""
+        """Let all consumers leave; return when nobody owns anything and other gateways know that.
+        The cursor writer writes the rest."""
         self.closed = True
         await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))
         if self.presence.is_shared:
@@ -213,7 +213,7 @@ class Groups:
                 task.cancel()
             try:
                 async with asyncio.timeout(WRITE_OUT_S):
-                    await self._context.flusher.drain()  # others begin behind the last write
+                    await self._context.cursor_writer.drain()  # others begin behind the last write
                     await _few_at_a_time(map(_write_out, list(self.runtimes.values())))
             except TimeoutError:
                 logger.warning("not all groups could be left: others wait for this gateway")

@@ -14,7 +14,8 @@ between the look and the act, however long that is, keeps the group.
 Dead letters of partitions that nobody owns: decided, and left behind unmoved.
 
 A consumer leaves, or a gateway dies, between the decision that messages go to the dead letters and
-their arrival there. The next owner moves them. Where none comes, this does, through the caretaker.
+their arrival there. The next owner moves them. Where none comes, this does, through the temporary
+owner.
 """
 
 import asyncio
@@ -22,10 +23,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.delivery.caretaker import Caretaker
+from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.groups import Groups
 from gateway.delivery.overflow import Overflow
-from gateway.delivery.owned_partition import Context
+from gateway.delivery.owned_partition import DeliveryContext
+from gateway.delivery.temporary_owner import TemporaryOwner
 from metadata.catalog import Group, Membership, Principal, Queue
 from metadata.port import Metadata
 from push.errors import Fenced, Refused, TocsinError
@@ -145,12 +147,16 @@ class OrphanedLetters:
     """See the module."""
 
     def __init__(
-        self, context: Context, groups: Groups, metadata: Metadata, caretaker: Caretaker
+        self,
+        context: DeliveryContext,
+        groups: Groups,
+        metadata: Metadata,
+        temporary_owner: TemporaryOwner,
     ) -> None:
         self._context = context
         self._groups = groups
         self._metadata = metadata
-        self._caretaker = caretaker
+        self._temporary_owner = temporary_owner
 
     async def look(self, *, is_all: bool) -> None:
         """Move what slots of this gateway have left behind; `is_all`: in every queue, whoever left
@@ -174,13 +180,13 @@ class OrphanedLetters:
             places = [state.place for state in states if state.dead]
             if places and await self._is_ours(group):
                 for place in places:
-                    async with self._caretaker.own(queue, group, place.partition):
+                    async with self._temporary_owner.own(queue, group, place.partition):
                         pass  # its slot ends when they have arrived
 
     async def _is_ours(self, group: Group) -> bool:
         """Whether nobody will come and move them, nor another gateway sees to it."""
         row = await self._groups.row(group, fresh=True)
-        if self._caretaker.is_served(group) or self._groups.others(row):
+        if self._temporary_owner.is_served(group) or self._groups.others(row):
             return False
         return self._groups.presence.is_chosen(group.group_id)
 
@@ -205,6 +211,7 @@ class Janitor:
         expiry: Expiry,
         orphans: OrphanedLetters,
         *,
+        cursor_writer: CursorWriter,
         changed: Callable[[str], None],
     ) -> None:
         """`changed`: called with the id of a queue of which something has changed."""
@@ -218,6 +225,7 @@ class Janitor:
         self._said: dict[str, str] = {}
         """Why expiry and trimming were cut off, as was said last."""
         self._task: asyncio.Task[None] | None = None
+        cursor_writer.watch(self.touched)
 
     def touched(self, partition: Partition) -> None:
         """Something was appended or settled there."""

@@ -27,7 +27,7 @@ key is tried again and again, and each time its whole record would be read for i
 RETRY_AFTER_S: Final = 0.5
 
 
-class Fetch:
+class LogPrefetch:
     """See the module. One per slot."""
 
     def __init__(

@@ -44,7 +44,7 @@ from push import limits
 from push.errors import TocsinError
 
 
-class Absent:
+class LingeringMembers:
     """See the module. `started`: when the waiting began, in seconds of the loop's clock."""
 
     def __init__(self, started: float) -> None:
@@ -224,7 +224,7 @@ class Seat(Protocol):
         """How long its place waits for it when the gateway is gone; 0: not at all."""
 
 
-class Host(Protocol):
+class MembershipHost(Protocol):
     """The group on this gateway, as its part of the row sees it."""
 
     @property
@@ -250,10 +250,12 @@ class Host(Protocol):
         """Do what the row says."""
 
 
-class GroupPart:
+class MembershipRow:
     """See the module."""
 
-    def __init__(self, metadata: Metadata, presence: Presence, group_id: str, host: Host) -> None:
+    def __init__(
+        self, metadata: Metadata, presence: Presence, group_id: str, host: MembershipHost
+    ) -> None:
         self.row = Membership(group_id=group_id, generation=0, members=(), assignment={})
         """The newest one that was seen."""
         self.is_shared = presence.is_shared
@@ -261,7 +263,7 @@ class GroupPart:
         self._metadata = metadata
         self._presence = presence
         self._host = host
-        self._absent = Absent(presence.started)
+        self._absent = LingeringMembers(presence.started)
         self._hand_over = HandOver(presence.gateway, self.write_soon)
         self.begun_anew: int | None = None
         """As the row said of its cursors when the slots here began; None: no row was seen."""

@@ -11,9 +11,9 @@ from asyncio import get_running_loop
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from gateway.delivery.caretaker import Caretaker
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Context, Slot
+from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
+from gateway.delivery.temporary_owner import TemporaryOwner
 from metadata.catalog import Group, Principal, Queue
 from metadata.port import Metadata
 from push.places import Partition
@@ -27,7 +27,7 @@ class _Backlog:
     unsettled: int
     waiting: int
     """Those of them that were not given out yet, which alone can be moved."""
-    slot: Slot | None
+    slot: OwnedPartition | None
     """Whose they are, if a consumer here owns the partition."""
     is_elsewhere: bool = False
     """Another gateway moves them."""
@@ -52,12 +52,16 @@ class Overflow:
     """See the module."""
 
     def __init__(
-        self, context: Context, groups: Groups, metadata: Metadata, caretaker: Caretaker
+        self,
+        context: DeliveryContext,
+        groups: Groups,
+        metadata: Metadata,
+        temporary_owner: TemporaryOwner,
     ) -> None:
         self._context = context
         self._groups = groups
         self._metadata = metadata
-        self._caretaker = caretaker
+        self._temporary_owner = temporary_owner
 
     async def relieve(self, queue_id: str) -> bool:
         """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
@@ -72,7 +76,7 @@ class Overflow:
         again = False
         for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
             row = await self._groups.row(group, fresh=True)
-            is_served = self._caretaker.is_served(group) or bool(self._groups.others(row))
+            is_served = self._temporary_owner.is_served(group) or bool(self._groups.others(row))
             if not is_served and not self._groups.presence.is_chosen(group.group_id):
                 continue  # another gateway sees to it
             there = self._groups.elsewhere(row)
@@ -88,7 +92,7 @@ class Overflow:
                     slot.evict(count)
                 elif not backlogs[number].is_elsewhere:
                     partition = Partition(queue_id, number)
-                    async with self._caretaker.own(queue, group, partition) as own:
+                    async with self._temporary_owner.own(queue, group, partition) as own:
                         if own is not None:
                             own.evict(count)
         return again

@@ -22,8 +22,8 @@ from random import Random
 from typing import Any, Protocol
 
 from gateway.counters import Counters
-from gateway.delivery.cursor_writer import Flusher
-from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, Fetch
+from gateway.delivery.cursor_writer import CursorWriter
+from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, LogPrefetch
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.spans import CommitTimes
@@ -44,7 +44,7 @@ from push.storage_port import Cursor, CursorWrite, Storage, Written
 from runtime.loop.end_of_turn import Deadlines
 
 
-class Owner(Protocol):
+class PartitionOwner(Protocol):
     """A consumer, as a slot sees it."""
 
     def available(self) -> int:
@@ -58,7 +58,9 @@ class Owner(Protocol):
         """Why `available` is 0: credit, socket, paused (the queue is), or in_flight: it holds as
         much as it may (P9)."""
 
-    def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
+    def deliver(
+        self, slot: "OwnedPartition", record: Record, out: GiveOut, reserved: object = None
+    ) -> None:
         """Give it these; counts against `available`, or is what was `reserved`."""
 
     def reserve(self, count: int) -> object:
@@ -68,10 +70,10 @@ class Owner(Protocol):
     def release(self, count: int, reserved: object) -> None:
         """What was reserved will not be delivered."""
 
-    def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
+    def revoked(self, slot: "OwnedPartition", taken: list[Taken], reason: str) -> None:
         """These are no longer its own (R17)."""
 
-    def arrived(self, slot: "Slot", push: Push) -> float | None:
+    def arrived(self, slot: "OwnedPartition", push: Push) -> float | None:
         """From when the lease of this push counts; None: it is in transit (push.transit)."""
 
     def lapsed(self, given_at: float) -> None:
@@ -86,7 +88,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class UnsentPush:
     """A push that goes out when it is settled (R23)."""
 
     record: Record
@@ -102,15 +104,15 @@ class Unsent:
 
 
 @dataclass(slots=True)
-class Context:
+class DeliveryContext:
     """What all slots of a gateway share."""
 
     storage: Storage
     tail: Tail
-    flusher: Flusher
+    cursor_writer: CursorWriter
     log: DeliveryLog
     deadlines: Deadlines
-    move: "Callable[[Slot], Coroutine[Any, Any, None]]"
+    move: "Callable[[OwnedPartition], Coroutine[Any, Any, None]]"
     """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
@@ -128,7 +130,7 @@ Confirmed = Callable[[bool], None]
 """Called once: with True when it is durable, with False when that will never be known here."""
 
 
-class Confirms:
+class AckWaiters:
     """Of one place. What is returned is to be called."""
 
     __slots__ = ("_next", "_writing")
@@ -168,7 +170,7 @@ class Confirms:
         return done
 
 
-class Decisions:
+class DecisionWaiters:
     """Key hash → the one who waits. Made anew with each slot."""
 
     def __init__(self) -> None:
@@ -199,14 +201,22 @@ class Decisions:
 logger = logging.getLogger("tocsin.slot")
 
 
-class Slot:
+class OwnedPartition:
     """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called
     once, when the epoch has ended here: written, or fenced."""
 
     def __init__(
-        self, context: Context, queue: Queue, group: Group, partition: Partition, *,
-        delivery: Delivery, cursor: Cursor, owner: Owner, gone: "Callable[[Slot], None]",
-    ) -> None:  # fmt: skip
+        self,
+        context: DeliveryContext,
+        queue: Queue,
+        group: Group,
+        partition: Partition,
+        *,
+        delivery: Delivery,
+        cursor: Cursor,
+        owner: PartitionOwner,
+        gone: "Callable[[OwnedPartition], None]",
+    ) -> None:
         self._context = context
         self.queue, self.group = queue, group
         self.partition = partition
@@ -224,14 +234,14 @@ class Slot:
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason, of the latest; the storage has them
         all."""
-        self.decisions = Decisions()
+        self.decisions = DecisionWaiters()
         self._in_flight = 0  # as its owner knows
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
-        self.fetch = Fetch(context.storage, context.tail, partition, self._woken)
-        self._unsent: list[Unsent] = []
-        self._writing_unsent: list[Unsent] = []
-        self._confirms = Confirms()
+        self.fetch = LogPrefetch(context.storage, context.tail, partition, self._woken)
+        self._unsent: list[UnsentPush] = []
+        self._writing_unsent: list[UnsentPush] = []
+        self._confirms = AckWaiters()
         self.log = OwnedPartitionLog(
             context.log, queue, group, partition.number, owner=owner, end=delivery.end,
             pushes=delivery.leases.pushes, tally=delivery.tally,
@@ -353,8 +363,8 @@ class Slot:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
             self.log.acked(out.push, self.delivery.ack(out.push, out.first, out.last, now=now))
             reserved = self.owner.reserve(out.count)
-            self._unsent.append(Unsent(record, out, stages, cause, reserved))
-            self._context.flusher.mark(self, urgent=True)
+            self._unsent.append(UnsentPush(record, out, stages, cause, reserved))
+            self._context.cursor_writer.mark(self, urgent=True)
             return
         self._count_in_flight()
         self._deliver(record, out, stages, cause)
@@ -372,7 +382,7 @@ class Slot:
         self._count_in_flight()
         delivery = self.delivery
         if delivery.dirty:
-            self._context.flusher.mark(self, urgent=delivery.urgent)
+            self._context.cursor_writer.mark(self, urgent=delivery.urgent)
         self._move_dead_letters()
         self._context.deadlines.set(self, delivery.next_deadline())
         waiting = delivery.waiting
@@ -450,7 +460,7 @@ class Slot:
         if self.ended or not self.delivery.waiting.decide(verb, seen, now):
             return None
         decided = self.decisions.wait(seen.key_hash)
-        self._context.flusher.mark(self, urgent=True)
+        self._context.cursor_writer.mark(self, urgent=True)
         self._after(now)
         return decided
 
@@ -507,7 +517,7 @@ class Slot:
         """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
         called with True once it is durable, with False when that will never be known here."""
         if confirmed is not None and self.ask(confirmed):
-            self._context.flusher.mark(self, urgent=True)
+            self._context.cursor_writer.mark(self, urgent=True)
         self._after(now)
 
     def ask(self, confirmed: Confirmed) -> bool:
@@ -545,7 +555,7 @@ class Slot:
     # --- Writing -------------------------------------------------------------------------------
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        """For the flusher."""
+        """For the cursor writer."""
         if self.ended:
             return None  # nothing of this epoch counts any more
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
@@ -564,7 +574,9 @@ class Slot:
         self.log.kept(self.delivery, abandoned=self._abandoned)
         confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:
-            self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)
+            self._context.cursor_writer.mark(
+                self, urgent=self._confirms.waits or self.delivery.urgent
+            )
         for confirmed in confirms:
             confirmed(True)
         self._woken()
@@ -577,7 +589,7 @@ class Slot:
         self._writing_unsent = []
         self._confirms.not_written()
 
-    def _release(self, unsent: list[Unsent]) -> None:
+    def _release(self, unsent: list[UnsentPush]) -> None:
         for one in unsent:
             self.owner.release(one.count, one.reserved)
 

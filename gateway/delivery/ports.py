@@ -13,7 +13,7 @@ StartFrom = Literal["earliest", "latest"] | int
 """A number is a time in unix milliseconds."""
 
 
-class Link(Protocol):
+class SessionPort(Protocol):
     """A session, as groups and readers see it."""
 
     @property

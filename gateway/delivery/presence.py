@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from hashlib import blake2b
 from typing import Final
 
-from gateway.delivery.owned_partition import Context
+from gateway.delivery.owned_partition import DeliveryContext
 from metadata.heartbeats import BEAT_S, FORGOTTEN_S, GONE_S, Heartbeats
 from metadata.port import Metadata
 from push.errors import TocsinError
@@ -33,7 +33,7 @@ _FORGET_S: Final = 1.0
 class Presence:
     """See the module."""
 
-    def __init__(self, context: Context, metadata: Metadata) -> None:
+    def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
         self.is_shared = metadata.is_shared
         self.gateway = secrets.token_hex(8) if metadata.is_shared else ""
         """This process's name; another one after each start."""

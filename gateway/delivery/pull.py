@@ -39,8 +39,8 @@ import msgspec
 
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
-from gateway.delivery.remote_owner import Asking, durable, has_ended, judge, slot_of
+from gateway.delivery.owned_partition import OwnedPartition
+from gateway.delivery.remote_owner import OwnerClient, durable, has_ended, judge, slot_of
 from gateway.models import OwnerDescription, PulledMessage, PullSettled
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
@@ -130,18 +130,20 @@ class _Asked:
 
     counted: dict[int, bool] = field(default_factory=dict)
     """By the place in the request: whether it counted, or has ended."""
-    touched: dict[int, Slot] = field(default_factory=dict)
+    touched: dict[int, OwnedPartition] = field(default_factory=dict)
     elsewhere: dict[tuple[int, int], Named] = field(default_factory=dict)
     """By partition and epoch."""
 
 
 class PullSettling:
-    """See the module. `asking` None: there is no other gateway."""
+    """See the module. `owner_client` None: there is no other gateway."""
 
-    def __init__(self, groups: Groups, receipts: Receipts, asking: Asking | None) -> None:
+    def __init__(
+        self, groups: Groups, receipts: Receipts, owner_client: OwnerClient | None
+    ) -> None:
         self._groups = groups
         self._receipts = receipts
-        self._asking = asking
+        self._owner_client = owner_client
 
     async def settle(
         self, queue: Queue, group: Group, texts: list[str], verb: Verb, seconds: float | None, *,
@@ -170,7 +172,7 @@ class PullSettling:
                     slot, verb, delivery, seconds, now, reason=reason, reject=reject
                 )
                 asked.touched[receipt.partition] = slot
-            elif self._asking is None or has_ended(runtime, *place):
+            elif self._owner_client is None or has_ended(runtime, *place):
                 asked.counted[index] = False
             else:
                 asked.elsewhere.setdefault(place, []).append((index, receipt))
@@ -198,8 +200,8 @@ class PullSettling:
     async def _ask(
         self, place: GroupPartition, named: Named, letter: Letter, counted: dict[int, bool]
     ) -> None:
-        assert self._asking is not None  # else nothing is elsewhere
-        verdicts = await self._asking.ask(place, letter)
+        assert self._owner_client is not None  # else nothing is elsewhere
+        verdicts = await self._owner_client.ask(place, letter)
         for (index, _), verdict in zip(named, verdicts, strict=True):
             counted[index] = verdict == SETTLED
 
@@ -279,7 +281,7 @@ class PullConsumer:
         self.left = self.stays = self.is_unresponsive = False
         self.owner = os.urandom(OWNER_BYTES)
         self.place = runtime.log.place(runtime.queue, runtime.group.name)
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, OwnedPartition] = {}
         self.last_pull = 0.0
         self._receipts = receipts
         self._waiting: deque[_Pull] = deque()
@@ -377,7 +379,9 @@ class PullConsumer:
         reserved.room += count
         self.pump()
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+    def deliver(
+        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+    ) -> None:
         """Put messages into the pull that is being served, or that they were reserved for."""
         count = out.count
         pull = self._serving
@@ -395,7 +399,7 @@ class PullConsumer:
         slot.log.given(out, record.header.published_unix_ms)
 
     def _message(
-        self, slot: Slot, record: Record, offset: int, out: GiveOut, until: int
+        self, slot: OwnedPartition, record: Record, offset: int, out: GiveOut, until: int
     ) -> PulledMessage:
         message = _MESSAGE.decode(record.slice(offset, offset))
         receipt = Receipt(
@@ -417,7 +421,7 @@ class PullConsumer:
         )
 
     def holds(self, more: int) -> None:
-        """More or fewer pulled messages are unsettled; see Owner.holds."""
+        """More or fewer pulled messages are unsettled; see PartitionOwner.holds."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PULLED_MAX
         self._in_flight += more
         if was_full:
@@ -452,8 +456,7 @@ class PullConsumer:
             and (answer.transit.is_awaited or answer.transit.is_slow)
         }
 
-    def arrived(self, slot: Slot, push: Push) -> float | None:
-        """As Owner.arrived."""
+    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
         place = (slot.partition.number, slot.delivery.epoch, push.number)
         answer = self._answers.get(place)
         if answer is None:
@@ -463,7 +466,7 @@ class PullConsumer:
     def lapsed(self, given_at: float) -> None:
         """Pulls leave by another rule: when none has come for a while (R24)."""
 
-    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Nobody to tell: the receipts are stale from now on."""
 
     def deleted(self, why: Refused) -> None:
@@ -487,7 +490,7 @@ class PullConsumer:
             taken = slot.delivery.give_back(push, offset, now=now)
             slot.returned([(push, offset), *taken], now)
 
-    def _given(self, messages: Iterable[PulledMessage]) -> Iterator[tuple[Slot, Receipt]]:
+    def _given(self, messages: Iterable[PulledMessage]) -> Iterator[tuple[OwnedPartition, Receipt]]:
         """Of messages that were pulled here: where each is in flight."""
         place = (self.runtime.queue.queue_id, self.runtime.group.group_id)
         for message in messages:
@@ -538,11 +541,13 @@ class PullConsumer:
 class Pulls:
     """See the module."""
 
-    def __init__(self, groups: Groups, receipts: Receipts, asking: Asking | None = None) -> None:
-        """`asking`: owners at other gateways; None: there are none."""
+    def __init__(
+        self, groups: Groups, receipts: Receipts, owner_client: OwnerClient | None = None
+    ) -> None:
+        """`owner_client`: owners at other gateways; None: there are none."""
         self._groups = groups
         self._receipts = receipts
-        self._settling = PullSettling(groups, receipts, asking)
+        self._settling = PullSettling(groups, receipts, owner_client)
         self._consumers: dict[str, PullConsumer] = {}
         self._joining = WeakValueDictionary[str, asyncio.Lock]()
         """Group → who joins in its name, as long as anybody waits for that."""

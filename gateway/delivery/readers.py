@@ -19,7 +19,7 @@ from typing import Final
 
 from gateway.catalog.reconcile import UNSEEN
 from gateway.counters import Counters, HitRate, PublishCounters
-from gateway.delivery.ports import Link, StartFrom
+from gateway.delivery.ports import SessionPort, StartFrom
 from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.deliverylog.spans import CommitTimes
 from gateway.deliverylog.taps import ReadsLog
@@ -52,7 +52,11 @@ class Reader:
     """One subscription. Made by `Readers.open`."""
 
     def __init__(
-        self, owner: "QueueReaders", link: Link, subscription: int, hashes: frozenset[int] | None
+        self,
+        owner: "QueueReaders",
+        link: SessionPort,
+        subscription: int,
+        hashes: frozenset[int] | None,
     ) -> None:
         self._owner = owner
         self.link = link
@@ -544,7 +548,7 @@ class Readers:
 
     async def open(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         *,

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from push import limits
 from push.delivery.values import Judged
 from push.errors import Fenced, Refused, TocsinError, Unknown
@@ -54,7 +54,7 @@ from push.places import GroupPartition
 from push.storage_port import Storage
 
 
-class Said(NamedTuple):
+class OwnerAnswer(NamedTuple):
     """What came of asking."""
 
     verdicts: str | None
@@ -63,7 +63,7 @@ class Said(NamedTuple):
     """Whether the owner of that epoch may have acted on it."""
 
 
-class Asking:
+class OwnerClient:
     """See the module."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -97,7 +97,7 @@ class Asking:
 
     async def put(
         self, place: GroupPartition, letter: AnyLetter, letter_id: str, within_s: float
-    ) -> Said:
+    ) -> OwnerAnswer:
         """What the owner says, once it is durable.
 
         Raises:
@@ -114,7 +114,7 @@ class Asking:
 
     async def _answer(
         self, place: GroupPartition, letter_id: str, letter: AnyLetter, within_s: float
-    ) -> Said:
+    ) -> OwnerAnswer:
         may_be_there = False
         why = "has not answered"
         try:
@@ -124,10 +124,10 @@ class Asking:
                     try:
                         answer = await self._inbox.post(place, letter_id, letter)
                         if answer is not None:
-                            return Said(answer)
+                            return OwnerAnswer(answer)
                         may_be_there = True
                     except Fenced:
-                        return Said(None, may_be_there)
+                        return OwnerAnswer(None, may_be_there)
                     except TocsinError as error:
                         may_be_there = may_be_there or isinstance(error, Unknown)
                         if not may_be_there or error.code.name == "group_not_found":
@@ -142,7 +142,7 @@ class Asking:
             ) from None
 
 
-def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> Slot | None:
+def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPartition | None:
     """The slot here that gives a partition under this epoch. None: there is none."""
     slot = runtime.slots.get(number) if runtime is not None else None
     return slot if slot is not None and not slot.ended and slot.delivery.epoch == epoch else None
@@ -163,9 +163,15 @@ def has_ended(runtime: GroupRuntime | None, number: int, epoch: int) -> bool:
 
 
 def judge(
-    slot: Slot, verb: Verb, delivery: tuple[int, int], seconds: float | None, now: float, *,
-    reason: str | None = None, reject: bool = False,
-) -> bool:  # fmt: skip
+    slot: OwnedPartition,
+    verb: Verb,
+    delivery: tuple[int, int],
+    seconds: float | None,
+    now: float,
+    *,
+    reason: str | None = None,
+    reject: bool = False,
+) -> bool:
     """Whether it counted; else the (push, offset) has ended. For the others see Letter."""
     push, offset = delivery
     judged: Judged
@@ -179,7 +185,7 @@ def judge(
     return bool(judged.settled)
 
 
-async def durable(slots: Iterable[Slot], now: float) -> bool:
+async def durable(slots: Iterable[OwnedPartition], now: float) -> bool:
     """Wait until what was done to these slots is durable. False: of one of them that will never be
     known here, its epoch has ended."""
     loop = asyncio.get_running_loop()
@@ -196,7 +202,7 @@ async def durable(slots: Iterable[Slot], now: float) -> bool:
     return all([await future for future in waits])
 
 
-async def unpark(storage: Storage, slot: Slot, letter: Unpark) -> str:
+async def unpark(storage: Storage, slot: OwnedPartition, letter: Unpark) -> str:
     """Take up what is parked as the letter says, and nothing that was parked anew since, or has
     another head; the verdicts, when all of it is durable or the slot has ended. Raises
     TocsinError: nothing happened."""
@@ -219,7 +225,7 @@ async def unpark(storage: Storage, slot: Slot, letter: Unpark) -> str:
 _LOG = logging.getLogger("tocsin.inbox")
 
 
-class Inboxes:
+class OwnerServer:
     """See the module."""
 
     def __init__(self, inbox: Inbox, storage: Storage, groups: Groups) -> None:
@@ -436,7 +442,7 @@ class Inboxes:
         self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
 
     async def _decide(
-        self, place: GroupPartition, letter_id: str, letter: Unpark, slot: Slot | None,
+        self, place: GroupPartition, letter_id: str, letter: Unpark, slot: OwnedPartition | None,
         said: str | None,
     ) -> None:  # fmt: skip
         """`said`: what is known already."""
@@ -451,7 +457,7 @@ class Inboxes:
             self._answering.discard((place, letter_id))
 
 
-def _may_be_written_to(slot: Slot) -> bool:
+def _may_be_written_to(slot: OwnedPartition) -> bool:
     """Whether there is something that letters may be about."""
     delivery = slot.delivery
     if delivery.settings.pulls and delivery.leases.open_count:
@@ -471,7 +477,7 @@ class _Batch:
 
     place: GroupPartition
     verdicts: dict[str, _Verdicts] = field(default_factory=dict)
-    touched: dict[int, Slot] = field(default_factory=dict)
+    touched: dict[int, OwnedPartition] = field(default_factory=dict)
 
     def keys(self) -> set[tuple[GroupPartition, str]]:
         """Each letter's place and id."""

@@ -67,7 +67,7 @@ class OwnedPartitionLog:
         pushes: dict[int, Push], tally: Tally, end: int,
     ) -> None:  # fmt: skip
         place = getattr(owner, "place", None)
-        if not isinstance(place, LoggedPlace):  # the caretaker's
+        if not isinstance(place, LoggedPlace):  # the temporary owner's
             place = log.place(queue, group.name, is_nobody=True)
         self._log = log
         self._place = place

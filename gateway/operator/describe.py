@@ -22,7 +22,7 @@ import msgspec
 from gateway.counters import Counters
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.models import GroupPartition, OwnerDescription, PartitionWaits
 from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
@@ -391,8 +391,8 @@ def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int
     return max(stored, runtime.epochs.get(number, 0) if runtime is not None else 0)
 
 
-def owner_of(slot: Slot) -> OwnerDescription | None:
-    """The consumer of a slot; None: the caretaker owns it for a moment, and gives it to nobody."""
+def owner_of(slot: OwnedPartition) -> OwnerDescription | None:
+    """The consumer that owns a partition; None: the temporary owner, which gives nothing out."""
     describe = getattr(slot.owner, "described", None)
     return describe() if describe is not None else None
 
@@ -413,7 +413,7 @@ def owner_wanted(
     return "moving" if runtime.members else "no_consumer"
 
 
-def waits_for(slot: Slot, now: float) -> PartitionWaits:
+def waits_for(slot: OwnedPartition, now: float) -> PartitionWaits:
     """What the partition waits for with which there is something to give; "": nothing is to be
     given, or it goes out in this moment."""
     delivery = slot.delivery
@@ -423,7 +423,7 @@ def waits_for(slot: Slot, now: float) -> PartitionWaits:
     return blocked or ("read" if slot.fetch.reading else "")
 
 
-def without_room(slot: Slot) -> Room | None:
+def without_room(slot: OwnedPartition) -> Room | None:
     """Why its owner takes nothing; None: it does."""
     if slot.owner.available() > 0:
         return None

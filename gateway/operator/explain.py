@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.encryption.sealer import NackReasons
 from gateway.models import (
     Explained,
@@ -145,7 +145,7 @@ class KeySnapshot:
     """What was read of a group before it is judged."""
 
     group: Group
-    slot: Slot | None
+    slot: OwnedPartition | None
     cursor: Cursor | None
     side_first: int | None
     start: int
@@ -236,7 +236,7 @@ class Explainer:
                 break
         return standings
 
-    def _slot(self, partition: Partition, group: Group) -> Slot | None:
+    def _slot(self, partition: Partition, group: Group) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(partition.number) if runtime is not None else None
         return slot if slot is not None and not slot.ended else None
@@ -299,7 +299,7 @@ class Explainer:
         queue: Queue,
         partition: Partition,
         seen: KeySnapshot,
-        slot: Slot | None,
+        slot: OwnedPartition | None,
         *,
         is_in_log: bool,
     ) -> list[KeyWaits]:
@@ -385,7 +385,7 @@ def _lease(one: InFlight) -> LeaseDescription:
     )
 
 
-def _in_memory(slot: Slot, seen: KeySnapshot, found: KeyOffsets, key: int) -> KeyState:
+def _in_memory(slot: OwnedPartition, seen: KeySnapshot, found: KeyOffsets, key: int) -> KeyState:
     """As its owner here knows it, now."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     flying = in_flight_of(delivery, key)

@@ -6,7 +6,7 @@ is decided, and what was refused and why; or that it is not known.
 
 Carrying out a decision about parked keys of one partition: through the slot that owns it here,
 through its owner at another gateway (R24), or where the group has no consumers, through one that
-the caretaker owns for a moment. `push.letters` says what came of it.
+the temporary owner owns for a moment. `push.letters` says what came of it.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.delivery.caretaker import Caretaker
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
-from gateway.delivery.remote_owner import Asking
+from gateway.delivery.owned_partition import OwnedPartition
+from gateway.delivery.remote_owner import OwnerClient
+from gateway.delivery.temporary_owner import TemporaryOwner
 from gateway.encryption.sealer import NackReasons
 from gateway.models import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
 from gateway.operator.waiting import ByteBudget, WaitingCount, count_waiting
@@ -38,15 +38,19 @@ SILENT_S: Final = 1.0
 
 
 class DecisionRouter:
-    """See the module. `asking` None: there is no other gateway."""
+    """See the module. `owner_client` None: there is no other gateway."""
 
     def __init__(
-        self, storage: Storage, groups: Groups, caretaker: Caretaker, asking: Asking | None
+        self,
+        storage: Storage,
+        groups: Groups,
+        temporary_owner: TemporaryOwner,
+        owner_client: OwnerClient | None,
     ) -> None:
         self._storage = storage
         self._groups = groups
-        self._caretaker = caretaker
-        self._asking = asking
+        self._temporary_owner = temporary_owner
+        self._owner_client = owner_client
 
     async def carry_out(
         self, queue: Queue, group: Group, partition: Partition, verb: Verb, pursuit: Pursuit
@@ -75,10 +79,10 @@ class DecisionRouter:
             await _through(slot, chase)
             return
         row = await self._groups.row(group, fresh=True)
-        if self._asking is not None and partition.number in self._groups.elsewhere(row):
-            await self._ask(self._asking, chase)
+        if self._owner_client is not None and partition.number in self._groups.elsewhere(row):
+            await self._ask(self._owner_client, chase)
             return
-        async with self._caretaker.own(queue, group, partition) as own:
+        async with self._temporary_owner.own(queue, group, partition) as own:
             if own is not None:
                 await _through(own, chase)
 
@@ -89,11 +93,11 @@ class DecisionRouter:
                 return cursor.epoch
         raise Refused("group_not_found")
 
-    async def _ask(self, asking: Asking, chase: "_DecisionUnderWay") -> None:
+    async def _ask(self, owner_client: OwnerClient, chase: "_DecisionUnderWay") -> None:
         place, pursuit = chase.place, chase.pursuit
-        letter_id, keys, letter = chase.letter(asking, await self._epoch(place))
+        letter_id, keys, letter = chase.letter(owner_client, await self._epoch(place))
         try:
-            said = await asking.put(place, letter, letter_id, SILENT_S)
+            said = await owner_client.put(place, letter, letter_id, SILENT_S)
         except Unknown:
             pursuit.asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
             return
@@ -127,14 +131,14 @@ class _DecisionUnderWay:
         """The letter may lie in the inbox."""
         self._letter: tuple[str, list[int], Unpark] | None = None
 
-    def letter(self, asking: Asking, epoch: int) -> tuple[str, list[int], Unpark]:
+    def letter(self, owner_client: OwnerClient, epoch: int) -> tuple[str, list[int], Unpark]:
         """(id, keys, letter) for the owner of this epoch: the same one until it is answered."""
         if self._letter is None or self._letter[2].epoch != epoch:
             self.forget()
             lines = list(self.pursuit.left.values())
             keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head) for line in lines]
             letter = Unpark(verb=self.verb, epoch=epoch, keys=keys)
-            self._letter = asking.new_id(), [line.key_hash for line in lines], letter
+            self._letter = owner_client.new_id(), [line.key_hash for line in lines], letter
         return self._letter
 
     def forget(self) -> None:
@@ -143,7 +147,7 @@ class _DecisionUnderWay:
         self.was_asked = False
 
 
-async def _through(slot: Slot, chase: _DecisionUnderWay) -> None:
+async def _through(slot: OwnedPartition, chase: _DecisionUnderWay) -> None:
     """What the slot takes up of it; returns when that is durable, or the slot has ended."""
     pursuit = chase.pursuit
     asked = {
@@ -171,14 +175,18 @@ class ParkingDecisions:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, groups: Groups, caretaker: Caretaker, asking: Asking | None,
+        self,
+        storage: Storage,
+        groups: Groups,
+        temporary_owner: TemporaryOwner,
+        owner_client: OwnerClient | None,
         reasons: NackReasons,
-    ) -> None:  # fmt: skip
-        """`asking`: owners at other gateways; None: there are none."""
+    ) -> None:
+        """`owner_client`: owners at other gateways; None: there are none."""
         self._storage = storage
         self._reasons = reasons
         self._groups = groups
-        self._pursuing = DecisionRouter(storage, groups, caretaker, asking)
+        self._pursuing = DecisionRouter(storage, groups, temporary_owner, owner_client)
 
     async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
         """Up to `keys_max` parked keys of a group, and how many there are."""
@@ -244,7 +252,7 @@ class ParkingDecisions:
         shown = await self._shown(partition, line, WaitingCount(key.messages, key.is_exact))
         return msgspec.structs.replace(shown, key=key.key)
 
-    def _slot(self, group: Group, partition: Partition) -> Slot | None:
+    def _slot(self, group: Group, partition: Partition) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(partition.number) if runtime is not None else None
         return slot if slot is not None and not slot.ended else None

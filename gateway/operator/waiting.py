@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.encryption.sealer import NackReasons
 from gateway.models import HeldKey, HeldKeys, HeldPlace, Lease, LeaseList, Place
 from metadata.catalog import Group, Queue
@@ -151,7 +151,7 @@ def _cut(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
     return found
 
 
-def count_owned(slot: Slot, key: int, found: KeyOffsets) -> WaitingCount:
+def count_owned(slot: OwnedPartition, key: int, found: KeyOffsets) -> WaitingCount:
     """What waits of a key whose partition has an owner here, in its memory and in the log."""
     return WaitingCount(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
 
@@ -165,7 +165,11 @@ def count_at_rest(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
 
 
 async def count_waiting(
-    storage: Storage, place: GroupPartition, slot: Slot | None, keys: Set[int], budget: ByteBudget
+    storage: Storage,
+    place: GroupPartition,
+    slot: OwnedPartition | None,
+    keys: Set[int],
+    budget: ByteBudget,
 ) -> dict[int, WaitingCount]:
     """For each of these keys. `slot`: the owner of the partition here."""
     if slot is not None:
@@ -196,7 +200,7 @@ class WaitingKeys:
         self._groups = groups
         self._heads = MessageLookup(storage)
 
-    def _slot(self, group: Group, number: int) -> Slot | None:
+    def _slot(self, group: Group, number: int) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(number) if runtime is not None else None
         return slot if slot is not None and not slot.ended else None
@@ -245,7 +249,7 @@ class WaitingKeys:
         return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
     async def _owned(
-        self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
+        self, slot: OwnedPartition, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
         """As its owner here knows them, behind `low`."""
         lines = slot.delivery.waiting.lines.by_key
@@ -345,18 +349,18 @@ def _offsets(keys: Sequence[HeldKey]) -> list[int]:
     return [key.offset for key in keys if key.offset is not None]
 
 
-def _open(slot: Slot) -> Iterator[tuple[int, Push]]:
+def _open(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
     for push in slot.delivery.leases.pushes.values():
         for offset in offsets_of(push.open, push.first):
             yield offset, push
 
 
-def in_flight(slot: Slot) -> dict[int, int]:
+def in_flight(slot: OwnedPartition) -> dict[int, int]:
     """Which attempt of each message is in flight, by offset."""
     return {offset: push.attempt for offset, push in _open(slot)}
 
 
-def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
+def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
     consumer = getattr(slot.owner, "name", "")
     first = nsmallest(
         count, ((offset, push.number, push) for offset, push in _open(slot) if offset >= low)
@@ -380,7 +384,7 @@ def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
     return shown
 
 
-def _in_flight(slot: Slot, keys: set[int]) -> dict[int, list[InFlight]]:
+def _in_flight(slot: OwnedPartition, keys: set[int]) -> dict[int, list[InFlight]]:
     """By key: what of these is in flight."""
     found: dict[int, list[InFlight]] = {}
     for offset, push in _open(slot) if keys else ():
@@ -391,7 +395,11 @@ def _in_flight(slot: Slot, keys: set[int]) -> dict[int, list[InFlight]]:
 
 
 def _owned_key(
-    slot: Slot, key: int, side_first: int | None, mark: Parked | None, flights: list[InFlight]
+    slot: OwnedPartition,
+    key: int,
+    side_first: int | None,
+    mark: Parked | None,
+    flights: list[InFlight],
 ) -> HeldKey | None:
     """None: nothing of it waits any more."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()

@@ -39,10 +39,9 @@ class CommitLanes:
         self._company: FairShare[str] = FairShare()
         self.is_due = False
         """Whoever publishes begins one in the next turn of the loop, where one is admitted."""
-        self.on_moved: Callable[[int], None] = lambda _: None
-        """As `moved` of Commits, with the lane's number."""
+        self._watchers: list[Callable[[int], None]] = []
         self._new: Callable[[int], Committer] = lambda number: Committer(
-            storage, tail, owner, number, self._company, moved=lambda: self.on_moved(number)
+            storage, tail, owner, number, self._company, moved=lambda: self._moved(number)
         )
         self._lanes: dict[int, Committer] = {}
 
@@ -52,6 +51,14 @@ class CommitLanes:
         if commits is None:
             commits = self._lanes[number] = self._new(number)
         return commits
+
+    def watch(self, moved: Callable[[int], None]) -> None:
+        """Call this with a lane's number whenever a commit has begun or ended there."""
+        self._watchers.append(moved)
+
+    def _moved(self, number: int) -> None:
+        for moved in self._watchers:
+            moved(number)
 
     def __len__(self) -> int:
         """How many commits are under way."""

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.auth.auth import Authenticator
 from gateway.auth.live import Endable
-from gateway.delivery.ports import Link
+from gateway.delivery.ports import SessionPort
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, Transport
 from gateway.session import publishing, subscriptions
@@ -115,7 +115,7 @@ class Tasks:
         self._ended()
 
 
-class Described(Link, Protocol):
+class Described(SessionPort, Protocol):
     """A session, as this module sees it."""
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from gateway.accounting.books import SessionAccounting
 from gateway.catalog.lookups import find_queue
-from gateway.delivery.ports import DeliveryList, Link, StartFrom
+from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.models import Admission, SubscriptionDescription
 from gateway.session.transport import Broker, Consumer, Outlet, Reader, Settled
 from gateway.wire import frames
@@ -37,7 +37,7 @@ logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
 
 
-class Admitted(Link, Protocol):
+class Admitted(SessionPort, Protocol):
     """A session of which is known what it may."""
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.accounting.usage import UsageCounter
-from gateway.delivery.ports import DeliveryList, Link, StartFrom
+from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import SubscriptionDescription, Transport
@@ -243,7 +243,7 @@ class Groups(Protocol):
 
     def consumer(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         group: Group,
@@ -259,7 +259,7 @@ class Readers(Protocol):
 
     async def open(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         *,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from push import limits
 from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Leases
-from push.delivery.shares import Share, Shares
+from push.delivery.shares import KeyShares, Share
 from push.delivery.values import DeliverySettings, GiveOut
 from push.delivery.waiting import Waiting
 from push.ranges import Range, RangeSet
@@ -34,7 +34,7 @@ class Scan:
         self._settings = settings
         self._leases = leases
         self._waiting = waiting
-        self._shares = Shares(leases, waiting.lines)
+        self._shares = KeyShares(leases, waiting.lines)
         self.again_at: float | None = None
         """When to give again, of what waits because its key has its share and may yet keep pace."""
         dead = [(one.first, one.last) for one in owned.cursor.dead]

@@ -74,7 +74,7 @@ def share(available: int, ample: int, in_flight: int) -> Share:
     return Share(ample, available - ample, in_flight // _PART)
 
 
-class Shares:
+class KeyShares:
     """Counts of what is in flight by key in one (group, partition), while somebody has to know."""
 
     __slots__ = ("_counted", "_counts", "_counts_at", "_leases", "_lines", "_since")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.accounting.usage import UsageCounter
-from gateway.delivery.ports import DeliveryList, Link, StartFrom
+from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import CreditDescription, SubscriptionDescription
@@ -67,7 +67,7 @@ class EchoPlace:
     """gateway.session.transport.Consumer and gateway.session.transport.Reader in one: push number =
     offset + 1."""
 
-    def __init__(self, log: list[bytes], link: Link, subscription: int, start: int) -> None:
+    def __init__(self, log: list[bytes], link: SessionPort, subscription: int, start: int) -> None:
         self.log = log
         self.link = link
         self.subscription = subscription
@@ -333,7 +333,7 @@ class EchoBroker:
 
     def consumer(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         group: Group,
@@ -348,7 +348,7 @@ class EchoBroker:
 
     async def open(
         self,
-        link: Link,
+        link: SessionPort,
         subscription: int,
         queue: Queue,
         *,
@@ -362,7 +362,7 @@ class EchoBroker:
             link, subscription, queue, len(self.log(queue)) if start == "latest" else 0
         )
 
-    def place(self, link: Link, subscription: int, queue: Queue, start: int) -> EchoPlace:
+    def place(self, link: SessionPort, subscription: int, queue: Queue, start: int) -> EchoPlace:
         place = EchoPlace(self.log(queue), link, subscription, start)
         self.places.append(place)
         return place

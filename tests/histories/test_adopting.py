@@ -94,7 +94,7 @@ def runtime_of(house: House) -> GroupRuntime:
 
 async def settled(house: House) -> int:
     """Messages that the group has not settled, once all is written."""
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     return await house.lag(house.find(), billing(house))
 
 
@@ -312,7 +312,7 @@ async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, t
     await house.publish(house.find(), numbered(6, first=2))
     for _ in range(3):
         await house.broker.janitor.look()
-        await house.broker.flusher.drain()
+        await house.broker.cursor_writer.drain()
     assert await settled(house) == 8
     if there != "itself":
         await back.rejoin(credit=0)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.delivery import remote_owner as judging
-from gateway.delivery.remote_owner import Inboxes
+from gateway.delivery.remote_owner import OwnerServer
 from gateway.models import Decided, Look, ParkedKeys, WhichKey
 from gateway.operator import describe as stock
 from gateway.operator import parking
@@ -112,9 +112,9 @@ class Pair:
         return await at.broker.parking.decide(at.find(), self.group, verb, which)
 
     @property
-    def inboxes(self) -> Inboxes:
+    def owner_server(self) -> OwnerServer:
         """From which A takes letters."""
-        found = self.a.broker.inboxes
+        found = self.a.broker.owner_server
         assert found is not None
         return found
 
@@ -305,13 +305,13 @@ async def test_what_cannot_be_asked_is_named_and_the_rest_is_done(
     there = [key for key in found if key.partition == 0]
     assert 0 < len(there) < 12
     monkeypatch.setattr(limits, "INBOX_LETTERS_MAX", 1)
-    taking = Inboxes._judge
+    taking = OwnerServer._judge
 
-    def judge(self: Inboxes, place: GroupPartition, letters: Any) -> None:
+    def judge(self: OwnerServer, place: GroupPartition, letters: Any) -> None:
         if place.partition.number != 0:
             taking(self, place, letters)
 
-    monkeypatch.setattr(Inboxes, "_judge", judge)
+    monkeypatch.setattr(OwnerServer, "_judge", judge)
     epochs = {
         cursor.place: cursor.epoch
         for cursor in await pair.b.broker.storage.cursors(
@@ -346,7 +346,7 @@ async def test_a_decision_through_the_other_gateway_waits_until_it_is_durable(
         await goes.wait()
         return await real(writes)
 
-    monkeypatch.setattr(pair.a.broker.flusher._storage, "write_cursors", write_cursors)
+    monkeypatch.setattr(pair.a.broker.cursor_writer._storage, "write_cursors", write_cursors)
     deciding = asyncio.ensure_future(pair.decide("retry"))
     try:
         await asked.wait()
@@ -365,7 +365,7 @@ async def test_a_decision_goes_on_when_its_owner_dies_before_it_was_read(pair: P
     """P6, P7: A is gone in the middle of the request; B takes over, and decides itself, once."""
     await pair.make()
     await pair.park("k")
-    pair.inboxes._closed = True
+    pair.owner_server._closed = True
     deciding = asyncio.ensure_future(pair.decide("skip"))
     await pair.written()
     await pair.kill(pair.a)
@@ -419,7 +419,7 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     mine = {
         key.key for key in (await pair.parked(12)).keys if key.partition in pair.b.owns(pair.group)
     }
-    pair.inboxes._closed = True
+    pair.owner_server._closed = True
     path = "/v1/queues/orders/groups/billing/parked"
     async with pair.b.http() as http:
         refused = await http.post(path, json={"decision": "release", "all": True})
@@ -429,9 +429,9 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
         assert problem["detail"].startswith(f"{len(mine)} keys are decided, of {12 - len(mine)}")
         left = (await pair.parked(12 - len(mine))).keys
         assert {key.key for key in left} == {*keys} - mine
-        pair.inboxes._closed = False
+        pair.owner_server._closed = False
         (number,) = pair.a.owns(pair.group)
-        pair.inboxes.came(pair.place(number))
+        pair.owner_server.came(pair.place(number))
         await pair.parked(0)
         again = await http.post(path, json={"decision": "release", "key": left[0].key})
         assert (again.status_code, again.json()["code"]) == (409, "not_parked")
@@ -444,14 +444,14 @@ async def test_a_decision_follows_its_partition_to_the_next_owner(pair: Pair) ->
     await pair.make()
     _, consumer = await pair.park("k")
     for comes in ("a", "b", None):
-        pair.inboxes._closed = True
+        pair.owner_server._closed = True
         deciding = asyncio.ensure_future(pair.decide("retry"))
         await pair.written()
         if comes is not None:
             at = pair.a if comes == "a" else pair.b
             session, following = await at.consumer(pair.group, f"a-session-that-is-{comes}")
         consumer.leave()
-        pair.inboxes._closed = False
+        pair.owner_server._closed = False
         done = await deciding
         assert [key.key for key in done.keys] == ["k"]
         if comes is None:
@@ -485,7 +485,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
     await pair.parked(1)
     pair.empty_inboxes()
     assert await answered(pair, "a" * 32, letter) == "1"
-    pair.inboxes._said.clear()  # there were many others since
+    pair.owner_server._said.clear()  # there were many others since
     pair.empty_inboxes()
     assert await answered(pair, "a" * 32, letter) == "0", "what was parked anew is another one"
     assert await answered(pair, "b" * 32, letter) == "0"
@@ -512,7 +512,7 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     await pair.make()
     session, consumer = await pair.park("k")
     (line,) = await pair.b.broker.storage.parked(pair.place())
-    pair.inboxes._closed = True
+    pair.owner_server._closed = True
     letter = Unpark(
         verb="skip",
         epoch=session.given[0][0][1],
@@ -524,7 +524,7 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # they are told apart by it
     consumer.nack(delivery(session.given[1][0]), 0, None)
     await pair.parked(1)
-    pair.inboxes._closed = False
+    pair.owner_server._closed = False
     assert await answered(pair, "a" * 32, letter) == "0"
     await pair.parked(1)
     assert len(session.given) == 2

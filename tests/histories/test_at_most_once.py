@@ -80,12 +80,12 @@ async def test_at_most_once_keeps_within_credit(house: House) -> None:
     for number in range(40):
         await house.publish(queue, [message(number, f"k{number}")])
     await session.get(5)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert len(session.bodies) == 5
     assert await house.lag(queue, group) == 35
     consumer.grant(12)
     await session.get(12)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert len(session.bodies) == 12
 
 

@@ -70,7 +70,7 @@ async def test_loose_messages_are_counted_one_by_one(house: House) -> None:
     await house.publish(queue, [message(number, None) for number in range(3)])
     for where, _, _ in (await session.take(3))[:2]:
         consumer.nack(delivery(where), MINUTE_S, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
     held = (await house.broker.holding.held(queue, group, 10, None)).keys

@@ -247,7 +247,7 @@ async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: Hous
     given = await session.take(2)
     logged.log.flushed()
     consumer.nack(delivery(given[0][0]), None, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     await house.broker.parking.decide(queue, group, "release", WhichKey(key="k"))
     given = await session.take(3)
     logged.log.flushed()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.models import Explained, KeyInGroup, Look
 from gateway.operator import explain as explaining
 from gateway.operator.peek import peek
@@ -143,7 +143,7 @@ async def test_parked_says_since_when(house: House) -> None:
     await house.publish(queue, [message(0, "a"), message(1, "b"), message(2, "a")])
     before_unix_ms = int(time.time() * 1000)
     consumer.nack(delivery((await session.take(3))[0][0]), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     one = await alone(house, queue)
     assert one.head is not None
     assert (one.waits_for, one.head.offset, one.head.attempts, counted(one)) == (
@@ -175,7 +175,7 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
     slot = next(iter(consumer.slots.values()))
     move = slot._context.move
 
-    async def later(slot: Slot) -> None:
+    async def later(slot: OwnedPartition) -> None:
         await arrives.wait()
         await move(slot)
 

@@ -103,7 +103,7 @@ async def test_a_group_counts_what_it_was_given_and_what_became_of_it(house: Hou
     assert moved(given, acted) == {"given": 1, "redelivered": 1, "settled": 1, "nacked": 1}
     assert (acted["in_flight"], acted["lag"]) == (3, 3)
     consumer.nack(delivery(session.given[4][0]), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     parked = await shown_group(house, queue, group)
     assert moved(acted, parked) == {"nacked": 1, "parked": 1}
     assert (parked["keys_parked"], parked["aside"], parked["lag"]) == (1, 1, 3)

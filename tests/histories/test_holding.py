@@ -61,7 +61,7 @@ async def test_keys_that_wait_are_listed_with_their_reasons(house: House) -> Non
     await session.take(8)  # the second attempt
     assert session.given[-1][1:] == (1, 2)
     consumer.nack(delivery(place(1)), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     found = await held(house, queue, group)
     assert set(found) == {"backs off", "parked", None}
     one = found["backs off"]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.counters import Counters
-from gateway.delivery.cursor_writer import Flusher
+from gateway.delivery.cursor_writer import CursorWriter
 from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
@@ -273,10 +273,10 @@ def test_acks_of_other_shards_are_confirmed_while_one_is_down() -> None:
 
     async def main() -> None:
         shard = Partly(one_primary)
-        flusher = Flusher(storage_of(shard))
+        cursor_writer = CursorWriter(storage_of(shard))
         waits, alive = Acks("b"), [Acks(f"q{number}") for number in range(20)]
         for writer in [waits, *alive]:
-            flusher.mark(writer, urgent=True)
+            cursor_writer.mark(writer, urgent=True)
         await asyncio.sleep(0.1)
         assert all(writer.is_written for writer in alive), "they waited for the one that is down"
         assert not waits.is_written

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.models import WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push.letters import PERHAPS, STALE, Letter
@@ -43,7 +43,7 @@ async def skipped(
 ) -> None:
     """It is parked, and an operator puts it away."""
     consumer.nack(delivery(place), None, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await house.confirm(consumer, delivery(place)) == (0, 1), "parked"
     await house.broker.parking.decide(queue, group, "skip", WhichKey(key="k"))
     await dead_lettered(house)
@@ -66,7 +66,7 @@ async def purged(
 async def dead_lettered(house: House, count: int = 1) -> None:
     """So many have arrived in the dead letters, and are settled durably."""
     await eventually(lambda: house.broker.dead_letters.moved_total == count)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
 
 
 WAYS: dict[str, tuple[Ends, dict[str, Any]]] = {
@@ -127,7 +127,7 @@ async def test_an_ack_of_what_is_dying_is_stale_already(house: House) -> None:
     """R21: the dead letters cannot be written yet; nothing is said that has to be taken back."""
     is_shut, moved = asyncio.Event(), house.broker.dead_letters.move
 
-    async def move(slot: Slot) -> None:
+    async def move(slot: OwnedPartition) -> None:
         await is_shut.wait()
         await moved(slot)
 
@@ -205,7 +205,7 @@ async def test_an_ack_through_another_gateway_of_what_died_is_stale(two: Make) -
         (one,) = await here.pull(1, wait_s=5)
         await here.a.broker.pulls.nack(here.queue, here.group, [one.receipt], 0)
     await eventually(lambda: here.a.broker.dead_letters.moved_total == 1)
-    await here.a.broker.flusher.drain()
+    await here.a.broker.cursor_writer.drain()
     for _ in range(2):
         assert (await here.ack(one.receipt)).stale == [one.receipt]
     await here.a.stop()
@@ -221,7 +221,7 @@ async def test_a_letter_about_what_died_under_an_owner_of_before_is_answered_sta
     here = await two()
     await here.a.publish(here.queue, [message(0, "a"), message(1, "b", ttl_s=0.2)])
     done, dead = await here.pull()
-    here.inboxes._closed = True
+    here.owner_server._closed = True
     runs = [run for one in (done, dead) for run in letter_of(one, here).runs]
     letter = Letter(verb="ack", epoch=letter_of(dead, here).epoch, runs=runs)
     assert await here.inbox.post(here.place, "d" * 32, letter) is None
@@ -234,6 +234,6 @@ async def test_a_letter_about_what_died_under_an_owner_of_before_is_answered_sta
     here.queue, here.group = await here.a.learn()
     await here.a.publish(here.queue, [message(2, "c")])
     assert len(await here.pull()) == 1
-    here.inboxes.came(here.place)
+    here.owner_server.came(here.place)
     await comes_to(lambda: here.inbox.letters(here.place), something=False)
     assert await here.inbox.post(here.place, "d" * 32, letter) == PERHAPS + STALE

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.delivery.remote_owner import Asking, Inboxes
+from gateway.delivery.remote_owner import OwnerClient, OwnerServer
 from gateway.models import PulledMessage, PullSettled, WhichKey
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
@@ -55,9 +55,9 @@ class Two:
         return found
 
     @property
-    def inboxes(self) -> Inboxes:
+    def owner_server(self) -> OwnerServer:
         """Those that A takes letters from."""
-        found = self.a.broker.inboxes
+        found = self.a.broker.owner_server
         assert found is not None
         return found
 
@@ -206,14 +206,14 @@ async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
         tokens.append(token)
         return await own(place, token=token, **named)
 
-    async def ask(_: Asking, place: GroupPartition, letter: Letter) -> str:
+    async def ask(_: OwnerClient, place: GroupPartition, letter: Letter) -> str:
         write = CursorWrite(place, letter.epoch, tokens[-1], settled=((0, 0),))
         (written,) = await here.b.broker.storage.write_cursors([write])
         assert not written.fenced
         return SETTLED * len(letter.deliveries())
 
     monkeypatch.setattr(storage, "own", owned)
-    monkeypatch.setattr(Asking, "ask", ask)
+    monkeypatch.setattr(OwnerClient, "ask", ask)
     with pytest.raises(AssertionError, match=found):
         await history(here)
 
@@ -309,8 +309,8 @@ async def test_a_letter_that_was_read_before_its_answer_is_not_judged_again(
     monkeypatch.setattr(RedisInbox, "letters", letters)
     done = await here.ack(second.receipt, first.receipt)
     assert (done.settled, done.stale) == (1, [second.receipt])
-    here.inboxes.came(here.place)
-    await eventually(lambda: returned and not here.inboxes._taking)
+    here.owner_server.came(here.place)
+    await eventually(lambda: returned and not here.owner_server._taking)
     assert bodies(await here.pull()) == [1]
 
 
@@ -381,7 +381,7 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
-    here.inboxes.close()  # frozen
+    here.owner_server.close()  # frozen
     path = "/v1/queues/orders/groups/billing/ack"
     async with asyncio.timeout(4), here.b.http() as http:
         refused = await http.post(path, json={"receipts": [one.receipt]})
@@ -436,7 +436,7 @@ async def test_what_another_epoch_gave_is_stale_at_once(
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (old,) = await here.pull()
-    here.inboxes.close()
+    here.owner_server.close()
     await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
     done = await here.ack(old.receipt)
     assert (done.settled, done.stale) == (0, [old.receipt])
@@ -450,13 +450,13 @@ async def test_letters_of_before_are_answered_stale_by_the_owner_of_now(two: Mak
     await here.a.publish(here.queue, numbered(1))
     (old,) = await here.pull()
     letter = letter_of(old, here)
-    here.inboxes._closed = True  # it does not look for a while
+    here.owner_server._closed = True  # it does not look for a while
     dead = "d" * ASKER_CHARS
     assert await here.inbox.post(here.place, dead + "1", letter) is None
     await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
     (new,) = await here.pull()
-    here.inboxes._closed = False
-    here.inboxes.came(here.place)
+    here.owner_server._closed = False
+    here.owner_server.came(here.place)
     await comes_to(lambda: here.inbox.letters(here.place), something=False)
     assert await here.inbox.post(here.place, dead + "1", letter) == STALE
     assert (await here.ack(new.receipt)).settled == 1
@@ -500,12 +500,12 @@ async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
     here = await two()
     await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(2)])
     first, second = await here.pull()
-    here.inboxes._closed = True
+    here.owner_server._closed = True
     acking = asyncio.ensure_future(here.ack(first.receipt))
     await comes_to(lambda: here.inbox.letters(here.place), something=True)
     with pytest.raises(Refused, match="overloaded"):
         await here.ack(second.receipt)
-    here.inboxes._closed = False
+    here.owner_server._closed = False
     assert (await acking).settled == 1
     assert (await here.ack(second.receipt)).settled == 1
 
@@ -522,15 +522,15 @@ async def test_a_full_inbox_refuses_and_takes_more_when_there_is_room(
     here = await two()
     await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(3)])
     pulled = await here.pull()
-    here.inboxes._closed = True
+    here.owner_server._closed = True
     acks = [asyncio.ensure_future(here.ack(one.receipt)) for one in pulled]
     done, waiting = await asyncio.wait(acks, return_when=asyncio.FIRST_COMPLETED)
     (refused,) = done
     error = refused.exception()
     assert isinstance(error, Refused)
     assert (error.code.name, error.code.retry) == ("overloaded", True)
-    here.inboxes._closed = False
-    here.inboxes.came(here.place)
+    here.owner_server._closed = False
+    here.owner_server.came(here.place)
     assert [(await one).settled for one in waiting] == [1, 1]
     assert await here.lag() == 1
     assert (await here.ack(pulled[acks.index(refused)].receipt)).settled == 1
@@ -549,7 +549,7 @@ async def test_what_is_no_letter_is_passed_over_and_reported(
     with caplog.at_level(logging.WARNING, logger="tocsin.inbox"):
         assert (await here.ack(one.receipt)).settled == 1
         await eventually(lambda: node.ask("EXISTS", key) == 0)
-    assert here.inboxes.unreadable_total == 4
+    assert here.owner_server.unreadable_total == 4
     assert caplog.text.count("no letter") == 4
 
 
@@ -568,7 +568,7 @@ async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.M
         await goes.wait()
         return await real(writes)
 
-    monkeypatch.setattr(here.a.broker.flusher._storage, "write_cursors", write_cursors)
+    monkeypatch.setattr(here.a.broker.cursor_writer._storage, "write_cursors", write_cursors)
     acking = asyncio.ensure_future(here.ack(one.receipt))
     try:
         async with asyncio.timeout(10):
@@ -605,7 +605,7 @@ async def test_an_ack_that_counted_as_its_owner_was_fenced_is_not_called_stale(
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 2.0)
     asking = asyncio.create_task(here.ack(one.receipt))
     await eventually(lambda: 0 in slots and slots[0].delivery.epoch == 2)
-    here.inboxes.came(here.place)  # before it is asked again
+    here.owner_server.came(here.place)  # before it is asked again
     with pytest.raises(Unknown):
         await asking
     assert await here.lag() == 0
@@ -637,7 +637,7 @@ async def test_letters_that_a_dead_owner_may_have_judged_are_looked_up(two: Make
     here = await two()
     await here.a.publish(here.queue, numbered(2))
     settled, left = await here.pull()
-    here.inboxes._closed = True
+    here.owner_server._closed = True
     runs = [run for one in (settled, left) for run in letter_of(one, here).runs]
     letter = Letter(verb="ack", epoch=letter_of(left, here).epoch, runs=runs)
     assert await here.inbox.post(here.place, "d" * 32, letter) is None
@@ -645,7 +645,7 @@ async def test_letters_that_a_dead_owner_may_have_judged_are_looked_up(two: Make
     await here.a.restart()
     here.queue, here.group = await here.a.learn()
     (again,) = await here.pull()
-    here.inboxes.came(here.place)
+    here.owner_server.came(here.place)
     await comes_to(lambda: here.inbox.letters(here.place), something=False)
     assert await here.inbox.post(here.place, "d" * 32, letter) == PERHAPS + STALE
     assert (await here.ack(again.receipt)).settled == 1

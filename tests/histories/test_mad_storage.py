@@ -171,7 +171,7 @@ async def stuck(house: MadHouse) -> tuple[Queue, Group, Consumer]:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message(number, "stuck") for number in range(3)])
     consumer.nack(delivery((await session.take(3))[0][0]), None, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     return queue, group, consumer
 
 
@@ -181,7 +181,7 @@ async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
     either holds it up for ever, and those that were given up are not kept."""
     queue, group, consumer = await stuck(house)
     consumer.leave()
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     await house.broker.parking.decide(queue, group, "release", WhichKey(key="stuck"))
     house.storage.stall("read_side")
     session, consumer = await house.subscribe(queue, group)

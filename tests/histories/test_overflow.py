@@ -24,7 +24,7 @@ async def _relieved(house: House, group_lag: int, name: str = "billing") -> None
         while True:
             await house.broker.janitor.look()
             await asyncio.sleep(0)  # memory never waits: let the moves go on
-            await house.broker.flusher.drain()
+            await house.broker.cursor_writer.drain()
             if await house.lag(queue, group) == group_lag:
                 return
 
@@ -102,7 +102,7 @@ async def test_a_message_larger_than_the_queue_may_be_moves_nobody(house: House)
     assert [answer[1] for answer in answers if not isinstance(answer, str)] == [*range(10)]
     for _ in range(3):
         await house.broker.janitor.look()
-        await house.broker.flusher.drain()
+        await house.broker.cursor_writer.drain()
     assert await house.lag(queue, group) == 10
     with pytest.raises(Refused, match="queue_not_found"):
         house.find("orders.dead-letters")
@@ -250,7 +250,7 @@ async def test_what_one_consumer_settled_is_not_counted_under_the_next(house: Ho
     await house.publish(queue, spread(queue, [0, 4]))
     for _ in range(3):
         await house.broker.janitor.look()
-        await house.broker.flusher.drain()
+        await house.broker.cursor_writer.drain()
     assert await house.lag(queue, group) == 5
     with pytest.raises(Refused, match="queue_not_found"):
         house.find("orders.dead-letters")

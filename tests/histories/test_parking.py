@@ -21,7 +21,7 @@ STUCK = WhichKey(key="stuck")
 
 async def parked(house: House, queue: Queue, group: Group) -> list[ParkedKey]:
     """What is parked, once that is durable."""
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     return (await house.broker.parking.parked(queue, group, 100)).keys
 
 
@@ -89,7 +89,7 @@ async def test_a_key_that_is_retried_or_released_goes_on_in_order(house: House, 
     assert (line.key, line.offset) == ("stuck", 0)
     assert await drink(session, consumer, 5) == [0, 1, 2, 3, 4]
     assert [attempt for _, _, attempt in session.given] == [1] * 5
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await house.lag(queue, group) == 0
     assert await parked(house, queue, group) == []
 

@@ -55,7 +55,7 @@ async def test_what_returns_during_a_pause_comes_again_after_it(house: House) ->
     given = await session.take(3)
     await pause(house)
     consumer.nack(delivery(given[0][0]), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     await house.publish(house.find(), [message(3)])
     await held_up(house)
     assert len(session.given) == 3
@@ -100,7 +100,7 @@ async def test_at_most_once_settles_nothing_during_a_pause(house: House) -> None
     await pause(house)
     await house.publish(house.find(), numbered(2))
     await held_up(house)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await house.lag(queue, group) == 2
     await pause(house, paused=False)
     assert await session.get(2) == [0, 1]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.delivery.owned_partition import Slot
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.models import Look, Peeked, Place
 from gateway.operator import peek as looking
 from metadata.catalog import ANYBODY, Queue
@@ -79,7 +79,7 @@ async def test_what_each_message_waits_for_is_said(house: House) -> None:
         (5, "ready", 0),
     ]  # fmt: skip
     assert await states(house, queue) == expected
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await states(house, queue) == expected
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
@@ -98,7 +98,7 @@ async def test_what_is_parked_and_what_dies_is_said(house: House) -> None:
     consumer.ack(delivery(given[1][0]), [], None)
     expected = [(0, "parked", 1), (2, "parked", 0)]
     assert await states(house, queue) == expected
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await states(house, queue) == expected
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
@@ -125,7 +125,7 @@ async def test_what_is_set_aside_while_somebody_looks_is_shown(
     await eventually(lambda: mad.answered["standings"])
     if not is_parked_first:
         consumer.nack(delivery(place), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     mad.well()
     shown = [(one.offset, one.state) for one in (await look).messages]
     word = "parked" if is_parked_first else "in_flight"
@@ -144,7 +144,7 @@ async def test_what_goes_to_the_dead_letters_is_said(
     context = next(iter(consumer.slots.values()))._context
     move = context.move
 
-    async def later(slot: Slot) -> None:
+    async def later(slot: OwnedPartition) -> None:
         await arrives.wait()
         await move(slot)
 

@@ -63,7 +63,7 @@ async def test_a_parked_key_is_gone_with_a_purge(house: House) -> None:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(3))
     consumer.nack(delivery((await session.take(3))[0][0]), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert (await house.broker.parking.parked(queue, group, 10)).keys_parked == 1
     assert await purge(house, queue, "billing") == 3
     assert (await house.broker.parking.parked(queue, group, 10)).keys_parked == 0

@@ -32,7 +32,7 @@ async def bury(house: House, queue: Queue, messages: list[Message], **nack: Any)
         return house.broker.dead_letters.moved_total == before + len(messages)
 
     await eventually(buried)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     consumer.leave()
 
 

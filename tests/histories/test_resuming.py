@@ -212,7 +212,7 @@ async def test_credit_counts_what_arrived(house: House) -> None:
     back.resume()
     back.hold(1, delivery(first))
     await back.given(1)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert len(back.pushed) == 1
     back.say(type="credit", subscription=1, granted=4)
     assert {body for _, body, _ in await back.given(3)} == {1, 2, 3}

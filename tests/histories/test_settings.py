@@ -225,7 +225,7 @@ async def two_of_three_nacked(house: House) -> None:
         consumer.nack(delivery(place), 3600, None)
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
 
 
 async def test_fewer_attempts_say_how_many_messages_they_end(
@@ -272,7 +272,7 @@ async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
     session, consumer = await house.subscribe(queue, group)
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert (await house.broker.parking.parked(queue, group, 9)).keys_parked == 1
     for what in (QUEUE, GROUP):
         assert (await http.patch(what, json={"on_exhausted": "dead_letter"})).status_code == 200
@@ -293,7 +293,7 @@ async def test_fewer_attempts_count_one_that_is_under_way(
     first = (await session.take(2))[0][0]
     consumer.nack(delivery(first), 0, None)
     await session.take(3)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     await refused(http, GROUP, {"attempts_max": 2}, 1, deleted=0, dead_lettered=1)
 
 
@@ -326,7 +326,7 @@ async def told(
 ) -> httpx2.Response:  # fmt: skip
     """The act is refused with this number, nothing goes, and so it is where one message less is
     allowed; allowed, it is done, and `keeps` stay. Returns its answer."""
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     await looked(house)
     before = await depth(http)
     for most in {0, messages - 1}:

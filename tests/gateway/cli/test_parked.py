@@ -29,7 +29,7 @@ async def session(house: House) -> Session:
     given = await session.take(3)
     for place, _, _ in given[:2]:
         consumer.nack(delivery(place), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     session.frames.clear()
     return session
 
@@ -175,7 +175,7 @@ async def test_another_tenants_keys_are_reached_by_its_name_alone(
     await house.publish(queue, [message(0, "user-7"), message(1, "hers")])
     for place, _, _ in await theirs.take(2):
         consumer.nack(delivery(place), 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
 
     async def listed(*more: str) -> set[str]:
         shown = json.loads((await run("list", "orders", "billing", "--json", *more)).stdout)

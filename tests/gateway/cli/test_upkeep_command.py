@@ -249,7 +249,7 @@ async def test_the_sdk_decides_about_parked_keys(house: House, http: tocsin.Http
     await house.publish(queue, [message(0, "a"), message(1, "b")])
     for place, _, _ in await session.take(2):
         consumer.nack([[*place, place[3]]], 0, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     found = await http.parked_keys("orders", "billing")
     assert (found["keys_parked"], {one["key"] for one in found["keys"]}) == (2, {"a", "b"})
     done = await http.decide_parked("orders", "billing", "skip", key="a")

@@ -89,7 +89,7 @@ async def test_a_full_dead_letter_queue_holds_the_letter_back(
         assert json.dumps(described["groups"]).count('"lag": 1') == 1
         await house.set_queue("orders.dead-letters", messages_max=2)
     await eventually(lambda: house.broker.dead_letters.moved_total == 1)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
     assert await house.lag(queue, group) == 0
 
@@ -103,7 +103,7 @@ async def test_the_dead_letters_of_dead_letters_are_parked(house: House) -> None
     session, consumer = await house.subscribe(dead, group)
     ((place, _, _),) = await session.take(1)
     consumer.nack(delivery(place), None, None)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     described = await house.broker.describe_group(ANYBODY, dead, "undertaker")
     assert described["keys_parked"] == 1
     assert not there(house, "orders.dead-letters.dead-letters")

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.delivery.log_reader import KEPT_BYTES_MAX, KEPT_MAX, Fetch
+from gateway.delivery.log_reader import KEPT_BYTES_MAX, KEPT_MAX, LogPrefetch
 from gateway.publish.tail import Tail
 from push import limits
 from push.places import Partition
@@ -21,7 +21,7 @@ async def test_many_slots_that_take_nothing_hold_a_bounded_part_of_the_log(tmp_p
         await house.publish(queue, [message("x" * 60_000)])
     tail, partition = Tail(house.broker.storage), Partition(queue.queue_id, 0)
     woken = asyncio.Event()
-    fetches = [Fetch(house.broker.storage, tail, partition, woken.set) for _ in range(SLOTS)]
+    fetches = [LogPrefetch(house.broker.storage, tail, partition, woken.set) for _ in range(SLOTS)]
     for fetch in fetches:
         assert fetch.log(0) is None
     while any(fetch.reading for fetch in fetches):
@@ -48,7 +48,7 @@ async def test_what_a_line_tries_again_is_read_once(tmp_path: Path) -> None:
     await house.publish(queue, [message(body) for body in bodies])
     tail, partition = Tail(house.broker.storage), Partition(queue.queue_id, 0)
     woken = asyncio.Event()
-    fetch = Fetch(house.broker.storage, tail, partition, woken.set)
+    fetch = LogPrefetch(house.broker.storage, tail, partition, woken.set)
 
     async def read(offset: int) -> bytes:
         fetch.read_lines([offset])

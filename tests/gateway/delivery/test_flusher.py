@@ -1,15 +1,16 @@
-"""The flusher: cursor writes, gathered, repeated while their outcome is unknown."""
+"""The cursor writer: cursor writes, gathered, repeated while their outcome is unknown."""
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gateway.delivery.consumer import Settled
-from gateway.delivery.cursor_writer import Flusher
+from gateway.delivery.consumer import Settlement
+from gateway.delivery.cursor_writer import CursorWriter
+from gateway.publish.lanes import CommitLanes
 from metadata.catalog import ANYBODY
 from push.places import Partition
 from push.storage_port import CursorWrite, Storage, Written
@@ -36,7 +37,7 @@ async def test_acks_of_one_moment_are_one_write(house: House) -> None:
     for place, _, _ in await session.take(400):
         consumer.ack(delivery(place), [], None)
     await eventually(lambda: writes)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     assert await house.lag(queue, group) == 0
     assert writes <= 2
 
@@ -52,7 +53,7 @@ async def test_an_ack_is_confirmed_when_it_is_durable_and_not_before(
     await house.publish(queue, numbered(2))
     place, _ = (one[0] for one in await session.take(2))
     house.memory.lose_next_answer(applied=applied)
-    answers: list[Settled] = []
+    answers: list[Settlement] = []
     consumer.ack(delivery(place), [], answers.append)
     await eventually(lambda: not house.memory._lost_answers)
     assert answers == []
@@ -72,7 +73,7 @@ async def test_an_ack_of_nothing_is_answered_when_all_acks_before_it_are_durable
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     places = [place for place, _, _ in await session.take(2)]
-    answers: list[Settled] = []
+    answers: list[Settlement] = []
     consumer.ack([], [], answers.append)
     assert len(answers) == 1  # nothing was acked: nothing is waited for
     consumer.ack(delivery(places[0]), [], None)
@@ -110,8 +111,8 @@ async def test_a_place_that_is_lost_answers_for_no_other(
     apart = SimpleNamespace(  # a lane for each
         lane=lambda partition, _: SimpleNamespace(number=partition.number), write_cursors=late
     )
-    monkeypatch.setattr(house.broker.flusher, "_storage", apart)
-    answers: list[Settled] = []
+    monkeypatch.setattr(house.broker.cursor_writer, "_storage", apart)
+    answers: list[Settlement] = []
     for place, _, _ in given:
         consumer.ack(delivery(place), [], None)
     lost, kept = consumer.slots[0], consumer.slots[1]
@@ -136,7 +137,7 @@ async def test_a_confirmed_ack_that_a_seek_overtakes_is_unknown(house: House) ->
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(1))
     ((place, _, _),) = await session.take(1)
-    answers: list[Settled] = []
+    answers: list[Settlement] = []
     seeking = asyncio.ensure_future(house.broker.seek_group(ANYBODY, queue, "billing", "earliest"))
     await asyncio.sleep(0)  # the seek is in the storage, and its answer on the way
     consumer.ack(delivery(place), [], answers.append)
@@ -225,7 +226,7 @@ async def test_what_is_settled_during_a_commit_goes_right_behind_what_is_publish
     storing = Storing(house, monkeypatch)
     published = [house.submit(queue, numbered(1, first=2))]
     await eventually(lambda: storing.calls)
-    answers: list[Settled] = []
+    answers: list[Settlement] = []
     for place in places:
         consumer.ack(delivery(place), [], answers.append)
         await turns()
@@ -251,15 +252,16 @@ async def test_what_is_settled_as_something_is_published_goes_behind_it(
     ((place, _, _),) = await session.take(1)
     storing = Storing(house, monkeypatch)
     storing.gate.set()
-    answers: list[Settled] = []
+    answers: list[Settlement] = []
     consumer.ack(delivery(place), [], answers.append)
     await house.publish(queue, numbered(1, first=1))
     await eventually(lambda: answers)
     assert storing.calls == ["append", "write"]
 
 
-def flusher_of(written: list[int]) -> Flusher:
-    """Over a storage with a lane for every ten partitions, which notes what it writes."""
+def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorWriter:
+    """Over a storage with a lane for every ten partitions, which notes what it writes. `taken`:
+    lanes in which a commit is under way."""
 
     async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
         written.extend(write.place.partition.number for write in writes)
@@ -268,7 +270,9 @@ def flusher_of(written: list[int]) -> Flusher:
     def lane(partition: Partition, _: object) -> object:
         return SimpleNamespace(number=partition.number // 10)
 
-    return Flusher(cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors)))
+    storage = cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors))
+    commits = SimpleNamespace(is_taken=lambda number: number in taken, watch=lambda _: None)
+    return CursorWriter(storage, cast(CommitLanes, commits))
 
 
 @pytest.mark.parametrize("last_word", ["moved", "drained", "began elsewhere", "late"])
@@ -279,22 +283,21 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
     if last_word != "late":
         monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
     written: list[int] = []
-    flusher = flusher_of(written)
     taken = {1}
-    flusher.is_taken = taken.__contains__
+    cursor_writer = cursor_writer_of(written, taken)
     for number in (10, 20):
-        flusher.mark(Acks("q", number), urgent=True)
+        cursor_writer.mark(Acks("q", number), urgent=True)
     if last_word == "began elsewhere":
         await asyncio.sleep(0)  # they are looked at
         taken.clear()
     await turns()
     if last_word == "moved":
         assert written == [20]
-        flusher.moved(2)
+        cursor_writer.moved(2)
         assert written == [20]
-        flusher.moved(1)
+        cursor_writer.moved(1)
     if last_word == "drained":
-        await flusher.drain()
+        await cursor_writer.drain()
     if last_word == "late":
         assert written == [20]
         await eventually(lambda: len(written) == 2)
@@ -316,11 +319,11 @@ async def test_one_cursor_that_cannot_be_written_is_no_other_s_loss(
 ) -> None:
     """P12: those before it, those behind it, and those of other lanes."""
     told, written = told_by_the_loop(), list[int]()
-    flusher = flusher_of(written)
+    cursor_writer = cursor_writer_of(written)
     writers = [Acks("q", number) for number in (1, 2, 3, 11)]
     monkeypatch.setattr(writers[1], "take_write", None)
     for writer in writers:
-        flusher.mark(writer, urgent=True)
+        cursor_writer.mark(writer, urgent=True)
     await turns()
     assert (sorted(written), len(told)) == ([1, 3, 11], 1)
 
@@ -330,10 +333,10 @@ async def test_a_write_that_was_never_begun_says_nothing(
 ) -> None:
     """Its task was cancelled: the loop ends."""
     told, written = told_by_the_loop(), list[int]()
-    flusher = flusher_of(written)
-    flusher.mark(Acks("q"), urgent=True)
+    cursor_writer = cursor_writer_of(written)
+    cursor_writer.mark(Acks("q"), urgent=True)
     await asyncio.sleep(0)
-    (task,) = flusher._flushes
+    (task,) = cursor_writer._flushes
     task.cancel()
     await turns()
     gc.collect()
@@ -353,7 +356,7 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     await eventually(lambda: storing.calls)
     broken = Acks("q")
     monkeypatch.setattr(broken, "take_write", None)
-    house.broker.flusher.mark(broken, urgent=True)
+    house.broker.cursor_writer.mark(broken, urgent=True)
     await turns()
     published.append(house.submit(queue, numbered(1, first=1)))
     storing.gate.set()

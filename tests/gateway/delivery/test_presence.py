@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.catalog.guarded import GuardedMetadata
-from gateway.delivery.owned_partition import Context
+from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.presence import Presence
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.heartbeats import BEAT_S, GONE_S
@@ -48,9 +48,9 @@ class Beats:
         return answer
 
 
-def presence() -> tuple[Presence, Context, Beats]:
+def presence() -> tuple[Presence, DeliveryContext, Beats]:
     parts = cast(Any, None)
-    context, beats = Context(parts, parts, parts, parts, parts, parts, parts), Beats()
+    context, beats = DeliveryContext(parts, parts, parts, parts, parts, parts, parts), Beats()
     made = Presence(context, cast(Metadata, beats))
     made.start()
     return made, context, beats
@@ -149,7 +149,8 @@ def test_all_gateways_choose_the_same_one() -> None:
         parts = cast(Any, None)
         all_of_them = [
             Presence(
-                Context(parts, parts, parts, parts, parts, parts, parts), cast(Metadata, beats)
+                DeliveryContext(parts, parts, parts, parts, parts, parts, parts),
+                cast(Metadata, beats),
             )
             for _ in range(3)
         ]
@@ -172,7 +173,7 @@ def test_one_gateway_alone_does_nothing() -> None:
     async def main() -> None:
         parts, beats = cast(Any, None), Beats()
         beats.is_shared = False
-        context = Context(parts, parts, parts, parts, parts, parts, parts)
+        context = DeliveryContext(parts, parts, parts, parts, parts, parts, parts)
         one = Presence(context, cast(Metadata, beats))
         one.start()
         await asyncio.sleep(100)
@@ -190,7 +191,7 @@ def test_a_gateway_is_there_while_whoever_has_the_rows_is_away(tmp_path: Path) -
         mad = SharedMetadata(await open_catalog(tmp_path), [])
         guard = GuardedMetadata(cast(Metadata, mad))
         parts = cast(Any, None)
-        made = Presence(Context(parts, parts, parts, parts, parts, parts, parts), guard)
+        made = Presence(DeliveryContext(parts, parts, parts, parts, parts, parts, parts), guard)
         made.start()
         away = Refused("metadata_unavailable")
         mad.fail = lambda name: away if name in {"membership", "glance"} else None
@@ -217,7 +218,7 @@ def test_a_gateway_is_there_while_changes_alone_are_not_confirmed(tmp_path: Path
         queue, _ = await guard.put_queue(ANYBODY, "orders", QueueSettings())
         group, _ = await guard.put_group(ANYBODY, queue, "billing", GroupSettings())
         parts = cast(Any, None)
-        context = Context(parts, parts, parts, parts, parts, parts, parts)
+        context = DeliveryContext(parts, parts, parts, parts, parts, parts, parts)
         made = Presence(context, guard)
         made.start()
         changes: list[asyncio.Task[None]] = []

@@ -42,7 +42,7 @@ async def die(house: House, queue: Queue, count: int) -> None:
         return house.broker.dead_letters.moved_total == count
 
     await eventually(buried)
-    await house.broker.flusher.drain()
+    await house.broker.cursor_writer.drain()
     consumer.leave()
 
 

@@ -1,8 +1,8 @@
 """The owner of what nobody owns: for a moment, so that overflow and operators can move things.
 
-What a consumer of this gateway owns is moved through its slot. Where there is none, the caretaker
-owns the partition, under an epoch as everybody does, and gives out nothing. A consumer that comes
-meanwhile fences it.
+What a consumer of this gateway owns is moved through its `OwnedPartition`. Where there is none, the
+temporary owner owns the partition, under an epoch like every owner, and gives out nothing. A
+consumer that comes meanwhile fences it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from gateway.delivery.group import delivery_settings
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import Context, Slot
+from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
 from push.delivery.delivery import Delivery
@@ -23,8 +23,8 @@ from push.places import GroupPartition, Partition
 from push.record import Record
 
 
-class Nobody:
-    """The owner of a slot of the caretaker: it is given nothing."""
+class NullConsumer:
+    """The owner of a slot of the temporary owner: it is given nothing."""
 
     blocked_by = "no_consumer"
 
@@ -36,7 +36,9 @@ class Nobody:
         """Nothing."""
         return Share(0, 1, 0)
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+    def deliver(
+        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+    ) -> None:
         """Never called: nothing is available."""
 
     def reserve(self, count: int) -> object:
@@ -45,10 +47,10 @@ class Nobody:
     def release(self, count: int, reserved: object) -> None:
         """Never called: nothing is reserved."""
 
-    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Never called: nothing is in flight."""
 
-    def arrived(self, slot: Slot, push: Push) -> float | None:
+    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
         """Never called: nothing is in flight."""
         return push.given_at
 
@@ -62,10 +64,10 @@ class Nobody:
         """Nothing to give to."""
 
 
-class Caretaker:
+class TemporaryOwner:
     """See the module."""
 
-    def __init__(self, context: Context, groups: Groups, metadata: Metadata) -> None:
+    def __init__(self, context: DeliveryContext, groups: Groups, metadata: Metadata) -> None:
         self._context = context
         self._groups = groups
         self._metadata = metadata
@@ -79,10 +81,10 @@ class Caretaker:
     @asynccontextmanager
     async def own(
         self, queue: Queue, group: Group, partition: Partition
-    ) -> AsyncIterator[Slot | None]:
+    ) -> AsyncIterator[OwnedPartition | None]:
         """A slot of its own; afterwards what dies in it is moved, all is written and the slot
         ended. After an error it ends as it is. None: the group has consumers, here or at another
-        gateway, or the caretaker owns the place already.
+        gateway, or the temporary owner owns the place already.
 
         Raises:
             TocsinError: owning failed; nothing happened.
@@ -104,15 +106,15 @@ class Caretaker:
         settings = delivery_settings(queue, group, pulls=False)
         now = asyncio.get_running_loop().time()
 
-        def ended(_: Slot) -> None:
+        def ended(_: OwnedPartition) -> None:
             self._owning.discard(place)
             gone.set()
 
         tally = self._context.counting.group(group.group_id)
         delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
-        slot = Slot(
+        slot = OwnedPartition(
             self._context, queue, group, partition,
-            delivery=delivery, cursor=owned.cursor, owner=Nobody(), gone=ended,
+            delivery=delivery, cursor=owned.cursor, owner=NullConsumer(), gone=ended,
         )  # fmt: skip
         try:
             yield slot
