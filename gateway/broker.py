@@ -67,7 +67,7 @@ from push.message import Message
 from push.places import Partition
 from push.rates.shared import RatePool
 from push.storage_port import PLAIN, Sealer, Storage
-from runtime.loop.end_of_turn import Deadlines, Soon
+from runtime.loop.end_of_turn import Deadlines, EndOfTurn
 
 
 def _letters(
@@ -258,9 +258,9 @@ class Broker:
         return self._availability.is_leaving
 
     @property
-    def soon(self) -> Soon:
+    def end_of_turn(self) -> EndOfTurn:
         """As link.Broker.soon."""
-        return self.tail.soon
+        return self.tail.end_of_turn
 
     # --- Life ----------------------------------------------------------------------------------
 

@@ -377,7 +377,7 @@ class Consumer:
         """Let its slots give, soon."""
         if not self._scheduled and not self.left:
             self._scheduled = True
-            self._runtime.tail.soon.call(self._pump)
+            self._runtime.tail.end_of_turn.call(self._pump)
 
     def _pump(self) -> None:
         """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""

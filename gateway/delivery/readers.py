@@ -256,7 +256,7 @@ class QueueReaders:
     def _fan_out_soon(self) -> None:
         if not self._fanning:
             self._fanning = True
-            self._tail.soon.call(self._fan_out)
+            self._tail.end_of_turn.call(self._fan_out)
 
     def _fan_out(self) -> None:
         self._fanning = False

@@ -93,7 +93,7 @@ class Registry:
     ) -> None:
         self.services = services
         self.log = services.broker.delivery_log
-        self._soon = services.broker.soon
+        self._end_of_turn = services.broker.end_of_turn
         self.addresses = addresses
         services.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
@@ -215,7 +215,7 @@ class Registry:
         """It has something to write; said once before each flush."""
         self._dirty.append(connection)
         if len(self._dirty) == 1:
-            self._soon.call_last(self._flush)
+            self._end_of_turn.call_last(self._flush)
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []

@@ -389,7 +389,7 @@ class Committer:
         except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
             logger.exception("a commit failed: unexpected")
             results = [Unknown(f"internal: {error!r}")] * len(commit.batch)
-        with self._tail.soon:
+        with self._tail.end_of_turn:
             self._answer_all(commit, results)
             self._leave(asyncio.current_task())
 

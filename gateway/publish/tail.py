@@ -19,7 +19,7 @@ from push.errors import Refused
 from push.places import Partition
 from push.record import Record
 from push.storage_port import Read, Storage
-from runtime.loop.end_of_turn import Soon
+from runtime.loop.end_of_turn import EndOfTurn
 
 Follower = Callable[[Partition], None]
 
@@ -47,7 +47,7 @@ class Tail:
         """Certified ends, of the partitions that were appended to or asked for."""
         self.hit_rate = HitRate()
         """Of looks for the next record."""
-        self.soon = Soon()
+        self.end_of_turn = EndOfTurn()
         """For what follows from a commit."""
         self.ahead_bytes = 0
         """What slots have read, or are reading, and have not given out yet."""

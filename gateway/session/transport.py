@@ -21,7 +21,7 @@ from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError
 from push.message import Message
 from runtime.addresses import ClientAddress
-from runtime.loop.end_of_turn import Soon
+from runtime.loop.end_of_turn import EndOfTurn
 
 
 class Outlet(Protocol):
@@ -280,7 +280,7 @@ class Broker(Protocol):
     def delivery_log(self) -> DeliveryLog: ...
 
     @property
-    def soon(self) -> Soon: ...
+    def end_of_turn(self) -> EndOfTurn: ...
 
     @property
     def publisher(self) -> Publisher: ...

@@ -1,13 +1,13 @@
-"""What happens when the present callback of the event loop has ended: pumps, then what they and
-others have to write.
+"""Run work at the end of the current callback of the event loop, and at deadlines.
 
-Each turn of the loop looks at all sockets in between, and beside a crowd that is milliseconds. So
-what follows from a commit (its receipts, its pushes, the writing of both) does not take a turn
-each: it is collected while the commit is answered, and done at the end of that same callback.
-Outside of such a block it is done in the next turn. What it asks for itself has the turn behind
-that one, so that a backlog starves nobody, however many commits are answered in this one.
+Each turn of the loop looks at all sockets in between, and with many of them that takes
+milliseconds. So what follows from a commit (its receipts, its pushes, the writing of both) does not
+take a turn each: it is collected while the commit is answered, and run at the end of that same
+callback. Outside of such a block it is run in the next turn. Work that this work asks for is run
+in the turn behind that one, so that a backlog starves nobody, however many commits are answered in
+this one.
 
-One timer for all slots: leases, backoffs and drains that end by time alone.
+`Deadlines` is one timer for all partitions: leases, backoffs and drains that end by time alone.
 """
 
 import asyncio
@@ -20,27 +20,28 @@ from weakref import ref
 Work = Callable[[], None]
 
 
-class Soon:
-    """Of one event loop. As a context manager: what is asked for within is done at its end."""
+class EndOfTurn:
+    """The work of one event loop. As a context manager: work that is asked for within is run at the
+    end of the block."""
 
-    __slots__ = ("_behind", "_depth", "_has_turn", "_is_doing", "_last", "_work")
+    __slots__ = ("_depth", "_has_turn", "_is_running", "_last", "_next_turn", "_work")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
-        self._behind: list[Work] = []
-        """What was asked for by what was done: the next turn's."""
+        self._next_turn: list[Work] = []
+        """Asked for by work that was run."""
         self._last: list[Work] = []
         self._depth = 0
-        self._is_doing = False
+        self._is_running = False
         self._has_turn = False
 
     def call(self, work: Work) -> None:
-        """In the order of asking."""
-        (self._behind if self._is_doing else self._work).append(work)
+        """Run `work`, in the order of asking."""
+        (self._next_turn if self._is_running else self._work).append(work)
         self._ask()
 
     def call_last(self, work: Work) -> None:
-        """The same, behind everything that `call` was asked for."""
+        """Run `work` behind everything that `call` was asked for."""
         self._last.append(work)
         self._ask()
 
@@ -50,36 +51,36 @@ class Soon:
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth and (self._work or self._last):
-            self._do()
+            self._run()
 
     def _ask(self) -> None:
-        if not (self._depth or self._is_doing or self._has_turn):
+        if not (self._depth or self._is_running or self._has_turn):
             self._has_turn = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         self._has_turn = False
-        self._work[:0] = self._behind
-        self._behind = []
-        self._do()
+        self._work[:0] = self._next_turn
+        self._next_turn = []
+        self._run()
 
-    def _do(self) -> None:
-        self._is_doing = True
+    def _run(self) -> None:
+        self._is_running = True
         try:
             work, self._work = self._work, []
             for one in work:
-                _do_alone(one)
+                _run_one(one)
             last, self._last = self._last, []
             for one in last:
-                _do_alone(one)
+                _run_one(one)
         finally:
-            self._is_doing = False
-            if self._behind or self._last:
+            self._is_running = False
+            if self._next_turn or self._last:
                 self._ask()
 
 
-def _do_alone(work: Work) -> None:
-    """What it raises is told, as of any callback of the loop, and is nobody else's."""
+def _run_one(work: Work) -> None:
+    """Run it; an error is reported like that of any callback of the loop, and stops nothing else."""
     try:
         work()
     except (SystemExit, KeyboardInterrupt):
@@ -90,14 +91,14 @@ def _do_alone(work: Work) -> None:
 
 
 class Timed(Protocol):
-    """Something that has a next deadline (loop time), and something to do then. Its deadline does
-    not keep it: who has left nothing behind is not to stay for a lease's 30 s."""
+    """Something that has a next deadline (loop time), and something to do then. The deadline keeps
+    only a weak reference, so that nothing stays for a lease's 30 s because of it alone."""
 
     scheduled: float
-    """When it stands in the heap next; infinity: it does not. Kept by Deadlines."""
+    """Next time in the heap; infinity: it is not in it. Kept by Deadlines."""
 
     def tick(self) -> None:
-        """Time has come; the next deadline is asked for by `Deadlines.set` again."""
+        """React to the deadline; the next one is asked for by `Deadlines.set` again."""
 
 
 class Deadlines:
@@ -109,8 +110,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, timed: Timed, at: float | None) -> None:
-        """Tick `timed` at `at` at the latest. An earlier tick that stands already stays: it asks
-        again."""
+        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays, and `timed`
+        asks again then."""
         if at is None or at >= timed.scheduled:
             return
         timed.scheduled = at
@@ -141,7 +142,7 @@ class Deadlines:
             self._arm()  # also behind a bug: the others' time has come
 
     def close(self) -> None:
-        """Nothing ticks any more."""
+        """Stop ticking."""
         if self._timer is not None:
             self._timer.cancel()
         self._heap.clear()

@@ -24,7 +24,7 @@ from metadata.port import Metadata
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
-from runtime.loop.end_of_turn import Soon
+from runtime.loop.end_of_turn import EndOfTurn
 from tests.gateway.plain_metadata import NOW_UNIX_MS, PlainMetadata
 
 EPOCH = 1
@@ -212,7 +212,7 @@ class EchoBroker:
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
         self.delivery_log = DeliveryLog()
-        self.soon = Soon()
+        self.end_of_turn = EndOfTurn()
         self.logs: dict[str, list[bytes]] = {}
         self.places: list[EchoPlace] = []
         self.submitted: list[Submitted] = []

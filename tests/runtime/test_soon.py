@@ -5,24 +5,24 @@ from functools import partial
 
 import pytest
 
-from runtime.loop.end_of_turn import Soon
+from runtime.loop.end_of_turn import EndOfTurn
 
 
 async def test_what_is_asked_for_in_a_block_is_done_at_its_end_and_writing_comes_last() -> None:
-    soon, done = Soon(), list[str]()
-    with soon:
-        soon.call_last(partial(done.append, "flush"))
-        soon.call(partial(done.append, "pump"))
-        with soon:
-            soon.call(partial(done.append, "another pump"))
+    end, done = EndOfTurn(), list[str]()
+    with end:
+        end.call_last(partial(done.append, "flush"))
+        end.call(partial(done.append, "pump"))
+        with end:
+            end.call(partial(done.append, "another pump"))
         assert not done
     assert done == ["pump", "another pump", "flush"]
 
 
 async def test_outside_of_a_block_it_has_the_next_turn() -> None:
-    soon, done = Soon(), list[str]()
-    soon.call_last(partial(done.append, "flush"))
-    soon.call(partial(done.append, "pump"))
+    end, done = EndOfTurn(), list[str]()
+    end.call_last(partial(done.append, "flush"))
+    end.call(partial(done.append, "pump"))
     assert not done
     await asyncio.sleep(0)
     assert done == ["pump", "flush"]
@@ -30,16 +30,16 @@ async def test_outside_of_a_block_it_has_the_next_turn() -> None:
 
 async def test_a_backlog_has_one_turn_after_the_other() -> None:
     """P8: who asks again is not done again before others are heard; what it has to write is."""
-    soon, done = Soon(), list[str]()
+    end, done = EndOfTurn(), list[str]()
 
     def pump() -> None:
         done.append("pump")
-        soon.call_last(partial(done.append, "flush"))
+        end.call_last(partial(done.append, "flush"))
         if done.count("pump") < 3:
-            soon.call(pump)
+            end.call(pump)
 
-    with soon:
-        soon.call(pump)
+    with end:
+        end.call(pump)
     assert done == ["pump", "flush"]
     await asyncio.sleep(0)
     assert done == 2 * ["pump", "flush"]
@@ -50,26 +50,26 @@ async def test_a_backlog_has_one_turn_after_the_other() -> None:
 
 
 async def test_a_backlog_has_no_more_of_a_turn_where_several_commits_are_answered_in_it() -> None:
-    soon, done = Soon(), list[str]()
+    end, done = EndOfTurn(), list[str]()
 
     def pump() -> None:
         done.append("pump")
-        soon.call(pump)
+        end.call(pump)
 
-    with soon:
-        soon.call(pump)
+    with end:
+        end.call(pump)
     for number in range(3):
-        with soon:
-            soon.call_last(partial(done.append, f"receipt {number}"))
+        with end:
+            end.call_last(partial(done.append, f"receipt {number}"))
     assert done == ["pump", "receipt 0", "receipt 1", "receipt 2"]
-    soon.call(partial(done.append, "another"))
+    end.call(partial(done.append, "another"))
     await asyncio.sleep(0)
     assert done[4:] == ["pump", "another"]
 
 
 @pytest.mark.parametrize("failure", [ValueError("no"), asyncio.CancelledError("no")])
 async def test_one_that_fails_fails_alone_and_is_told(failure: BaseException) -> None:
-    soon, done, told = Soon(), list[str](), list[str]()
+    end, done, told = EndOfTurn(), list[str](), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
 
@@ -77,15 +77,15 @@ async def test_one_that_fails_fails_alone_and_is_told(failure: BaseException) ->
         raise failure
 
     def block() -> None:
-        with soon:
-            soon.call(fail)
-            soon.call(partial(done.append, "pump"))
-            soon.call_last(partial(done.append, "flush"))
+        with end:
+            end.call(fail)
+            end.call(partial(done.append, "pump"))
+            end.call_last(partial(done.append, "flush"))
             raise KeyError
 
     with pytest.raises(KeyError):
         block()
     assert (done, told) == (["pump", "flush"], [repr(failure)])
-    with soon:
-        soon.call(partial(done.append, "again"))
+    with end:
+        end.call(partial(done.append, "again"))
     assert done[-1] == "again"
