@@ -80,7 +80,7 @@ class EndOfTurn:
 
 
 def _run_one(work: Work) -> None:
-    """Run it; an error is reported like that of any callback of the loop, and stops nothing else."""
+    """Run it; its error is reported like that of any callback, and stops nothing else."""
     try:
         work()
     except (SystemExit, KeyboardInterrupt):
@@ -110,8 +110,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, timed: Timed, at: float | None) -> None:
-        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays, and `timed`
-        asks again then."""
+        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays, and
+        `timed` asks again then."""
         if at is None or at >= timed.scheduled:
             return
         timed.scheduled = at
