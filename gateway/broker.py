@@ -259,7 +259,7 @@ class Broker:
 
     @property
     def end_of_turn(self) -> EndOfTurn:
-        """As link.Broker.soon."""
+        """As link.Broker.end_of_turn."""
         return self.tail.end_of_turn
 
     # --- Life ----------------------------------------------------------------------------------

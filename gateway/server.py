@@ -121,10 +121,10 @@ class Server:
         self._listener = Listener(
             application,
             bound,
-            http=http_class(addresses, self.registry.intake, services.turns),
+            http=http_class(addresses, self.registry.large_reads, services.arrivals),
             ws=websocket_class(self.registry),
             tls=tls.context if tls is not None else None,
-            turns=services.turns,
+            arrivals=services.arrivals,
         )
 
     @classmethod

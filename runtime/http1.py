@@ -45,7 +45,7 @@ from push import limits
 from push.errors import Refused, TocsinError
 from runtime import problems
 from runtime.addresses import CLIENT, NO_PROXIES, TRANSPORT, UNKNOWN, Addresses, peer_of
-from runtime.loop.fairness import LARGE_READ_BYTES, Intake, Progress, Turns
+from runtime.loop.fairness import LARGE_READ_BYTES, ArrivalGate, LargeReadGate, TransferDeadline
 
 CHUNK_LINE_BYTES_MAX: Final = 1024
 """A chunk's size and its extensions, which nobody reads here."""
@@ -162,9 +162,9 @@ def _no_chunks(why: str) -> Refused:
 class Flow(FlowControl):
     """When a socket is read: when the application wants more of a body, and it is its turn."""
 
-    def __init__(self, transport: asyncio.Transport, intake: Intake) -> None:
+    def __init__(self, transport: asyncio.Transport, large_reads: LargeReadGate) -> None:
         super().__init__(transport)
-        self._intake = intake
+        self._large_reads = large_reads
         self.is_resting = False
         self._is_over = False
 
@@ -174,7 +174,7 @@ class Flow(FlowControl):
             self.is_resting = True
             if not self.read_paused:
                 self._transport.pause_reading()
-            self._intake.rest(self._read_on)
+            self._large_reads.wait(self._read_on)
 
     def hand_over(self) -> None:
         """Somebody else says from now on when the socket is read."""
@@ -232,8 +232,8 @@ class Http11Protocol(HttpToolsProtocol):
     """Requests waiting behind one that is being answered: each is an object many times its size on
     the wire, and one read holds thousands."""
     addresses = NO_PROXIES
-    intake: Intake | None = None
-    turns: Turns | None = None
+    large_reads: LargeReadGate | None = None
+    arrivals: ArrivalGate | None = None
     """Shared with others, where they are set."""
     linger_s = limits.CLOSE_TIMEOUT_S
     """From our last words to the end of the socket, whatever the client does."""
@@ -242,7 +242,7 @@ class Http11Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._phase = _Phase.HEADER
         self._timer: asyncio.TimerHandle | None = None
-        self._progress = Progress(self.body_timeout_s, now=0.0)
+        self._body_deadline = TransferDeadline(self.body_timeout_s, now=0.0)
         """Of the body that is arriving."""
         self._header_bytes = 0
         """Of the parsed part of this header."""
@@ -256,8 +256,8 @@ class Http11Protocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the one that was parsed last."""
         self._last_words = b""
         """While refused: what is owed behind the answers to the requests before."""
-        self._intake = self.intake or Intake()
-        self._turns = self.turns or Turns()
+        self._large_reads = self.large_reads or LargeReadGate()
+        self._arrivals = self.arrivals or ArrivalGate()
         self._early: bytes | None = None
         """What came behind a handshake that waits for its turn."""
         self._is_handshake = False
@@ -278,7 +278,7 @@ class Http11Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio.Protocol."""
         super().connection_made(transport)
-        self.flow: Flow = Flow(transport, self._intake)
+        self.flow: Flow = Flow(transport, self._large_reads)
         self._peer = peer_of(transport.get_extra_info)
         self._is_proxied = self.addresses.trusts(self._peer)
         self._may_enter = self.addresses.may_enter(self._peer)
@@ -294,7 +294,7 @@ class Http11Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol."""
         self._receive(data)
-        self._intake.heard()
+        self._large_reads.after_read()
 
     def _receive(self, data: bytes) -> None:
         if self._early is not None:
@@ -374,7 +374,7 @@ class Http11Protocol(HttpToolsProtocol):
             self._refuse(Refused("invalid_request", detail))
             return
         self._early = early
-        if not self._turns.take(self._hand_over):
+        if not self._arrivals.begin(self._hand_over):
             self.flow.pause_reading()
 
     def _hand_over(self) -> None:
@@ -406,7 +406,7 @@ class Http11Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        self._turns.take(partial(self._start, cycle, app))
+        self._arrivals.begin(partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """It is its turn. Also of one whose client is gone by now: the application is told."""
@@ -451,7 +451,7 @@ class Http11Protocol(HttpToolsProtocol):
         """The header is whole."""
         self._has_begun = False
         self._judge_header()
-        self._progress = Progress(self.body_timeout_s, now=self.loop.time())
+        self._body_deadline = TransferDeadline(self.body_timeout_s, now=self.loop.time())
         self._enter(_Phase.BODY, self.body_timeout_s)
         parsed_before = self.cycle
         here = self._peer
@@ -500,7 +500,7 @@ class Http11Protocol(HttpToolsProtocol):
         cycle = self.cycle
         if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
             return
-        self._progress.moved(len(body), now=self.loop.time())
+        self._body_deadline.advance(len(body), now=self.loop.time())
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -553,17 +553,17 @@ class Http11Protocol(HttpToolsProtocol):
             return
         if self.flow.read_paused or self.flow.is_resting:
             # We do not read at the moment: the client is not the one who is late.
-            self._progress.excuse(now=self.loop.time())
+            self._body_deadline.excuse(now=self.loop.time())
             self._enter(self._phase, timeout_s)
         elif self._phase is _Phase.BODY and (left_s := self._body_left_s()) > 0:
             self._enter(self._phase, left_s)
         elif self._phase is _Phase.HEADER and not self._has_begun:
             self.transport.close()  # a connection made in advance and never used: no answer owed
         else:
-            self._turns.take(partial(self._too_late, self._phase))
+            self._arrivals.begin(partial(self._too_late, self._phase))
 
     def _body_left_s(self) -> float:
-        return self._progress.ends_at - self.loop.time()
+        return self._body_deadline.ends_at - self.loop.time()
 
     def _too_late(self, phase: _Phase) -> None:
         if self._phase is not phase or self._timer is not None or self.transport.is_closing():
@@ -628,17 +628,21 @@ class Http11Protocol(HttpToolsProtocol):
 
 
 def http_class(
-    addresses: Addresses, intake: Intake | None = None, turns: Turns | None = None
+    addresses: Addresses,
+    large_reads: LargeReadGate | None = None,
+    arrivals: ArrivalGate | None = None,
 ) -> type[Http11Protocol]:
-    """The class for `uvicorn.Config(http=…)` that goes by these addresses, and shares this intake
-    and these turns with others."""
+    """Return the class for `uvicorn.Config(http=…)` that goes by these addresses, and shares these
+    gates with others."""
+    bound_addresses = addresses
+    shared_reads = large_reads or LargeReadGate()
+    shared_arrivals = arrivals or ArrivalGate()
 
     class BoundHttp11Protocol(Http11Protocol):
-        pass
+        addresses = bound_addresses
+        large_reads = shared_reads
+        arrivals = shared_arrivals
 
-    BoundHttp11Protocol.addresses = addresses
-    BoundHttp11Protocol.intake = intake or Intake()
-    BoundHttp11Protocol.turns = turns or Turns()
     return BoundHttp11Protocol
 
 

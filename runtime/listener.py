@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from push import limits
 from runtime.addresses import NO_PROXIES
 from runtime.http1 import http_class
-from runtime.loop.fairness import Turns
+from runtime.loop.fairness import ArrivalGate
 
 AT_ONCE: Final = 4
 """Accepted in one turn: together they are half a millisecond's work, as a handshake is."""
@@ -43,13 +43,13 @@ class Accepting:
         self,
         bound: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
-        turns: Turns,
+        arrivals: ArrivalGate,
         tls: dict[str, Any],
     ) -> None:
         """`bound` stays its owner's. `tls`: as for `connect_accepted_socket`; {}: none."""
         self._bound = bound
         self._protocol = protocol
-        self._turns = turns
+        self._arrivals = arrivals
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[Any]] = set()
@@ -76,7 +76,7 @@ class Accepting:
 
     def _somebody_waits(self) -> None:
         self._loop.remove_reader(self._bound)
-        self._turns.take(self._accept)
+        self._arrivals.begin(self._accept)
 
     def _accept(self) -> None:
         if not self._is_open:
@@ -172,10 +172,10 @@ class Listener(uvicorn.Server):
         http: type[asyncio.Protocol] | None = None,
         ws: type[asyncio.Protocol] | None = None,
         tls: ssl.SSLContext | None = None,
-        turns: Turns | None = None,
+        arrivals: ArrivalGate | None = None,
     ) -> None:
         """`http`: another protocol class than that of `runtime.http1`, which all servers of
-        Tocsin speak. `turns`: those who connect share them with others, where they are given."""
+        Tocsin speak. `arrivals`: the gate that connections share with other arrivals."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -192,7 +192,7 @@ class Listener(uvicorn.Server):
         )
         self._bound = bound
         self._tls = tls
-        self._turns = turns or Turns()
+        self._arrivals = arrivals or ArrivalGate()
         self._accepting: Accepting | None = None
         self._is_accepting = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -214,7 +214,7 @@ class Listener(uvicorn.Server):
                 "ssl_shutdown_timeout": limits.CLOSE_TIMEOUT_S,
             }
         self.servers = []
-        self._accepting = Accepting(self._bound, self._protocol, self._turns, tls)
+        self._accepting = Accepting(self._bound, self._protocol, self._arrivals, tls)
         self._accepting.start(BACKLOG)
         self.started = True
         self._is_accepting.set()

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from push import limits
 from push.errors import Refused
-from runtime.loop.fairness import Incoming
+from runtime.loop.fairness import IncompleteBytesBudget
 
 JSON: Final = "application/json"
 INCOMING: Final = "tocsin.incoming"
-"""Where an application leaves, in the ASGI scope, the Incoming that its request bodies count in."""
+"""The key of the ASGI scope for the IncompleteBytesBudget that request bodies count in."""
 T = TypeVar("T")
 
 
@@ -99,7 +99,7 @@ class _Body:
 
     __slots__ = ("_incoming", "_parts", "_size")
 
-    def __init__(self, incoming: Incoming | None) -> None:
+    def __init__(self, incoming: IncompleteBytesBudget | None) -> None:
         self._incoming = incoming
         self._parts: list[bytes] | None = []
         """None: given up."""
@@ -134,7 +134,7 @@ class _Body:
             raise _too_much()
 
     def give_up(self) -> None:
-        """As Holder.give_up of runtime.loop.fairness. Who reads is told with the next part, or with
+        """As BytesHolder.give_up. Who reads is told with the next part, or with
         the end of its time."""
         self._parts = None
 

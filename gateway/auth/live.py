@@ -5,7 +5,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 
 logger = logging.getLogger("tocsin.session")
 
@@ -48,11 +48,11 @@ class LiveCredentials:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, credential: str) -> None:
-        slices = Slices()
+        slices = TimeSlices()
         for what in list(self._by_credential.get(credential, ())):
             if what in self._by_credential.get(credential, ()):
                 try:
                     what.revoked()
                 except Exception:  # the others are to end all the same
                     logger.exception("what %s has admitted did not end", credential)
-            await slices.turn()
+            await slices.yield_if_over()

@@ -21,7 +21,7 @@ from gateway.wire.rfc6455 import text_frame
 from push import limits
 from runtime.addresses import NO_PROXIES, Addresses
 from runtime.loop.end_of_turn import Deadlines, Timed
-from runtime.loop.fairness import FewAtATime, Incoming, Intake
+from runtime.loop.fairness import IncompleteBytesBudget, LargeReadGate, PerTurnQueue
 
 DRAINED_PER_S_MAX: Final = 200
 """Sessions told to come back elsewhere: every one costs another gateway a handshake and reads."""
@@ -89,7 +89,7 @@ class Registry:
         *,
         sessions_max: int = limits.SESSIONS_MAX,
         addresses: Addresses = NO_PROXIES,
-        incoming: Incoming | None = None,
+        incoming: IncompleteBytesBudget | None = None,
     ) -> None:
         self.services = services
         self.log = services.broker.delivery_log
@@ -97,9 +97,9 @@ class Registry:
         self.addresses = addresses
         services.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
-        self.incoming = incoming or Incoming()
+        self.incoming = incoming or IncompleteBytesBudget()
         """What clients have begun to send; request bodies count there, too."""
-        self.intake = Intake(
+        self.large_reads = LargeReadGate(
             lambda: services.broker.publisher.is_storing, services.broker.publisher.hurry
         )
         self.is_draining = False
@@ -113,8 +113,8 @@ class Registry:
         self._turn_by = 0.0
         """When the next one has its turn in any case."""
         self._later: deque[tuple[Talker, Heard]] = deque()
-        self._lost = FewAtATime(PER_TURN)
-        self.resumed = FewAtATime(RESUMED_PER_TURN)
+        self._lost = PerTurnQueue(PER_TURN)
+        self.resumed = PerTurnQueue(RESUMED_PER_TURN)
         """Connections that can be written to again."""
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()

@@ -130,10 +130,10 @@ class Reading(asyncio.Protocol, ABC):
             self._rest()
 
     def _rest(self) -> None:
-        """As Intake.rest; waiting already: nothing happens."""
+        """As LargeReadGate.wait; waiting already: nothing happens."""
         if not self._read_holds & _INTAKE:
             self._hold(_INTAKE)
-            self.registry.intake.rest(self._read_on)
+            self.registry.large_reads.wait(self._read_on)
 
     def _breathe(self) -> None:
         """The others have been heard."""
@@ -237,7 +237,7 @@ class Reading(asyncio.Protocol, ABC):
         self.registry.incoming.hold(self, size)
 
     def give_up(self) -> None:
-        """As Holder.give_up of runtime.loop.fairness."""
+        """As BytesHolder.give_up."""
         self._is_holding = False
         self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
         self.close(frames.OVERLOADED)
@@ -334,7 +334,7 @@ class WebSocketConnection(Reading):
         else:
             self._is_begun = True
             self._shake_hands(data)
-        self.registry.intake.heard()
+        self.registry.large_reads.after_read()
 
     def eof_received(self) -> None:
         """The client says no more: the transport closes itself."""

@@ -30,7 +30,7 @@ from push.delivery.inspect import holds_up, is_open
 from push.errors import Refused, TocsinError
 from push.places import Partition
 from push.storage_port import CursorState, PartitionState, Storage
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 
 KEPT_MAX: Final = 200_000
 """Partitions and cursors remembered, some 300 bytes each."""
@@ -164,9 +164,9 @@ class QueueStatsCache:
             groups_known = dict(known.groups)
             found = QueueStats(states, known.described, groups_known, looked_at=known.looked_at)
         places = [(state.partition, state.start) for state in states if state.messages]
-        ends, slices = [("", len(places))], Slices()
+        ends, slices = [("", len(places))], TimeSlices()
         for group in groups:
-            await slices.turn()
+            await slices.yield_if_over()
             cursors = await self._storage.cursors(queue.queue_id, group.group_id)
             stock = found.groups[group.group_id] = _group_stock(states, cursors)
             places += [(Partition(queue.queue_id, n), at) for n, at in stock.firsts.items()]

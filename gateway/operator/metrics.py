@@ -38,7 +38,7 @@ from push.delivery.inspect import of_line
 from push.delivery.values import COUNTED, Tally
 from push.errors import Refused, TocsinError
 from push.storage_port import Storage, StorageState
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 from runtime.metrics.exposition import Samples
 from runtime.metrics.process import LoopLag, of_process
 from runtime.metrics.registry import EVENTS
@@ -137,7 +137,7 @@ def lagged(samples: Samples, labels: Labels, stock: GroupStats) -> None:
 
 async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
     """What consumers of a group here hold, and which keys wait; in slices: there may be many."""
-    runtime, slices = groups.runtimes.get(group_id), Slices()
+    runtime, slices = groups.runtimes.get(group_id), TimeSlices()
     slots = list(runtime.slots.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
     samples.put("tocsin_group_consumers", members, *labels)
@@ -147,7 +147,7 @@ async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) 
     for slot in slots:
         lines = list(slot.delivery.waiting.lines.by_key.values())
         for first in range(0, len(lines), _LINES_PER_LOOK):
-            await slices.turn()
+            await slices.yield_if_over()
             for line in lines[first : first + _LINES_PER_LOOK]:
                 if not line.empty:
                     causes[of_line(line, now) or "ready"] += 1
@@ -446,12 +446,12 @@ class GatewayMetrics:
 
     async def _counters(self, samples: Samples, has_rest: bool) -> None:
         """Of all queues and groups, in slices."""
-        slices, counting, groups = Slices(), self._sources.counting, self._sources.groups
+        slices, counting, groups = TimeSlices(), self._sources.counting, self._sources.groups
         for place, counted in list(counting.queues().items()):
-            await slices.turn()
+            await slices.yield_if_over()
             of_queue(samples, self._queues.of(place) or OTHER_QUEUE, counted)
         for place, tally in list(counting.groups().items()):
-            await slices.turn()
+            await slices.yield_if_over()
             of_group(samples, self._groups.of(place) or OTHER_GROUP, tally)
         for place, count in self._readers.counts().items():
             samples.put("tocsin_queue_readers", count, *(self._queues.of(place) or OTHER_QUEUE))
@@ -460,7 +460,7 @@ class GatewayMetrics:
         if has_rest or self._groups.gone.given:
             of_group(samples, OTHER_GROUP, self._groups.gone)
         for place in list(groups.runtimes):
-            await slices.turn()
+            await slices.yield_if_over()
             await held(samples, self._groups.of(place) or OTHER_GROUP, groups, place)
 
     async def _look(

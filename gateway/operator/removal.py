@@ -25,7 +25,7 @@ from push.errors import Refused
 from push.places import GroupPartition, Partition
 from push.ranges import RangeSet
 from push.storage_port import Cursor, PartitionState, Start, Storage
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 
 
 def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
@@ -157,9 +157,9 @@ class RemovalCounter:
     ) -> int:  # fmt: skip
         """What the group alone has not settled, and the retention does not keep. `ends`: only what
         stands below these offsets of partitions."""
-        messages, slices = 0, Slices()
+        messages, slices = 0, TimeSlices()
         for state in await self._states(queue):
-            await slices.turn()
+            await slices.yield_if_over()
             partition = state.partition
             end = state.certified
             if ends is not None:

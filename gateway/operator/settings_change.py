@@ -28,7 +28,7 @@ from metadata.settings import (
 from push.errors import Refused
 from push.places import GroupPartition, Partition
 from push.storage_port import Storage
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 
 TRIES_MAX: Final = 20
 """So often a change is judged anew because somebody else has changed the settings meanwhile."""
@@ -138,9 +138,9 @@ class SettingsChanges:
 
     async def _deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
         """What the retention that is wanted deletes now, and the one that holds does not."""
-        deleted, slices = 0, Slices()
+        deleted, slices = 0, TimeSlices()
         for number in queue.members:
-            await slices.turn()
+            await slices.yield_if_over()
             more = await self._trimmable(queue, number, wanted.retention_s)
             if more:
                 more -= await self._trimmable(queue, number, queue.settings.retention_s)
@@ -178,9 +178,9 @@ class SettingsChanges:
         that are parked stay parked."""
         if not after or (before and before <= after):
             return 0
-        tried, slices = 0, Slices()
+        tried, slices = 0, TimeSlices()
         for number in queue.members:
-            await slices.turn()
+            await slices.yield_if_over()
             place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
             cursor = await self._storage.cursor(place)
             attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}

@@ -41,7 +41,7 @@ from gateway.rest.routes import status as rest_metrics
 from gateway.rest.routes import status as rest_status
 from metadata.catalog import check_name
 from runtime.addresses import client_address, name_of
-from runtime.loop.fairness import Incoming
+from runtime.loop.fairness import IncompleteBytesBudget
 from runtime.operation import INCOMING
 from runtime.problems import SECURITY_HEADERS, Problems
 from runtime.tracing import NoTracer, Tracer, answering, trace_of
@@ -183,7 +183,7 @@ class Application:
         routes: Sequence[BaseRoute] = (),
         public: Sequence[str] = (),
         wall: Callable[[], float] = time.time,
-        incoming: Incoming | None = None,
+        incoming: IncompleteBytesBudget | None = None,
         books: AccountingWriter | None = None,
         limiter: Limiter | None = None,
         tracer: Tracer | None = None,
@@ -198,7 +198,7 @@ class Application:
         self.books = books or AccountingWriter()
         self.wall = wall
         self.tracer = tracer or NoTracer()
-        self._incoming = incoming or Incoming()
+        self._incoming = incoming or IncompleteBytesBudget()
         self.openapi = openapi.encode(operations)
         self._router = Router(
             [*_routes(broker, operations), *routes],

@@ -25,18 +25,18 @@ from metadata.rights import Keys
 from push.errors import Refused, TocsinError
 from push.producer_order import StreamOrder
 from runtime.addresses import ClientAddress, name_of
-from runtime.loop.fairness import Pace
+from runtime.loop.fairness import FrameRate
 
 
 class Charges:
     """Of one session. `now`: seconds, monotonic; `address`: where its client is now."""
 
-    __slots__ = ("_allowance", "_limiter", "pace")
+    __slots__ = ("_allowance", "_limiter", "frame_rate")
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._allowance: Allowance | None = None
-        self.pace = Pace(limiter.session.frames)
+        self.frame_rate = FrameRate(limiter.session.frames)
 
     @property
     def allowance(self) -> Allowance:

@@ -45,7 +45,7 @@ from metadata.catalog import Principal, check_name
 from metadata.port import has_queue
 from push.errors import Refused, TocsinError
 from runtime.addresses import ClientAddress
-from runtime.loop.fairness import Turns
+from runtime.loop.fairness import ArrivalGate
 
 
 class Host(
@@ -65,13 +65,15 @@ class Parts:
 
     __slots__ = ("publishing", "returning", "settling", "subscribing", "subscriptions")
 
-    def __init__(self, host: Host, broker: Broker, session: SessionProtocol, turns: Turns) -> None:
+    def __init__(
+        self, host: Host, broker: Broker, session: SessionProtocol, arrivals: ArrivalGate
+    ) -> None:
         self.publishing = publishing.Publishing(host)
         self.subscriptions = subscriptions.Subscriptions(broker, host)
         self.returning = returning.Returning(host, self.subscriptions)
         self.settling = settling.SettlingFrames(host, self.subscriptions)
         self.subscribing = subscribing.Subscribing(
-            host, session, self.subscriptions, self.returning, turns
+            host, session, self.subscriptions, self.returning, arrivals
         )
 
     @property
@@ -161,7 +163,7 @@ class SessionServices:
     sessions: SessionDirectory = field(default_factory=SessionDirectory)
     books: AccountingWriter = field(default_factory=AccountingWriter)
     limiter: Limiter = field(default_factory=Limiter)
-    turns: Turns = field(default_factory=Turns)
+    arrivals: ArrivalGate = field(default_factory=ArrivalGate)
 
     def has_queue(self, principal: Principal, name: str) -> bool:
         """Whether there is a queue of this name, to this principal."""
@@ -292,7 +294,7 @@ class Session:
         self.account, self.charges = self._credential.account, self._credential.charges
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
-        self._parts: Parts = Parts(self, services.broker, self._protocol, services.turns)
+        self._parts: Parts = Parts(self, services.broker, self._protocol, services.arrivals)
         self._tasks: Tasks | None = None
         self.client: str | None = None
         self.linger_s, self.opened_unix_ms = 0.0, int(services.wall() * 1000)
@@ -391,9 +393,9 @@ class Session:
         return session.others - before
 
     def pay(self, count: int, *, now: float) -> float:
-        """As Pace.pay."""
+        """As FrameRate.charge."""
         given = int if self._is_closed else self._parts.subscriptions.given
-        return self.charges.pace.pay(count, given, now=now)
+        return self.charges.frame_rate.charge(count, given, now=now)
 
     def receive_binary(self) -> None:
         """A binary message arrived."""

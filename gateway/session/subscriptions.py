@@ -31,7 +31,7 @@ from metadata.rights import Rights
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.signs import begins_anew
-from runtime.loop.fairness import Turns
+from runtime.loop.fairness import ArrivalGate
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
@@ -477,9 +477,9 @@ class SubscribingHost(Protocol):
 
 class Subscribing:
     """See the module. `session` knows what is open, `returning` what is not found out yet;
-    `turns`: one opens at a time."""
+    `arrivals`: one opens at a time."""
 
-    __slots__ = ("_host", "_returning", "_session", "_subscriptions", "_turns")
+    __slots__ = ("_arrivals", "_host", "_returning", "_session", "_subscriptions")
 
     def __init__(
         self,
@@ -487,18 +487,18 @@ class Subscribing:
         session: SessionProtocol,
         subscriptions: Subscriptions,
         returning: Returning,
-        turns: Turns,
+        arrivals: ArrivalGate,
     ) -> None:
         self._host = host
         self._session = session
         self._subscriptions = subscriptions
         self._returning = returning
-        self._turns = turns
+        self._arrivals = arrivals
 
     async def open(self, frame: frames.Subscribe) -> None:
         """Answered when it is open, or with an error."""
         number, carrier = frame.subscription, self._host.carrier
-        await self._turns.turn()
+        await self._arrivals.wait()
         if self._is_gone(carrier):
             self._session.dropped(number)
             return

@@ -18,7 +18,7 @@ from metadata.catalog_service import InProcessMetadata
 from metadata.placement import place
 from push.errors import Refused, TocsinError
 from push.storage_port import PLAIN, Sealer
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 from storage.redis.cluster import ClusterShard
 from storage.redis.lazy import LazyShard
 from storage.redis.ops.examine import ExaminedShard, examined
@@ -207,9 +207,9 @@ class Described:
         """In the order of the settings, then those of which this gateway is not told. `who`: of
         whose tenant queues are counted; None: all."""
         home, metadata = self._targets[0].cluster, self._metadata
-        queues, partitions, slices = Counter[str](), Counter[str](), Slices()
+        queues, partitions, slices = Counter[str](), Counter[str](), TimeSlices()
         for queue in metadata.list_queues(who) if who else metadata.list_all_queues():
-            await slices.turn()
+            await slices.yield_if_over()
             cycle = queue.clusters or (home,)
             queues.update(set(cycle))
             rounds, rest = divmod(len(queue.members), len(cycle))

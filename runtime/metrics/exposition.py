@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from push.histogram import Histogram
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 from runtime.metrics.registry import METRICS, Metric
 
 Value = float | Histogram
@@ -152,13 +152,13 @@ def _weight(
 
 async def exposed(samples: Samples, *, as_open: bool) -> bytes:
     """The whole text, made in slices."""
-    slices, lines = Slices(), list[str]()
+    slices, lines = TimeSlices(), list[str]()
     for metric, values in samples.families():
         lines += head(metric, as_open=as_open)
         for line in body(metric, values):
             lines.append(line)
             if len(lines) % _LINES_PER_LOOK == 0:
-                await slices.turn()
+                await slices.yield_if_over()
     if as_open:
         lines.append("# EOF")
     return ("\n".join(lines) + "\n").encode()

@@ -16,7 +16,7 @@ from gateway.rest.routes.queues import QueueDescription
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
-from runtime.loop import fairness as slices
+from runtime.loop import fairness
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -246,7 +246,7 @@ async def test_others_have_their_turn_while_queues_are_listed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9: also where all is remembered, and nothing is waited for."""
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(fairness, "SLICE_S", 0.0)
     for number in range(20):
         await house.queue(f"q{number:02}")
     async with house.http() as http:

@@ -1,4 +1,4 @@
-"""Those who connect come in turns, and nobody who connected is forgotten."""
+"""Those who connect come in gate, and nobody who connected is forgotten."""
 
 import asyncio
 import errno
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from runtime.listener import AT_ONCE, Accepting, bind
-from runtime.loop.fairness import Turns
+from runtime.loop.fairness import ArrivalGate
 from tests.waiting import becomes
 
 CROWD = 5 * AT_ONCE
@@ -32,14 +32,14 @@ class Hearing(asyncio.Protocol):
         self.transport.write(data)
 
 
-class HeldTurns(Turns):
-    """Whose turn it is, the test says."""
+class ClosedGate(ArrivalGate):
+    """The test says when an arrival begins."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Callable[[], None]] = []
 
-    def take(self, work: Callable[[], None]) -> bool:
+    def begin(self, work: Callable[[], None]) -> bool:
         self.asked.append(work)
         return False
 
@@ -57,11 +57,11 @@ class Short(socket.socket):
 
 @asynccontextmanager
 async def accepting(
-    there: list[Hearing], turns: Turns, bound: socket.socket | None = None
+    there: list[Hearing], gate: ArrivalGate, bound: socket.socket | None = None
 ) -> AsyncIterator[int]:
     """The port."""
     bound = bound or bind("127.0.0.1", 0)
-    here = Accepting(bound, lambda: Hearing(there), turns, {})
+    here = Accepting(bound, lambda: Hearing(there), gate, {})
     here.start(100)
     try:
         yield bound.getsockname()[1]
@@ -84,22 +84,22 @@ async def connected(port: int, count: int) -> list[socket.socket]:
     return made
 
 
-async def waiting(port: int, turns: HeldTurns) -> socket.socket:
+async def waiting(port: int, gate: ClosedGate) -> socket.socket:
     """A client whose turn is asked for."""
     (client,) = await connected(port, 1)
-    await becomes(lambda: bool(turns.asked))
+    await becomes(lambda: bool(gate.asked))
     return client
 
 
 async def test_a_crowd_is_accepted_a_few_in_each_turn() -> None:
     there: list[Hearing] = []
-    turns = HeldTurns()
-    async with accepting(there, turns) as port:
+    gate = ClosedGate()
+    async with accepting(there, gate) as port:
         clients = await connected(port, CROWD)
         for turn in range(1, CROWD // AT_ONCE + 1):
-            await becomes(lambda: bool(turns.asked))
-            assert len(turns.asked) == 1
-            turns.asked.pop()()
+            await becomes(lambda: bool(gate.asked))
+            assert len(gate.asked) == 1
+            gate.asked.pop()()
             await becomes(lambda turn=turn: len(there) == turn * AT_ONCE)  # type: ignore[misc]
         for one in clients:
             one.close()
@@ -108,7 +108,7 @@ async def test_a_crowd_is_accepted_a_few_in_each_turn() -> None:
 async def test_all_of_a_crowd_are_heard() -> None:
     there: list[Hearing] = []
     loop = asyncio.get_running_loop()
-    async with accepting(there, Turns()) as port:
+    async with accepting(there, ArrivalGate()) as port:
         for one in await connected(port, CROWD):
             await loop.sock_sendall(one, b"here")
             assert await loop.sock_recv(one, 10) == b"here"
@@ -124,7 +124,7 @@ async def test_who_cannot_be_accepted_now_waits(
     there: list[Hearing] = []
     with bind("127.0.0.1", 0) as plain:
         bound = Short(fileno=plain.detach())
-    async with accepting(there, Turns(), bound) as port:
+    async with accepting(there, ArrivalGate(), bound) as port:
         (client,) = await connected(port, 1)
         await becomes(lambda: "no connection is accepted" in caplog.text)
         assert there == []
@@ -137,10 +137,10 @@ async def test_who_is_accepted_at_the_very_end_is_sent_away() -> None:
     """The broker goes down in the turn in which his connection was taken: its socket is closed, and
     he need not wait for his own time limit."""
     there: list[Hearing] = []
-    turns = HeldTurns()
-    async with accepting(there, turns) as port:
-        client = await waiting(port, turns)
-        turns.asked.pop()()
+    gate = ClosedGate()
+    async with accepting(there, gate) as port:
+        client = await waiting(port, gate)
+        gate.asked.pop()()
     assert there == []
     async with asyncio.timeout(10):
         assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
@@ -150,9 +150,9 @@ async def test_who_is_accepted_at_the_very_end_is_sent_away() -> None:
 async def test_nobody_is_accepted_behind_the_end() -> None:
     """Whose turn comes when the broker is going down already."""
     there: list[Hearing] = []
-    turns = HeldTurns()
-    async with accepting(there, turns) as port:
-        client = await waiting(port, turns)
-    turns.asked.pop()()
+    gate = ClosedGate()
+    async with accepting(there, gate) as port:
+        client = await waiting(port, gate)
+    gate.asked.pop()()
     assert there == []
     client.close()

@@ -20,7 +20,12 @@ from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
 from runtime.http1 import Http11Protocol
-from runtime.loop.fairness import LARGE_READ_BYTES, Incoming, Intake, Turns
+from runtime.loop.fairness import (
+    LARGE_READ_BYTES,
+    ArrivalGate,
+    IncompleteBytesBudget,
+    LargeReadGate,
+)
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_metadata import broker_in_memory
@@ -42,7 +47,7 @@ EMPTY_FRAGMENT = b"\0\x80\0\0\0\0"
 EMPTY_PING = b"\x89\x80\0\0\0\0"
 
 
-def paced(incoming: Incoming | None = None) -> Registry:
+def paced(incoming: IncompleteBytesBudget | None = None) -> Registry:
     limiter = Limiter(session=parse_limits(f"frames={PER_S}/s+{BURST}", OF_SESSION))
     return Registry(
         SessionServices(EchoBroker(), Authenticator(None), limiter=limiter), incoming=incoming
@@ -136,7 +141,7 @@ async def test_one_part_of_a_turn_has_so_many_frames() -> None:
 
 async def test_what_waits_until_it_is_paid_for_counts_as_incomplete() -> None:
     """P9: a thousand sessions with a read each that is not worked off would be a thousand reads."""
-    incoming = Incoming(3000)
+    incoming = IncompleteBytesBudget(3000)
     async with serve(paced(incoming)) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
@@ -150,24 +155,24 @@ async def test_what_waits_until_it_is_paid_for_counts_as_incomplete() -> None:
         wire.writer.transport.abort()
 
 
-class Counting(Intake):
-    """Counts who rests."""
+class Counting(LargeReadGate):
+    """Counts who waits."""
 
-    __slots__ = ("rested",)
+    __slots__ = ("waits",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.rested = 0
+        self.waits = 0
 
-    def rest(self, read_on: Callable[[], None]) -> None:
-        self.rested += 1
-        super().rest(read_on)
+    def wait(self, read_on: Callable[[], None]) -> None:
+        self.waits += 1
+        super().wait(read_on)
 
 
 async def test_large_messages_that_are_not_complete_are_read_in_turns() -> None:
     """P9; and come through. What is small, or complete, never waits."""
     registry = paced()
-    intake = registry.intake = Counting()
+    gate = registry.large_reads = Counting()
     async with serve(registry) as gateway:
         wire = await session(gateway)
         body = b'{"type":"ping","ref":7,"x":"' + b"x" * (limits.FRAME_BYTES_MAX - 100) + b'"}'
@@ -176,9 +181,9 @@ async def test_large_messages_that_are_not_complete_are_read_in_turns() -> None:
         connection.data_received(whole)
         assert (await wire.receive())["ref"] == 6
         connection.data_received(wire_frame(body)[: LARGE_READ_BYTES - 1])
-        assert intake.rested == 0
+        assert gate.waits == 0
         connection.data_received(wire_frame(body)[LARGE_READ_BYTES - 1 :][:LARGE_READ_BYTES])
-        assert intake.rested == 1
+        assert gate.waits == 1
         assert connection._read_holds
         await until(lambda: not connection._read_holds)
         connection.data_received(wire_frame(body)[2 * LARGE_READ_BYTES - 1 :])
@@ -189,16 +194,16 @@ async def test_large_messages_that_are_not_complete_are_read_in_turns() -> None:
 async def test_what_is_not_wanted_any_more_is_read_in_turns_as_well() -> None:
     """P9: who is sent away may still have megabytes on their way."""
     registry = paced()
-    intake = registry.intake = Counting()
+    gate = registry.large_reads = Counting()
     async with serve(registry) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         wire.writer.write(b"\x81\xff" + (2**24).to_bytes(8) + bytes(4))
         assert (await wire.receive())["code"] == "request_too_large"
         connection.data_received(bytes(LARGE_READ_BYTES - 1))
-        assert intake.rested == 0
+        assert gate.waits == 0
         connection.data_received(bytes(LARGE_READ_BYTES))
-        assert intake.rested == 1
+        assert gate.waits == 1
         wire.writer.write(bytes(2**24))
         assert (await wire.closed())[0] == 4509
         wire.writer.write_eof()
@@ -207,13 +212,13 @@ async def test_what_is_not_wanted_any_more_is_read_in_turns_as_well() -> None:
 
 
 class Shared(Http11Protocol):
-    """With an intake that counts, and turns."""
+    """With gates, of which one counts."""
 
 
 async def test_large_bodies_are_read_in_turns_and_come_through() -> None:
     """P9."""
-    intake = Shared.intake = Counting()
-    Shared.turns = Turns()
+    gate = Shared.large_reads = Counting()
+    Shared.arrivals = ArrivalGate()
     async with serve(paced(), http=Shared) as gateway:
         wires = [Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)]
         size = 20 * LARGE_READ_BYTES
@@ -223,18 +228,18 @@ async def test_large_bodies_are_read_in_turns_and_come_through() -> None:
         for wire in wires:
             status, _, body = await response(wire)
             assert (status, body) == (200, str(size).encode())
-        assert intake.rested >= 3
-        rested = intake.rested
+        assert gate.waits >= 3
+        waits = gate.waits
         for wire in wires:
             wire.writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nxx")
             assert (await response(wire))[2] == b"2"
             await wire.close()
-        assert intake.rested == rested
+        assert gate.waits == waits
 
 
 async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early() -> None:
     """P9: frames behind a handshake that waits are heard when it is through."""
-    Shared.turns = Turns()
+    Shared.arrivals = ArrivalGate()
     async with serve(paced(), http=Shared) as gateway:
         lines = ["GET /v1/ws HTTP/1.1", f"Host: 127.0.0.1:{gateway.port}"]
         lines += [f"{name}: {text}" for name, text in HANDSHAKE.items()]
@@ -274,7 +279,7 @@ async def test_by_long_poll_the_pace_is_the_same() -> None:
 
 async def test_who_is_refused_leaves_nothing_to_the_collector(broker: Broker) -> None:
     """P9: a body of megabytes would live on until it comes around."""
-    application = Application(broker, Authenticator(None), incoming=Incoming(100))
+    application = Application(broker, Authenticator(None), incoming=IncompleteBytesBudget(100))
     gc.collect()
     before = _refusals()
     gc.disable()

@@ -53,7 +53,7 @@ from metadata.settings import QueueChange, QueueNaming, SettingChange, alerts_in
 from push import limits
 from push.errors import Refused
 from push.ring import MEMBER_MAX
-from runtime.loop.fairness import Slices
+from runtime.loop.fairness import TimeSlices
 from runtime.operation import decode, reply
 
 DELETES_MAX: Final = (1 << 53) - 1
@@ -242,9 +242,9 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
     is_spread = any(queue.clusters for queue in every)
     shown: list[msgspec.Raw] = []
     unavailable: list[str] = []
-    slices = Slices()
+    slices = TimeSlices()
     for name in names[:page]:
-        await slices.turn()
+        await slices.yield_if_over()
         try:
             queue = await described(broker, request, name)
             fields = {field: queue[field] for field in queue if field not in left_out}

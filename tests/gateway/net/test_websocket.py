@@ -684,8 +684,8 @@ async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker)
     else wait for each other's slices."""
     given = list[bool]()
     registry = Registry(SessionServices(broker, Authenticator(None)))
-    registry.intake._give_way = lambda: given.append(True)
-    async with serve(registry, http_class(registry.addresses, registry.intake)) as gateway:
+    registry.large_reads._give_way = lambda: given.append(True)
+    async with serve(registry, http_class(registry.addresses, registry.large_reads)) as gateway:
         wire = await session(gateway)
         assert not given
         broker.storing = True

@@ -19,7 +19,7 @@ from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
 from runtime.addresses import UNKNOWN
-from runtime.loop.fairness import Turns
+from runtime.loop.fairness import ArrivalGate
 from tests.gateway.echo_broker import EchoBroker, EchoPlace
 
 
@@ -44,7 +44,7 @@ class Socket:
             broker,
             auth or Authenticator(None),
             limiter=limiter or Limiter(),
-            turns=Turns(lambda: 0.0),  # the loop is always free
+            arrivals=ArrivalGate(lambda: 0.0),  # the loop is always free
         )
         admission = LET_IN if auth is None else None
         self.session = Session(around, self, "s-1", admission, now=0)

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from runtime.loop.fairness import FewAtATime
+from runtime.loop.fairness import PerTurnQueue
 
 PER_TURN = 4
 
@@ -15,7 +15,7 @@ async def turn() -> None:
 
 async def test_many_are_done_a_few_in_each_turn_and_in_order() -> None:
     """P9: on both sides of the bound."""
-    few, done = FewAtATime(PER_TURN), list[int]()
+    few, done = PerTurnQueue(PER_TURN), list[int]()
     for number in range(2 * PER_TURN + 1):
         few.add(partial(done.append, number))
     counts = [len(done)]
@@ -32,7 +32,7 @@ async def test_many_are_done_a_few_in_each_turn_and_in_order() -> None:
 
 
 async def test_who_comes_while_others_wait_waits_behind_them() -> None:
-    few, done = FewAtATime(1), list[str]()
+    few, done = PerTurnQueue(1), list[str]()
     few.add(lambda: done.append("a"))
     few.add(lambda: done.append("b"))
     await turn()
@@ -52,7 +52,7 @@ async def test_one_that_fails_holds_up_only_its_own_turn() -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    few, done = FewAtATime(1), list[str]()
+    few, done = PerTurnQueue(1), list[str]()
     few.add(lambda: done.append("a"))
     few.add(fail)
     few.add(lambda: done.append("b"))

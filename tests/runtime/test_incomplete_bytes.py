@@ -9,7 +9,7 @@ from gateway.net.connections import Registry
 from gateway.rest.app import Application
 from gateway.session.session import SessionServices
 from gateway.wire import frames
-from runtime.loop.fairness import LARGE_BYTES, Incoming
+from runtime.loop.fairness import LARGE_INCOMPLETE_BYTES, IncompleteBytesBudget
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.raw_sockets import Wire, serve, session
 
@@ -27,7 +27,7 @@ class Holder:
 
 
 def test_who_began_first_gives_up_and_only_beyond_the_bound() -> None:
-    incoming = Incoming(100)
+    incoming = IncompleteBytesBudget(100)
     first, second, third = Holder(), Holder(), Holder()
     incoming.hold(first, 40)
     incoming.hold(second, 10)
@@ -48,13 +48,13 @@ def test_who_began_first_gives_up_and_only_beyond_the_bound() -> None:
 
 
 def test_a_large_one_gives_up_before_a_small_one_that_is_older() -> None:
-    incoming = Incoming(2 * LARGE_BYTES)
+    incoming = IncompleteBytesBudget(2 * LARGE_INCOMPLETE_BYTES)
     slow, large, last = Holder(), Holder(), Holder()
-    incoming.hold(slow, LARGE_BYTES - 1)
-    incoming.hold(large, LARGE_BYTES)
+    incoming.hold(slow, LARGE_INCOMPLETE_BYTES - 1)
+    incoming.hold(large, LARGE_INCOMPLETE_BYTES)
     incoming.hold(last, 2)
     assert (slow.given_up, large.given_up, last.given_up) == (0, 1, 0)
-    assert incoming.total == LARGE_BYTES + 1
+    assert incoming.total == LARGE_INCOMPLETE_BYTES + 1
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -72,7 +72,7 @@ async def begun(wire: Wire) -> None:
 
 async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None:
     """And what it held is given back: at its own end, and when its message is whole."""
-    incoming = Incoming(2 * LARGE + 100)  # and the headers of their frames
+    incoming = IncompleteBytesBudget(2 * LARGE + 100)  # and the headers of their frames
     around = SessionServices(EchoBroker(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming)) as gateway:
         first, second, third = [await session(gateway) for _ in range(3)]
@@ -94,7 +94,7 @@ async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None
 
 async def test_a_body_that_hoards_is_refused_and_the_others_go_on(broker: Broker) -> None:
     """As a session; HTTP's answer is a 503."""
-    incoming = Incoming(2 * LARGE + 100)
+    incoming = IncompleteBytesBudget(2 * LARGE + 100)
     application = Application(broker, Authenticator(None), incoming=incoming)
     around = SessionServices(EchoBroker(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming), app=application) as gateway:
