@@ -217,9 +217,11 @@ class Actor(msgspec.Struct, frozen=True):
         name = self.principal.name if self.principal is not None else None
         tenant = self.principal.tenant if self.principal is not None else None
         return {
-            "tenant": tenant, "principal": name, "credential": self.credential,
+            "tenant": tenant,
+            "principal": name,
+            "credential": self.credential,
             "address": self.address,
-        }  # fmt: skip
+        }
 
 
 BROKER: Final = Actor(Principal("broker"), "broker")
@@ -285,11 +287,14 @@ class AccessCounts:
         ]
         more = [
             AuditEntry(
-                unix_ms=unix_ms, action=ACCESS, outcome=code, count=count,
+                unix_ms=unix_ms,
+                action=ACCESS,
+                outcome=code,
+                count=count,
                 details={"overflow": True},
             )
             for code, count in self._more.items()
-        ]  # fmt: skip
+        ]
         self._granted, self._refused, self._more = {}, {}, {}
         return [
             *(
@@ -360,10 +365,16 @@ class Audit:
         """A line, soon."""
         self._put(
             AuditEntry(
-                unix_ms=self._unix_ms(), action=action, outcome=outcome, queue=queue, group=group,
-                subject=subject, details=details, **who.fields(),
+                unix_ms=self._unix_ms(),
+                action=action,
+                outcome=outcome,
+                queue=queue,
+                group=group,
+                subject=subject,
+                details=details,
+                **who.fields(),
             )
-        )  # fmt: skip
+        )
 
     def not_let_in(
         self, who: Actor, code: str, why: str | None = None, credential: str | None = None
@@ -373,9 +384,11 @@ class Audit:
         if self.access.refused(who, code, why, credential):
             access_logger.info(
                 "not let in: %s (%s), from %s%s",
-                why or "origin", code, who.address or "an unknown address",
+                why or "origin",
+                code,
+                who.address or "an unknown address",
                 f", with {credential}" if credential else "",
-            )  # fmt: skip
+            )
 
     @asynccontextmanager
     async def act(
@@ -389,9 +402,14 @@ class Audit:
     ) -> AsyncIterator[AuditedAct]:
         """An act, whose line is written when it has ended, however it does."""
         entry = AuditEntry(
-            unix_ms=self._unix_ms(), action=action, outcome=OK, queue=queue, group=group,
-            subject=subject, **who.fields(),
-        )  # fmt: skip
+            unix_ms=self._unix_ms(),
+            action=action,
+            outcome=OK,
+            queue=queue,
+            group=group,
+            subject=subject,
+            **who.fields(),
+        )
         act = AuditedAct(self, entry)
         outcome = "unknown"
         try:
@@ -424,10 +442,13 @@ class Audit:
             if left > 0:
                 self._put(
                     AuditEntry(
-                        unix_ms=now, action=action, outcome="refused", count=left,
+                        unix_ms=now,
+                        action=action,
+                        outcome="refused",
+                        count=left,
                         details={"overflow": True},
                     )
-                )  # fmt: skip
+                )
         for entry in self.access.take(now):
             self._put(entry)
 
@@ -463,9 +484,12 @@ class Audit:
         try:
             if self._dropped:
                 lost = AuditEntry(
-                    unix_ms=entries[0].unix_ms, action="audit.lost", outcome=OK,
-                    count=self._dropped, principal=BROKER.fields()["principal"],
-                )  # fmt: skip
+                    unix_ms=entries[0].unix_ms,
+                    action="audit.lost",
+                    outcome=OK,
+                    count=self._dropped,
+                    principal=BROKER.fields()["principal"],
+                )
                 trail.append([lost], wall=self._wall())
                 self._dropped = 0
             trail.append(entries, wall=self._wall())

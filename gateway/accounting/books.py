@@ -159,8 +159,15 @@ class SessionAccounting:
     """See the module. `address`: the client's, where it is known."""
 
     __slots__ = (
-        "_address", "_books", "_connected", "_exists", "_is_closed", "_queues", "own", "who",
-    )  # fmt: skip
+        "_address",
+        "_books",
+        "_connected",
+        "_exists",
+        "_is_closed",
+        "_queues",
+        "own",
+        "who",
+    )
 
     def __init__(
         self,

@@ -73,9 +73,19 @@ class UsageCounter:
     """What one key has come to in this minute. Plain numbers to add to."""
 
     __slots__ = (
-        "bytes_in", "bytes_out", "connections", "duplicates", "holders", "is_overflow", "key",
-        "messages_in", "messages_out", "redeliveries", "refusals", "requests",
-    )  # fmt: skip
+        "bytes_in",
+        "bytes_out",
+        "connections",
+        "duplicates",
+        "holders",
+        "is_overflow",
+        "key",
+        "messages_in",
+        "messages_out",
+        "redeliveries",
+        "refusals",
+        "requests",
+    )
 
     def __init__(self, key: Key, *, is_overflow: bool = False) -> None:
         self.key = key
@@ -123,9 +133,13 @@ class UsageCounter:
     @property
     def _has_counted(self) -> bool:
         return bool(
-            self.requests or self.messages_in or self.messages_out or self.duplicates
-            or self.refusals or self.connections
-        )  # fmt: skip
+            self.requests
+            or self.messages_in
+            or self.messages_out
+            or self.duplicates
+            or self.refusals
+            or self.connections
+        )
 
     def take(self, minute_unix_ms: int, span_s: float, *, now: float) -> UsageLine | None:
         """What was counted; then it begins anew. None: nothing was."""
@@ -133,14 +147,24 @@ class UsageCounter:
             return None
         tenant, principal, queue = self.key
         line = UsageLine(
-            minute_unix_ms=minute_unix_ms, span_s=round(span_s, 3),
-            tenant=tenant, principal=principal, queue=queue, overflow=self.is_overflow,
-            requests=self.requests, messages_in=self.messages_in, bytes_in=self.bytes_in,
-            duplicates=self.duplicates, messages_out=self.messages_out, bytes_out=self.bytes_out,
-            redeliveries=self.redeliveries, refusals=sum(self.refusals.values()),
-            refusals_by_code=self.refusals, websocket_s=self._seconds("websocket", now),
+            minute_unix_ms=minute_unix_ms,
+            span_s=round(span_s, 3),
+            tenant=tenant,
+            principal=principal,
+            queue=queue,
+            overflow=self.is_overflow,
+            requests=self.requests,
+            messages_in=self.messages_in,
+            bytes_in=self.bytes_in,
+            duplicates=self.duplicates,
+            messages_out=self.messages_out,
+            bytes_out=self.bytes_out,
+            redeliveries=self.redeliveries,
+            refusals=sum(self.refusals.values()),
+            refusals_by_code=self.refusals,
+            websocket_s=self._seconds("websocket", now),
             long_poll_s=self._seconds("long-poll", now),
-        )  # fmt: skip
+        )
         self._clear()
         return line
 

@@ -104,15 +104,26 @@ class LogFile:
 
 
 def end_line(
-    part: Path, gateway: str, lines: int, crc32: int, *,
-    recovered: bool = False, is_last: bool = False,
-) -> bytes:  # fmt: skip
+    part: Path,
+    gateway: str,
+    lines: int,
+    crc32: int,
+    *,
+    recovered: bool = False,
+    is_last: bool = False,
+) -> bytes:
     """The last line of a file, which says also what its name says, since copies are renamed."""
     _, began_unix_ms, number = place_of(part) or (None, None, None)
     end = EndLine(
-        schema=SCHEMA, gateway=gateway, lines=lines, crc32=crc32, began_unix_ms=began_unix_ms,
-        number=number, recovered=recovered, is_last=is_last,
-    )  # fmt: skip
+        schema=SCHEMA,
+        gateway=gateway,
+        lines=lines,
+        crc32=crc32,
+        began_unix_ms=began_unix_ms,
+        number=number,
+        recovered=recovered,
+        is_last=is_last,
+    )
     return encode(end) + b"\n"
 
 
@@ -331,8 +342,9 @@ def _recover_last(folder: Path, left: LeftCounts) -> None:
         return
     logger.warning(
         "the delivery log lost %d spans (%d messages certified, %d dispatched, %d settled) with "
-        "the process before this one", *missing,
-    )  # fmt: skip
+        "the process before this one",
+        *missing,
+    )
     if part is None or found.has_end:  # there is no file any more that could tell
         if part is not None:
             _finish(part, left.gateway, found, b"")
@@ -341,10 +353,16 @@ def _recover_last(folder: Path, left: LeftCounts) -> None:
         part.touch(mode=0o600)
     at_us = part.stat().st_mtime_ns // 1000
     line = UnloggedLine(
-        schema=SCHEMA, gateway=left.gateway, since_unix_us=at_us, until_unix_us=at_us,
-        spans=missing[SPANS], certified=missing[CERTIFIED], dispatched=missing[DISPATCHED],
-        settled=missing[SETTLED], reason="killed",
-    )  # fmt: skip
+        schema=SCHEMA,
+        gateway=left.gateway,
+        since_unix_us=at_us,
+        until_unix_us=at_us,
+        spans=missing[SPANS],
+        certified=missing[CERTIFIED],
+        dispatched=missing[DISPATCHED],
+        settled=missing[SETTLED],
+        reason="killed",
+    )
     _finish(part, left.gateway, found, encode(line) + b"\n")
 
 

@@ -26,9 +26,19 @@ Packed = bytes
 Carrier = Literal["websocket", "long_poll", "http", "internal"]
 """What carried it: `http` is a request, a publish or a pull; `internal` the broker itself."""
 Cause = Literal[
-    "none", "backlog", "credit", "in_flight", "socket", "paused", "moving",
-    "key_held", "key_backoff", "key_parked", "lease", "replay",
-]  # fmt: skip
+    "none",
+    "backlog",
+    "credit",
+    "in_flight",
+    "socket",
+    "paused",
+    "moving",
+    "key_held",
+    "key_backoff",
+    "key_parked",
+    "lease",
+    "replay",
+]
 """Why messages were not given out when they were certified:
 
 none         they were

@@ -179,12 +179,20 @@ class DeliveryLog:
         if produced_us is not None and offset_us is not None:
             produced_us = unix_us(produced_us)
         line = CertifiedLine(
-            schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
-            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
-            producer=origin.producer, session=origin.session, transport=origin.transport,
-            produced_unix_us=produced_us, clock_offset_us=offset_us,
-            accepted_unix_us=unix_us(origin.accepted_us), trace=origin.trace,
-        )  # fmt: skip
+            schema=SCHEMA,
+            gateway=self.gateway,
+            stepped_us=self.clock.stepped_us,
+            tenant=queue.tenant,
+            queue=queue.name,
+            queue_id=queue.queue_id,
+            producer=origin.producer,
+            session=origin.session,
+            transport=origin.transport,
+            produced_unix_us=produced_us,
+            clock_offset_us=offset_us,
+            accepted_unix_us=unix_us(origin.accepted_us),
+            trace=origin.trace,
+        )
         if placed is None:
             line.outcome, line.messages = "unknown", messages
             self._put(encode(line), CERTIFIED, 0)
@@ -213,18 +221,32 @@ class DeliveryLog:
                 self._unwritten = []
 
     def read(
-        self, queue: Queue, number: int, runs: Iterable[tuple[int, int]], published_unix_ms: int, *,
-        session: LoggedSession | None = None, sessions: Sequence[str] = (), cause: Cause,
-        given_us: int, certified_us: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        queue: Queue,
+        number: int,
+        runs: Iterable[tuple[int, int]],
+        published_unix_ms: int,
+        *,
+        session: LoggedSession | None = None,
+        sessions: Sequence[str] = (),
+        cause: Cause,
+        given_us: int,
+        certified_us: int | None = None,
+    ) -> None:
         """Readers are given these runs (first, last) of partition `number`: one, over `session`,
         or all of `sessions` over websockets."""
         carrier = session.transport if session is not None else "websocket"
         span = DispatchedSpan(
-            queue, given_us, published_unix_ms, attempt=1, cause=cause,
-            certified_us=certified_us, transport=CARRIERS[carrier] if carrier else None,
-            session=session.session_id if session is not None else None, sessions=sessions,
-        )  # fmt: skip
+            queue,
+            given_us,
+            published_unix_ms,
+            attempt=1,
+            cause=cause,
+            certified_us=certified_us,
+            transport=CARRIERS[carrier] if carrier else None,
+            session=session.session_id if session is not None else None,
+            sessions=sessions,
+        )
         span.runs += [(number, first, last - first + 1) for first, last in runs]
         self.given(span, span.session if span.transport == "long_poll" else None)
 
@@ -308,14 +330,24 @@ class DeliveryLog:
             queue, certified_us = span.queue, span.certified_us
             recipients = len(span.sessions) or 1
             line = DispatchedLine(
-                schema=SCHEMA, gateway=self.gateway, stepped_us=stepped_us,
-                tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id, runs=span.runs,
-                group=span.group, session=span.session, sessions=list(span.sessions),
-                recipients=recipients, transport=span.transport, attempt=span.attempt,
-                cause=span.cause, published_unix_ms=span.published_unix_ms,
+                schema=SCHEMA,
+                gateway=self.gateway,
+                stepped_us=stepped_us,
+                tenant=queue.tenant,
+                queue=queue.name,
+                queue_id=queue.queue_id,
+                runs=span.runs,
+                group=span.group,
+                session=span.session,
+                sessions=list(span.sessions),
+                recipients=recipients,
+                transport=span.transport,
+                attempt=span.attempt,
+                cause=span.cause,
+                published_unix_ms=span.published_unix_ms,
                 certified_unix_us=unix_us(certified_us) if certified_us is not None else None,
                 dispatched_unix_us=unix_us(span.given_us),
-            )  # fmt: skip
+            )
             if written_us is not None and span.transport is not None:
                 line.written_unix_us = unix_us(written_us)
             messages = messages_of(span.runs) * recipients
@@ -334,30 +366,59 @@ class DeliveryLog:
         """A settled span has ended."""
         queue = place.queue
         line = SettledLine(
-            schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
-            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
+            schema=SCHEMA,
+            gateway=self.gateway,
+            stepped_us=self.clock.stepped_us,
+            tenant=queue.tenant,
+            queue=queue.name,
+            queue_id=queue.queue_id,
             pushes=as_written(span.pushes),
-            group=place.group, session=place.session_id, transport=place.transport,
-            outcome=span.outcome, reason=span.reason,
+            group=place.group,
+            session=place.session_id,
+            transport=place.transport,
+            outcome=span.outcome,
+            reason=span.reason,
             settled_unix_us=self.clock.unix_us(span.at_us),
-        )  # fmt: skip
+        )
         self._put(encode(line), SETTLED, span.count)
 
     def position(
-        self, queue: Queue, group: Group, partition: int, epoch: int, *, event: Event,
-        frontier: int, open_: int, dying: int, ahead: int | None = None,
-        certified_below: int | None = None, is_clean: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        queue: Queue,
+        group: Group,
+        partition: int,
+        epoch: int,
+        *,
+        event: Event,
+        frontier: int,
+        open_: int,
+        dying: int,
+        ahead: int | None = None,
+        certified_below: int | None = None,
+        is_clean: bool = False,
+    ) -> None:
         """Log where a group stands in a partition; see Position."""
         self._wake()
         line = PositionLine(
-            schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
-            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
-            group=group.name, group_id=group.group_id, partition=partition, epoch=epoch,
-            event=event, at_unix_us=self.clock.unix_us(self.now_us()),
-            frontier=frontier, open=open_, dying=dying, ahead=ahead,
-            certified_below=certified_below, is_clean=is_clean,
-        )  # fmt: skip
+            schema=SCHEMA,
+            gateway=self.gateway,
+            stepped_us=self.clock.stepped_us,
+            tenant=queue.tenant,
+            queue=queue.name,
+            queue_id=queue.queue_id,
+            group=group.name,
+            group_id=group.group_id,
+            partition=partition,
+            epoch=epoch,
+            event=event,
+            at_unix_us=self.clock.unix_us(self.now_us()),
+            frontier=frontier,
+            open=open_,
+            dying=dying,
+            ahead=ahead,
+            certified_below=certified_below,
+            is_clean=is_clean,
+        )
         self._put(encode(line), SPANS, 0)
 
     # --- To the writer --------------------------------------------------------------------------
@@ -377,9 +438,12 @@ class DeliveryLog:
         step_us = self.clock.look(before_us, wall_us, self.now_us())
         if step_us:
             line = ClockSteppedLine(
-                schema=SCHEMA, gateway=self.gateway, seen_unix_us=self.clock.unix_us(before_us),
-                step_us=step_us, stepped_us=self.clock.stepped_us,
-            )  # fmt: skip
+                schema=SCHEMA,
+                gateway=self.gateway,
+                seen_unix_us=self.clock.unix_us(before_us),
+                step_us=step_us,
+                stepped_us=self.clock.stepped_us,
+            )
             self._put(encode(line), SPANS, 0)
 
     def _put(self, line: bytes, kind: int, messages: int) -> None:

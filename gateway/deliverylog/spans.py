@@ -107,15 +107,36 @@ class DispatchedSpan:
     monotonic microseconds."""
 
     __slots__ = (
-        "attempt", "cause", "certified_us", "given_us", "group", "is_counted", "is_open",
-        "published_unix_ms", "queue", "runs", "session", "sessions", "taker", "transport",
-    )  # fmt: skip
+        "attempt",
+        "cause",
+        "certified_us",
+        "given_us",
+        "group",
+        "is_counted",
+        "is_open",
+        "published_unix_ms",
+        "queue",
+        "runs",
+        "session",
+        "sessions",
+        "taker",
+        "transport",
+    )
 
     def __init__(
-        self, queue: Queue, given_us: int, published_unix_ms: int, *, attempt: int, cause: Cause,
-        certified_us: int | None, transport: Carrier | None, group: str | None = None,
-        session: str | None = None, sessions: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        queue: Queue,
+        given_us: int,
+        published_unix_ms: int,
+        *,
+        attempt: int,
+        cause: Cause,
+        certified_us: int | None,
+        transport: Carrier | None,
+        group: str | None = None,
+        session: str | None = None,
+        sessions: Sequence[str] = (),
+    ) -> None:
         self.queue = queue
         self.given_us = given_us
         self.published_unix_ms = published_unix_ms
@@ -137,10 +158,15 @@ class DispatchedSpan:
     def alone(self, session: str) -> "DispatchedSpan":
         """The same, of one of its `sessions`."""
         one = DispatchedSpan(
-            self.queue, self.given_us, self.published_unix_ms, attempt=self.attempt,
-            cause=self.cause, certified_us=self.certified_us, transport=self.transport,
+            self.queue,
+            self.given_us,
+            self.published_unix_ms,
+            attempt=self.attempt,
+            cause=self.cause,
+            certified_us=self.certified_us,
+            transport=self.transport,
             session=session,
-        )  # fmt: skip
+        )
         one.runs = self.runs
         return one
 
@@ -197,13 +223,26 @@ class LoggedPlace:
     itself."""
 
     __slots__ = (
-        "_carrier", "_done", "_given", "_log", "group", "is_nobody", "queue", "session", "taker",
-    )  # fmt: skip
+        "_carrier",
+        "_done",
+        "_given",
+        "_log",
+        "group",
+        "is_nobody",
+        "queue",
+        "session",
+        "taker",
+    )
 
     def __init__(
-        self, log: PlaceLog, queue: Queue, group: str, session: LoggedSession | None = None, *,
+        self,
+        log: PlaceLog,
+        queue: Queue,
+        group: str,
+        session: LoggedSession | None = None,
+        *,
         is_nobody: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log = log
         self.queue = queue
         self.group = group
@@ -228,9 +267,14 @@ class LoggedPlace:
         return self.session.session_id if self.session is not None else None
 
     def given(
-        self, runs: Sequence[Run], attempt: int, cause: Cause, certified_us: int | None, *,
+        self,
+        runs: Sequence[Run],
+        attempt: int,
+        cause: Cause,
+        certified_us: int | None,
+        *,
         published_unix_ms: int,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """It is given these; call it where they are on their way out. Returns when that is. What
         goes out until the sockets are written is one span."""
         span = self._given
@@ -251,10 +295,16 @@ class LoggedPlace:
     ) -> DispatchedSpan:
         log, transport = self._log, self.transport
         span = DispatchedSpan(
-            self.queue, log.now_us(), published_unix_ms,
-            attempt=attempt, cause=cause, certified_us=certified_us, transport=transport,
-            group=self.group, session=self.session_id,
-        )  # fmt: skip
+            self.queue,
+            log.now_us(),
+            published_unix_ms,
+            attempt=attempt,
+            cause=cause,
+            certified_us=certified_us,
+            transport=transport,
+            group=self.group,
+            session=self.session_id,
+        )
         if self.session is None:
             span.taker = self.taker
             log.given(span, self.taker)
@@ -367,14 +417,22 @@ class PublishOrigin:
         "stages",
         "trace",
         "transport",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, log: OriginLog, queue: Queue, accepted_us: int, messages: int, *,
-        transport: Carrier, producer: str | None = None, session: str | None = None,
-        produced_us: int | None = None, clock_offset_us: int | None = None,
+        self,
+        log: OriginLog,
+        queue: Queue,
+        accepted_us: int,
+        messages: int,
+        *,
+        transport: Carrier,
+        producer: str | None = None,
+        session: str | None = None,
+        produced_us: int | None = None,
+        clock_offset_us: int | None = None,
         trace: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`messages`: how many of them come. `produced_us`: monotonic, where there is a
         `clock_offset_us`, else as the client said it."""
         self._log = log
@@ -562,26 +620,41 @@ class OriginTracker:
             return origin
         carrier = host.transport
         self._origin = PublishOrigin(
-            log, queue, now_us, count, transport=CARRIERS[carrier or "websocket"],
-            producer=host.principal.name, session=host.session_id,
-            produced_us=produced_us, clock_offset_us=offset_us, trace=trace,
-        )  # fmt: skip
+            log,
+            queue,
+            now_us,
+            count,
+            transport=CARRIERS[carrier or "websocket"],
+            producer=host.principal.name,
+            session=host.session_id,
+            produced_us=produced_us,
+            clock_offset_us=offset_us,
+            trace=trace,
+        )
         return self._origin
 
 
 def origin_of_request(
-    log: OriginLog, queue: Queue, producer: str, messages: Sequence[Message],
+    log: OriginLog,
+    queue: Queue,
+    producer: str,
+    messages: Sequence[Message],
     trace: Trace | None,
-) -> PublishOrigin | None:  # fmt: skip
+) -> PublishOrigin | None:
     """That of what one request publishes, which is of this trace. None: the log is off."""
     if not log.is_on:
         return None
     first = messages[0]
     return PublishOrigin(
-        log, queue, log.now_us(), len(messages), transport="http", producer=producer,
+        log,
+        queue,
+        log.now_us(),
+        len(messages),
+        transport="http",
+        producer=producer,
         produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
         trace=trace.trace_id if trace is not None else _trace(first),
-    )  # fmt: skip
+    )
 
 
 def _trace(first: Message) -> str | None:

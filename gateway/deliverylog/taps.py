@@ -25,9 +25,15 @@ from push.record import Record
 from push.storage_port import Cursor, Dead
 
 _CAUSES: Final[dict[str, Cause]] = {
-    "credit": "credit", "in_flight": "in_flight", "socket": "socket", "paused": "paused",
-    "read": "backlog", "held": "key_held", "draining": "moving", "moving": "moving",
-}  # fmt: skip
+    "credit": "credit",
+    "in_flight": "in_flight",
+    "socket": "socket",
+    "paused": "paused",
+    "read": "backlog",
+    "held": "key_held",
+    "draining": "moving",
+    "moving": "moving",
+}
 """Of what a slot says that it was blocked by."""
 _OPENED_MAX: Final = 1000
 """Keys that were parked and are not, of which is remembered up to where they had been."""
@@ -60,12 +66,20 @@ class OwnedPartitionLog:
         "_tally",
         "_waited_end",
         "_waited_for",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, log: DeliveryLog, queue: Queue, group: Group, number: int, *, owner: object,
-        pushes: dict[int, Push], tally: Tally, end: int,
-    ) -> None:  # fmt: skip
+        self,
+        log: DeliveryLog,
+        queue: Queue,
+        group: Group,
+        number: int,
+        *,
+        owner: object,
+        pushes: dict[int, Push],
+        tally: Tally,
+        end: int,
+    ) -> None:
         place = getattr(owner, "place", None)
         if not isinstance(place, LoggedPlace):  # the temporary owner's
             place = log.place(queue, group.name, is_nobody=True)
@@ -100,41 +114,69 @@ class OwnedPartitionLog:
         dead = sum(one.last - one.first + 1 for one in cursor.dead)
         passed = [last for _, last in cursor.passed] + [one.last for one in cursor.dead]
         self._stands(
-            "owned", epoch, cursor.floor, aside + dead, dead,
-            ahead=max(passed) + 1 if passed else None, certified_below=self._waited_end,
-        )  # fmt: skip
+            "owned",
+            epoch,
+            cursor.floor,
+            aside + dead,
+            dead,
+            ahead=max(passed) + 1 if passed else None,
+            certified_below=self._waited_end,
+        )
 
     def kept(self, delivery: Delivery, *, abandoned: int) -> None:
         """Log where its epoch stands, unless that was logged a moment ago. `abandoned`: messages
         that its consumer left in flight."""
         if self._log.now_us() - self._stood_us >= KEPT_EVERY_US:
             self._stands(
-                "kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed + abandoned,
+                "kept",
+                delivery.epoch,
+                delivery.frontier,
+                delivery.unsettled_passed + abandoned,
                 delivery.waiting.dead_count,
-            )  # fmt: skip
+            )
 
     def released(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
         """Log the end of its epoch. `abandoned`: messages that its consumer left in flight;
         `is_clean`: everything that was settled is durable."""
         self._stands(
-            "released", delivery.epoch, delivery.frontier, delivery.unsettled_passed + abandoned,
-            delivery.waiting.dead_count, is_clean=is_clean,
-        )  # fmt: skip
+            "released",
+            delivery.epoch,
+            delivery.frontier,
+            delivery.unsettled_passed + abandoned,
+            delivery.waiting.dead_count,
+            is_clean=is_clean,
+        )
 
     def _stands(
-        self, event: Event, epoch: int, frontier: int, open_: int, dying: int, *,
-        ahead: int | None = None, certified_below: int | None = None, is_clean: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        event: Event,
+        epoch: int,
+        frontier: int,
+        open_: int,
+        dying: int,
+        *,
+        ahead: int | None = None,
+        certified_below: int | None = None,
+        is_clean: bool = False,
+    ) -> None:
         if not self._log.is_on:
             return
         self._stood_us = self._log.now_us()
         if event != "kept":
             self._place.cut()
         self._log.position(
-            self._place.queue, self._group, self._number, epoch,
-            event=event, frontier=frontier, open_=open_, dying=dying, ahead=ahead,
-            certified_below=certified_below, is_clean=is_clean,
-        )  # fmt: skip
+            self._place.queue,
+            self._group,
+            self._number,
+            epoch,
+            event=event,
+            frontier=frontier,
+            open_=open_,
+            dying=dying,
+            ahead=ahead,
+            certified_below=certified_below,
+            is_clean=is_clean,
+        )
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -360,9 +402,13 @@ class ReadsLog:
         return FanOutLog(self, number, record, stages)
 
     def alone(
-        self, session: LoggedSession, number: int, record: Record, offsets: Sequence[int],
+        self,
+        session: LoggedSession,
+        number: int,
+        record: Record,
+        offsets: Sequence[int],
         stages: CommitTimes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A reader is given these, ascending, by itself. `stages` None: it is behind, and reads the
         log."""
         now_us = self.count(len(offsets), stages)
@@ -375,20 +421,37 @@ class ReadsLog:
             for offset in offsets:
                 append_offset(runs, offset)
         self._log.read(
-            self._queue, number, runs, record.header.published_unix_ms, session=session,
+            self._queue,
+            number,
+            runs,
+            record.header.published_unix_ms,
+            session=session,
             cause="replay" if stages is None else "none",
-            certified_us=stages.certified_us if stages is not None else None, given_us=now_us,
-        )  # fmt: skip
+            certified_us=stages.certified_us if stages is not None else None,
+            given_us=now_us,
+        )
 
     def many(
-        self, sessions: Sequence[str], number: int, runs: Sequence[Range], record: Record,
-        stages: CommitTimes, *, given_us: int,
-    ) -> None:  # fmt: skip
+        self,
+        sessions: Sequence[str],
+        number: int,
+        runs: Sequence[Range],
+        record: Record,
+        stages: CommitTimes,
+        *,
+        given_us: int,
+    ) -> None:
         """Readers are given the same, over WebSockets."""
         self._log.read(
-            self._queue, number, runs, record.header.published_unix_ms, sessions=sessions,
-            cause="none", certified_us=stages.certified_us, given_us=given_us,
-        )  # fmt: skip
+            self._queue,
+            number,
+            runs,
+            record.header.published_unix_ms,
+            sessions=sessions,
+            cause="none",
+            certified_us=stages.certified_us,
+            given_us=given_us,
+        )
 
     def count(self, messages: int, stages: CommitTimes | None) -> int:
         """Readers are given so many. Returns when that is."""

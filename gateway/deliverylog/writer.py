@@ -114,10 +114,12 @@ class LogWriter:
             "waiting_bytes": self.waiting_bytes,
             "is_failing": self.is_failing,
             "unlogged": {
-                "spans": spans, "certified": certified,
-                "dispatched": dispatched, "settled": settled,
+                "spans": spans,
+                "certified": certified,
+                "dispatched": dispatched,
+                "settled": settled,
             },
-        }  # fmt: skip
+        }
 
     # --- In the thread --------------------------------------------------------------------------
 
@@ -168,11 +170,16 @@ class LogWriter:
         while self._missing:
             one = self._missing[0]
             line = UnloggedLine(
-                schema=SCHEMA, gateway=self._gateway,
-                since_unix_us=one.since_unix_us, until_unix_us=one.until_unix_us,
-                spans=one.counts[SPANS], certified=one.counts[CERTIFIED],
-                dispatched=one.counts[DISPATCHED], settled=one.counts[SETTLED], reason=one.reason,
-            )  # fmt: skip
+                schema=SCHEMA,
+                gateway=self._gateway,
+                since_unix_us=one.since_unix_us,
+                until_unix_us=one.until_unix_us,
+                spans=one.counts[SPANS],
+                certified=one.counts[CERTIFIED],
+                dispatched=one.counts[DISPATCHED],
+                settled=one.counts[SETTLED],
+                reason=one.reason,
+            )
             if not self._write(encode(line) + b"\n", 1, one.counts):
                 return
             del self._missing[0]

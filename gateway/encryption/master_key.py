@@ -325,7 +325,8 @@ def tell(source: Source) -> None:
         logger.warning(
             "%s %s: without this file the data cannot be read. Keep a copy of it, not with the "
             "data; named by TOCSIN_MASTER_KEY_FILE, it is not mentioned any more",
-            made, source.path,
-        )  # fmt: skip
+            made,
+            source.path,
+        )
     if source.path is not None and is_open_to_others(source.path):
         logger.warning("others may read the master key %s: chmod 600 it", source.path)

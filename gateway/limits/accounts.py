@@ -36,8 +36,15 @@ class Account:
     """What one name has used, by kind, and its bounds."""
 
     __slots__ = (
-        "_make", "buckets", "holders", "in_flight", "is_listed", "limits", "name", "sessions",
-    )  # fmt: skip
+        "_make",
+        "buckets",
+        "holders",
+        "in_flight",
+        "is_listed",
+        "limits",
+        "name",
+        "sessions",
+    )
 
     def __init__(self, name: Name, limits: Limits, make: Make = own) -> None:
         self.name = name

@@ -36,13 +36,23 @@ class PublishQuota:
     """Found once for many of them."""
 
     __slots__ = (
-        "_limits", "_pour", "at_once", "bytes", "counted", "debtors", "messages", "settings",
-    )  # fmt: skip
+        "_limits",
+        "_pour",
+        "at_once",
+        "bytes",
+        "counted",
+        "debtors",
+        "messages",
+        "settings",
+    )
 
     def __init__(
-        self, debtors: Sequence[Account], of_queue: Account | None, settings: object,
+        self,
+        debtors: Sequence[Account],
+        of_queue: Account | None,
+        settings: object,
         pour: Pour,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._pour = pour
         self.settings = settings
         """The queue's, of which it was made."""
@@ -172,9 +182,13 @@ class Limiter:
     # --- Who is charged ------------------------------------------------------------------------
 
     def allowance(
-        self, principal: Principal, address: str | None, *,
-        own: Limits | None = None, credential: str = "",
-    ) -> Allowance:  # fmt: skip
+        self,
+        principal: Principal,
+        address: str | None,
+        *,
+        own: Limits | None = None,
+        credential: str = "",
+    ) -> Allowance:
         """Of who asks, from where; `address`: a name of runtime.addresses, None: not counted.
         `own`: what is allowed to this credential alone."""
         claims: list[Claim] = []

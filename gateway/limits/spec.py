@@ -34,8 +34,13 @@ BURSTS_MIN: Final[dict[str, int]] = {
 IN_FLIGHT_MIN: Final = limits.MESSAGES_PER_PUBLISH_MAX
 """What one publish may hold."""
 OF_PRINCIPAL: Final = (
-    "connections", "requests", "messages", "bytes", "sessions", "in_flight",
-)  # fmt: skip
+    "connections",
+    "requests",
+    "messages",
+    "bytes",
+    "sessions",
+    "in_flight",
+)
 OF_ADDRESS: Final = (*OF_PRINCIPAL, "failures")
 OF_QUEUE: Final = ("messages", "bytes")
 OF_SESSION: Final = ("frames",)

@@ -143,9 +143,11 @@ class AlertEvaluator:
                 await self._look_at(queue, now)
             except TocsinError as error:  # the storage, or the catalog, is away: the next time
                 _LOG.info(
-                    "alerts of %s could not be looked at: %s", queue.name, error.detail,
+                    "alerts of %s could not be looked at: %s",
+                    queue.name,
+                    error.detail,
                     extra={"queue": queue.name},
-                )  # fmt: skip
+                )
         for queue_id in self._kept.keys() - mine:
             self._forget(queue_id)
 
@@ -174,8 +176,10 @@ class AlertEvaluator:
             elif alarm.look(value, alert.above, alert.lasts_s, now=now):
                 kept[name] = AlertState(
                     state="firing" if alarm.fires else "cleared",
-                    since_unix_ms=int(time.time() * 1000), value=round(value, 3), owed=_owed(alert),
-                )  # fmt: skip
+                    since_unix_ms=int(time.time() * 1000),
+                    value=round(value, 3),
+                    owed=_owed(alert),
+                )
                 await self._keep(queue)
             if name in kept and kept[name].owed:
                 await self._tell(queue, alert, kept[name])
@@ -196,9 +200,10 @@ class AlertEvaluator:
             except Refused:
                 return 0.0
         groups = [
-            group for group in self._metadata.list_groups(principal, queue)
+            group
+            for group in self._metadata.list_groups(principal, queue)
             if alert.group in (None, group.name)
-        ]  # fmt: skip
+        ]
         is_of_groups = alert.when in ("lag", "oldest_age_s", "parked_keys")
         stock = await self._stock.of(queue, groups if is_of_groups else [])
         if not is_of_groups:
@@ -215,11 +220,17 @@ class AlertEvaluator:
     async def _tell(self, queue: Queue, alert: QueueAlert, told: AlertState) -> None:
         body = msgspec.json.encode(
             AlertNotice(
-                alert=alert.name, queue=queue.name, group=alert.group, when=alert.when,
-                above=alert.above, value=told.value, state=told.state,
-                since_unix_ms=told.since_unix_ms, now_unix_ms=int(time.time() * 1000),
+                alert=alert.name,
+                queue=queue.name,
+                group=alert.group,
+                when=alert.when,
+                above=alert.above,
+                value=told.value,
+                state=told.state,
+                since_unix_ms=told.since_unix_ms,
+                now_unix_ms=int(time.time() * 1000),
             )
-        )  # fmt: skip
+        )
         owed = list(told.owed)
         if "queue" in owed and await self._publish(queue, alert, told, body):
             owed.remove("queue")
@@ -254,8 +265,11 @@ class AlertEvaluator:
         if isinstance(outcome, TocsinError):
             _LOG.warning(
                 "the alert %s of %s is not told to the queue %s: %s",
-                alert.name, queue.name, alert.queue, outcome.detail,
-            )  # fmt: skip
+                alert.name,
+                queue.name,
+                alert.queue,
+                outcome.detail,
+            )
             return False
         return True
 
@@ -264,16 +278,18 @@ class AlertEvaluator:
         address = self._webhooks.get(alert.webhook or "")
         if address is None:
             self._posts["refused"] += 1
-            _LOG.warning("the alert %s names the webhook %s: there is none", alert.name,
-                         alert.webhook)  # fmt: skip
+            _LOG.warning(
+                "the alert %s names the webhook %s: there is none", alert.name, alert.webhook
+            )
             return True
         told.tries += 1
         try:
             await self._post(address, body)
         except HookFailed as error:
             self._posts["failed"] += 1
-            _LOG.warning("the webhook %s did not hear the alert %s: %s", alert.webhook, alert.name,
-                         error)  # fmt: skip
+            _LOG.warning(
+                "the webhook %s did not hear the alert %s: %s", alert.webhook, alert.name, error
+            )
             return told.tries >= TRIES
         self._posts["told"] += 1
         return True

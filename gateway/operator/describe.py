@@ -286,9 +286,9 @@ class Describer:
         stock = await self._stock.of(queue, [group])
         runtime = self._groups.runtimes.get(group.group_id)
         standing, row = stock.groups[group.group_id], await self._seen(group)
-        members = sorted({
-            *(runtime.members if runtime is not None else ()), *self._groups.others(row)
-        })  # fmt: skip
+        members = sorted(
+            {*(runtime.members if runtime is not None else ()), *self._groups.others(row)}
+        )
         absent = sorted(runtime.absent) if runtime is not None else []
         there = self._groups.elsewhere(row)
         whose = _whose(runtime, row, {*members, *absent})
@@ -432,8 +432,11 @@ def without_room(slot: OwnedPartition) -> Room | None:
 
 
 _ROOM: Final[dict[str, Room]] = {
-    "paused": "paused", "socket": "socket", "in_flight": "full", "no_consumer": "no_consumer",
-}  # fmt: skip
+    "paused": "paused",
+    "socket": "socket",
+    "in_flight": "full",
+    "no_consumer": "no_consumer",
+}
 
 
 def _at_clusters(queue: Queue, described: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -159,9 +159,14 @@ CAUSES: Final = ("backoff", "parked", "gate", "commit", "ready")
 
 
 async def look(
-    samples: Samples, sources: Sources, queue: Queue, labels: Labels, *,
-    groups: Sequence[tuple[Group, Labels]], has_dead_letters: bool,
-) -> None:  # fmt: skip
+    samples: Samples,
+    sources: Sources,
+    queue: Queue,
+    labels: Labels,
+    *,
+    groups: Sequence[tuple[Group, Labels]],
+    has_dead_letters: bool,
+) -> None:
     """Depth and lag of a queue and its groups, asked of the storage. Raises TocsinError: it does
     not answer, and nothing was put."""
     stock = await sources.stock.of(queue, [group for group, _ in groups])
@@ -219,9 +224,13 @@ class RemoteFigures:
             groups = self.sources.metadata.list_groups(Principal(queue.holder, queue.tenant), queue)
             try:
                 await look(
-                    samples, self.sources, queue, OTHER_QUEUE,
-                    groups=[(group, OTHER_GROUP) for group in groups], has_dead_letters=False,
-                )  # fmt: skip
+                    samples,
+                    self.sources,
+                    queue,
+                    OTHER_QUEUE,
+                    groups=[(group, OTHER_GROUP) for group in groups],
+                    has_dead_letters=False,
+                )
             except TocsinError:  # deleted meanwhile, or its cluster is away: the next round
                 continue
             await asyncio.sleep(1 / REST_LOOKS_PER_S)
@@ -491,9 +500,13 @@ class GatewayMetrics:
             for place, group in enumerate(every)
         ]
         await look(
-            samples, self._sources, queue, labels, groups=named,
+            samples,
+            self._sources,
+            queue,
+            labels,
+            groups=named,
             has_dead_letters=sees_dead_letters,
-        )  # fmt: skip
+        )
         counting = self._sources.counting
         of_queue(samples, labels, counting.queues().get(queue.queue_id, PublishCounters()))
         readers = self._readers.counts().get(queue.queue_id, 0)

@@ -50,9 +50,15 @@ class QueueOperations:
         return await self._metadata.pause_queue(principal, name, paused=paused)
 
     async def seek(
-        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
-        *, deletes_max: int | None = None, begin: Begin | None = None,
-    ) -> Removed:  # fmt: skip
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        to: SeekTo,
+        *,
+        deletes_max: int | None = None,
+        begin: Begin | None = None,
+    ) -> Removed:
         """Set a group's cursors anew; deliveries of before no longer count. See
         BrokerPort.seek_group."""
         group = self._metadata.find_group(principal, queue, name)

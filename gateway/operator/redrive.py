@@ -222,9 +222,15 @@ class Redriver:
         ]
         first, self._sequence = self._sequence, self._sequence + len(letters)
         self._publisher.submit(
-            queue, [letter.revived() for letter in letters], answered,
-            producer=self._producer, sequence=first, resolved=first, checked=True, names=names,
-        )  # fmt: skip
+            queue,
+            [letter.revived() for letter in letters],
+            answered,
+            producer=self._producer,
+            sequence=first,
+            resolved=first,
+            checked=True,
+            names=names,
+        )
         return await done
 
     async def settle(self, writes: Sequence[CursorWrite]) -> list[GroupPartition]:
@@ -308,11 +314,13 @@ class _Run:
         while back:
             writes = [
                 CursorWrite(
-                    place, self._owned[place].epoch, self._owned[place].token,
+                    place,
+                    self._owned[place].epoch,
+                    self._owned[place].token,
                     settled=tuple((offset, offset) for offset in offsets),
                 )
                 for place, offsets in back.items()
-            ]  # fmt: skip
+            ]
             fenced = await self._redriving.settle(writes)
             self.done += sum(len(back[place]) for place in back if place not in fenced)
             if fenced:

@@ -152,9 +152,14 @@ class RemovalCounter:
         return [one for one in states if one.partition.number in queue.members]
 
     async def _alone(
-        self, queue: Queue, group: Group, others: Sequence[Group],
-        ends: dict[int, int] | None = None, *, any_age: bool = False,
-    ) -> int:  # fmt: skip
+        self,
+        queue: Queue,
+        group: Group,
+        others: Sequence[Group],
+        ends: dict[int, int] | None = None,
+        *,
+        any_age: bool = False,
+    ) -> int:
         """What the group alone has not settled, and the retention does not keep. `ends`: only what
         stands below these offsets of partitions."""
         messages, slices = 0, TimeSlices()

@@ -51,9 +51,15 @@ class ChangingSettings(Protocol):
         """As SettingsChanges.queue."""
 
     async def group(
-        self, principal: Principal, queue: Queue, name: str, named: Named,
-        *, deletes_max: int, begin: Begin,
-    ) -> ChangedSettings:  # fmt: skip
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        deletes_max: int,
+        begin: Begin,
+    ) -> ChangedSettings:
         """As SettingsChanges.group."""
 
 
@@ -61,9 +67,13 @@ class SettingsChanges:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, metadata: Metadata, changes: Changes, groups: Groups,
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        changes: Changes,
+        groups: Groups,
         removing: RemovalCounter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._storage = storage
         self._metadata = metadata
         self._changes = changes
@@ -92,9 +102,15 @@ class SettingsChanges:
         raise _contended()
 
     async def group(
-        self, principal: Principal, queue: Queue, name: str, named: Named,
-        *, deletes_max: int, begin: Begin,
-    ) -> ChangedSettings:  # fmt: skip
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        deletes_max: int,
+        begin: Begin,
+    ) -> ChangedSettings:
         """Change the settings of a group that are named, as `queue`. Raises Refused:
         group_not_found besides."""
         for _ in range(TRIES_MAX):
@@ -152,8 +168,10 @@ class SettingsChanges:
         while True:
             found, following = await self._storage.trimmable(
                 Partition(queue.queue_id, number),
-                retention_s=retention_s, keep_all=retention_s == 0, after=after,
-            )  # fmt: skip
+                retention_s=retention_s,
+                keep_all=retention_s == 0,
+                after=after,
+            )
             messages += found
             if following is None:
                 return messages
