@@ -1,4 +1,4 @@
-"""Who is there, and may a request from this page be served at all. Pure.
+"""Decide who a client is, and whether a request from this page may be served at all. Pure.
 
 Credentials are wanted as soon as the broker has a token of its own (`TOCSIN_TOKEN`), trusts
 somebody's JWTs, or is told to want them (`TOCSIN_AUTH=required`). They are
@@ -33,10 +33,11 @@ Tokens are never logged and never part of an error.
 import hmac
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.auth.browser import Cookies, Pass, Tickets, is_ticket
-from gateway.auth.live import LiveCredentials
+from gateway.auth.browser import ACCESS_S, Cookies, Pass, Tickets, is_ticket
+from gateway.auth.jwt import JwtVerifier
+from gateway.auth.live import LiveCredentials, Revocable
 from gateway.auth.origins import (
     configured_origin,
     foreign_page_refusal,
@@ -73,18 +74,8 @@ _OWN_SITES: Final = (None, "same-origin", "none")
 _TOKEN: Final = credential_of("")
 
 
-class JwtJudge(Protocol):
-    """Judges JWTs (gateway.auth.jwt)."""
-
-    def verdict(self, text: str, *, wall: float) -> Admission | str:
-        """What it gives at `wall`; a text: nothing, and why."""
-
-    def trusts(self, credential: str) -> bool:
-        """Whether the key behind this credential is still one that is trusted."""
-
-
 class Authenticator:
-    """Decides about requests. `origins` are further pages (`https://app.example`) to be served;
+    """Authenticate requests. `origins` are further pages (`https://app.example`) to be served;
     `is_required`: credentials are wanted also without a `token` or `jwts`; `tokens` has the API
     tokens; `secret` signs cookies, together with `token`. `wall` is unix seconds, `now` monotonic.
 
@@ -98,7 +89,7 @@ class Authenticator:
         *,
         is_required: bool = False,
         tokens: Tokens | None = None,
-        jwts: JwtJudge | None = None,
+        jwts: JwtVerifier | None = None,
         secret: bytes = b"",
     ) -> None:
         self._token = token.encode() if token else None
@@ -106,13 +97,13 @@ class Authenticator:
         self._tokens = tokens
         self._jwts = jwts
         self.is_open = self._token is None and jwts is None and not is_required
-        """Nobody needs credentials; those of who has some are not looked at."""
+        """Whether nobody needs credentials; then those that are presented are ignored."""
         self.cookies = Cookies(secret + b"\0" + (self._token or b""))
         self.tickets = Tickets()
-        self.admitted = LiveCredentials()
+        self._live = LiveCredentials()
         self._revoked: OrderedDict[str, None] = OrderedDict()
 
-    def admit(
+    def authenticate_without_cookie(
         self,
         headers: Mapping[str, str],
         *,
@@ -120,8 +111,8 @@ class Authenticator:
         certificate: str | None = None,
         is_tls: bool = False,
     ) -> Admission | None:
-        """Judge a request by its headers, and the name of the client certificate that TLS has
-        verified: who it is, or None where a token is still owed (a WebSocket then owes it in its
+        """Find out by the headers, and the name of the client certificate that TLS has verified,
+        who a request is from; None where a token is still owed (a WebSocket then owes it in its
         `hello`; anything else is to be refused). `is_tls`: it is known to have come over TLS.
 
         Raises:
@@ -135,7 +126,7 @@ class Authenticator:
             return LET_IN
         return self._by_certificate(headers, certificate, wall)
 
-    def admission_of(
+    def authenticate(
         self,
         headers: Mapping[str, str],
         *,
@@ -144,19 +135,21 @@ class Authenticator:
         certificate: str | None = None,
         is_tls: bool = False,
     ) -> Admission | None:
-        """As `admit`, and where nothing is presented by the cookie. `is_read`: the request is a
-        GET or HEAD, which changes nothing; a WebSocket's handshake is none.
+        """Authenticate a request, by the cookie where nothing else is presented. `is_read`: the
+        request is a GET or HEAD, which changes nothing; a WebSocket's handshake is none.
 
         Raises:
             Refused: unauthorized or origin_refused.
         """
-        admission = self.admit(headers, wall=wall, certificate=certificate, is_tls=is_tls)
+        admission = self.authenticate_without_cookie(
+            headers, wall=wall, certificate=certificate, is_tls=is_tls
+        )
         if admission is not None:
             return admission
         admission = self._by_cookie(headers, wall)
         if admission is None:
             return None
-        # An Origin that is there has been judged by `admit`.
+        # An Origin that is there has been judged by `authenticate_without_cookie`.
         if _one(headers, "origin") is None and not (
             is_read and _one(headers, "sec-fetch-site") in _OWN_SITES
         ):
@@ -168,19 +161,39 @@ class Authenticator:
         return admission
 
     def check_token(self, presented: str | None, *, wall: float) -> Admission:
-        """What this token gives. Where none are wanted, whatever is presented is anybody's.
+        """Return what this token gives. Where none are wanted, whatever is presented is anybody's.
 
         Raises:
-            Refused: unauthorized.
+            Refused: unauthorized, metadata_unavailable.
         """
         if self.is_open:
             return LET_IN
         if presented is None:
             raise NotLetIn("none")
-        return self._by_token(presented, wall)
+        if len(presented) > limits.JWT_BYTES_MAX:  # longer than any good one (P9)
+            raise NotLetIn("form")
+        # In constant time: how far a guess is right must not be measurable.
+        if self._token is not None and hmac.compare_digest(
+            presented.encode("utf-8", "surrogatepass"), self._token
+        ):
+            return OPERATORS
+        if self._tokens is not None and is_ours(presented):
+            tokens = self._tokens
+            _check_known(tokens)
+            admission = self._of_record(judge(presented, tokens.find, wall=wall), wall)
+            if admission is None:
+                revoked = self._revoked.__contains__
+                raise NotLetIn(*why_not(presented, tokens.find, revoked, wall=wall))
+            return admission
+        if self._jwts is None:
+            raise NotLetIn("unknown")
+        found = self._jwts.verify(presented, wall=wall)
+        if isinstance(found, str):
+            raise NotLetIn(found)
+        return found
 
     def check_ticket(self, ticket: str, *, now: float, wall: float) -> Admission:
-        """What a ticket gives, once. Raises Refused(unauthorized)."""
+        """Return what a ticket gives, once. Raises Refused(unauthorized)."""
         admission = self.tickets.use(ticket, now=now)
         if admission is None:
             raise NotLetIn("ticket")
@@ -188,22 +201,40 @@ class Authenticator:
             raise NotLetIn("revoked", admission.credential)
         return admission
 
-    def nothing_good(self, headers: Mapping[str, str], certificate: str | None) -> NotLetIn:
-        """The answer to a request in whose headers `admission_of` has found nothing: no cookie and
-        no certificate that is good."""
+    def refusal_of(self, headers: Mapping[str, str], certificate: str | None) -> NotLetIn:
+        """Return the refusal of a request in whose headers `authenticate` has found nothing: no
+        cookie and no certificate that is good."""
         if certificate is not None:
             return NotLetIn("certificate")
         has_cookie = self.cookies.name in (_one(headers, "cookie") or "")
         return NotLetIn("cookie" if has_cookie else "none")
 
-    def note_revoked(self, record: TokenRecord) -> None:
-        """A token has been revoked: remember it, so that the trail can say so of its use."""
+    def track(self, credential: str, what: Revocable) -> None:
+        """Have this ended when its credential is revoked."""
+        self._live.add(credential, what)
+
+    def untrack(self, credential: str, what: Revocable) -> None:
+        """Forget what has ended, or goes on with another credential. If it is not tracked, nothing
+        happens."""
+        self._live.discard(credential, what)
+
+    def tracked(self, credential: str) -> int:
+        """Number of sessions and requests that would end with this credential."""
+        return self._live.count(credential)
+
+    def on_credential_ended(self, credential: str) -> None:
+        """End what this credential has let in, after it was revoked."""
+        self._live.revoke(credential)
+
+    def on_token_revoked(self, record: TokenRecord) -> None:
+        """Remember a revoked token, so that the trail can say so of its use."""
         self._revoked[record.token_id] = None
         while len(self._revoked) > REVOKED_KEPT_MAX:
             self._revoked.popitem(last=False)
 
-    def check_spoken(self, presented: str | None, *, now: float, wall: float) -> Admission:
-        """What a client says inside a session: a token, or a ticket. Raises as check_token."""
+    def check_hello(self, presented: str | None, *, now: float, wall: float) -> Admission:
+        """Return what the credential of a `hello` gives: a token's, or a ticket's. Raises as
+        check_token."""
         if presented is not None and is_ticket(presented) and not self.is_open:
             return self.check_ticket(presented, now=now, wall=wall)
         return self.check_token(presented, wall=wall)
@@ -222,37 +253,26 @@ class Authenticator:
             return self.is_open
         return self._jwts is not None and self._jwts.trusts(credential)
 
-    def pass_of(self, admission: Admission) -> Pass:
+    def add_ticket(self, ticket: str, admission: Admission, *, now: float) -> None:
+        """Let a ticket give this admission, once; raises as `Tickets.add`."""
+        self.tickets.add(ticket, admission, now=now)
+
+    @property
+    def cookie_name(self) -> str:
+        """The name of this broker's cookie."""
+        return self.cookies.name
+
+    def cookie_for(self, admission: Admission, lasts_s: float = ACCESS_S, *, wall: float) -> str:
+        """Make the value of a cookie that gives this admission."""
+        return self.cookies.make(self._pass_of(admission), lasts_s, wall=wall)
+
+    def _pass_of(self, admission: Admission) -> Pass:
         """What a cookie says of an admission. Of an API token only which one: what it gives, its
         record says each time."""
         if admission.credential == OPERATORS.credential or admission.credential.startswith(_TOKEN):
             return Pass(admission.credential)
         name, tenant = admission.principal.name, admission.principal.tenant
         return Pass(admission.credential, name, tenant, [str(g) for g in admission.rights.grants])
-
-    def _by_token(self, presented: str, wall: float) -> Admission:
-        """Raises Refused: unauthorized, metadata_unavailable."""
-        if len(presented) > limits.JWT_BYTES_MAX:  # longer than any good one (P9)
-            raise NotLetIn("form")
-        # In constant time: how far a guess is right must not be measurable.
-        if self._token is not None and hmac.compare_digest(
-            presented.encode("utf-8", "surrogatepass"), self._token
-        ):
-            return OPERATORS
-        if self._tokens is not None and is_ours(presented):
-            tokens = self._tokens
-            _check_known(tokens)
-            admission = self._of_record(judge(presented, tokens.find, wall=wall), wall)
-            if admission is None:
-                revoked = self._revoked.__contains__
-                raise NotLetIn(*why_not(presented, tokens.find, revoked, wall=wall))
-            return admission
-        if self._jwts is None:
-            raise NotLetIn("unknown")
-        verdict = self._jwts.verdict(presented, wall=wall)
-        if isinstance(verdict, str):
-            raise NotLetIn(verdict)
-        return verdict
 
     def _of_record(self, record: TokenRecord | None, wall: float) -> Admission | None:
         lasts_s = record.lasts_s(wall=wall) if record is not None else None
@@ -301,8 +321,8 @@ class Authenticator:
         return Admission(principal, rights=rights, credential=said.credential)
 
     def check_origin(self, headers: Mapping[str, str], *, is_tls: bool = False) -> None:
-        """Judge where a request comes from that has no valid Authorization header. `is_tls`: as
-        `admit`.
+        """Check the origin of a request that has no valid Authorization header. `is_tls`: as
+        `authenticate_without_cookie`.
 
         Raises:
             Refused: origin_refused, with what to do about it.

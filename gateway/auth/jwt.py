@@ -1,30 +1,26 @@
-"""JWTs: what their issuer says about who presents them. Pure: keys, tokens and `wall` in.
+"""JSON Web Tokens: which keys count, what a token under one of them gives, where keys are read.
 
-Judged strictly (RFC 8725, ASVS 5.0 V9). The signature must be made with a key that is configured,
-by the one algorithm that key is for; `kid` only finds it in the map of keys. What a header brings
-with it, a key, a certificate or the address of one, is not looked at, and what it calls critical
-is refused. `exp`, `aud` and `sub` must be there. `exp` is taken to the letter: who came with a
-token is gone when it ends, so that a leeway would only move the end; `nbf` has one.
-
-Whoever sends a thousand requests presents one token: what it gave is remembered, until it ends or
-the keys change.
-
-Where the keys for JWTs come from: a file, or an https address, read again and again beside the
-requests, which never wait for it.
-
-A file is looked at every FILE_EVERY_S, an address read every `refresh_s`; and sooner when a token
-names a key that is not known, but not more often than every UNKNOWN_EVERY_S: whoever makes kids up
-cannot make us ask. What cannot be read leaves the keys as they are, for STALE_S at most.
-
-The keys under which JWTs are believed: a JWK set (RFC 7517), read strictly. Pure.
-
-A key is for one algorithm, which its type says: what a token's header says of itself only has to
-agree. So no public RSA key is ever taken for the secret of an HMAC.
+**Keys** are a JWK set (RFC 7517), read strictly. A key is for one algorithm, which its type says:
+what a token's header says of itself only has to agree. So no public RSA key is ever taken for the
+secret of an HMAC.
 
     OKP Ed25519     EdDSA (RFC 8037)
     EC P-256        ES256 (RFC 7518, 3.4)
     RSA             RS256 (3.3), 2048 bits at least
     oct             HS256 (3.2), 256 bits at least
+
+**Tokens** are verified strictly (RFC 8725, ASVS 5.0 V9). The signature must be made with a
+configured key, by the one algorithm that this key is for; `kid` only finds it in the map of keys.
+Keys, certificates and addresses in a header are ignored, and a header that calls something
+critical is refused. `exp`, `aud` and `sub` must be there. `exp` has no leeway, because a leeway
+would only move the end; `nbf` has one. A client that sends a thousand requests presents one token:
+the verifier remembers what it gave until the token ends or the keys change.
+
+**The source** of keys is a file or an https address. A task reads it again and again beside the
+requests, which never wait for it: a file every FILE_EVERY_S, an address every `refresh_s`. It reads
+sooner when a token names an unknown key, but not more often than every UNKNOWN_EVERY_S, so that a
+client with made-up kids cannot make this broker ask. If the source cannot be read, the keys stay
+as they are, for STALE_S at most.
 """
 
 import asyncio
@@ -69,6 +65,40 @@ _MEMBERS: Final = {
 }
 """Of each type those that make the key, in the order of RFC 7638, 3.2. What else a key has, its
 private part or a certificate, is not looked at."""
+
+
+LEEWAY_S: Final = 10.0
+"""How far the issuer's clock may be ahead of ours."""
+SUBJECT_CHARS_MAX: Final = 256
+_FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+"""RFC 7519, 5.1 and RFC 9068, 2.1; a token for another purpose says so here."""
+_OPTIONS: Final[Any] = {
+    "require": ["exp", "aud", "sub"],
+    "verify_exp": False,  # the three times are judged here, by the clock that we are given
+    "verify_nbf": False,
+    "verify_iat": False,
+    "enforce_minimum_key_length": True,
+}
+_WHY: Final[Mapping[type[Exception], str]] = {
+    jwt.InvalidSignatureError: "signature",
+    jwt.InvalidAudienceError: "audience",
+    jwt.InvalidIssuerError: "issuer",
+    jwt.MissingRequiredClaimError: "claims",
+    jwt.InvalidKeyError: "key",
+}
+FILE_EVERY_S: Final = 1.0
+UNKNOWN_EVERY_S: Final = 10.0
+FETCH_S: Final = 5.0
+"""For one reading, all in all; and for each wait within it."""
+STALE_S: Final = 86_400.0
+"""So long keys count that cannot be read any more: whoever keeps us from the address must not keep
+alive a key that its owner has taken back."""
+HTTPS: Final = "https://"
+logger = logging.getLogger("tocsin.auth")
+
+
+# --- Keys -------------------------------------------------------------------------------------
 
 
 class KeysError(ValueError):
@@ -184,27 +214,7 @@ def _credential(members: dict[str, Any]) -> str:
     return f"jwt:{urlsafe_b64encode(digest).decode()[:22]}"
 
 
-LEEWAY_S: Final = 10.0
-"""How far the issuer's clock may be ahead of ours."""
-SUBJECT_CHARS_MAX: Final = 256
-_FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-_TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""RFC 7519, 5.1 and RFC 9068, 2.1; a token for another purpose says so here."""
-_OPTIONS: Final[Any] = {
-    "require": ["exp", "aud", "sub"],
-    "verify_exp": False,  # the three times are judged here, by the clock that we are given
-    "verify_nbf": False,
-    "verify_iat": False,
-    "enforce_minimum_key_length": True,
-}
-_WHY: Final[Mapping[type[Exception], str]] = {
-    jwt.InvalidSignatureError: "signature",
-    jwt.InvalidAudienceError: "audience",
-    jwt.InvalidIssuerError: "issuer",
-    jwt.MissingRequiredClaimError: "claims",
-    jwt.InvalidKeyError: "key",
-}
-logger = logging.getLogger("tocsin.auth")
+# --- Tokens -----------------------------------------------------------------------------------
 
 
 class JwtTerms(NamedTuple):
@@ -265,12 +275,12 @@ _DECODER: Final = _Decoder()
 
 
 class JwtVerifier:
-    """Judges. `unknown`: called when a token names a key that is not known, as one that has just
-    been made; it must not wait."""
+    """Verify JWTs, and remember those that were good. `on_unknown_key` is called when a token names
+    a key that is not known, such as one that has just been made; it must not wait."""
 
-    def __init__(self, terms: JwtTerms, unknown: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, terms: JwtTerms, on_unknown_key: Callable[[], None] | None = None) -> None:
         self._terms = terms
-        self._unknown = unknown
+        self._on_unknown_key = on_unknown_key
         self._keys: JwtKeys = NO_KEYS
         self._credentials: frozenset[str] = frozenset()
         self._kept: OrderedDict[bytes, _VerifiedJwt] = OrderedDict()
@@ -295,13 +305,14 @@ class JwtVerifier:
         """Whether the key behind this credential counts."""
         return credential in self._credentials
 
-    def judge(self, text: str, *, wall: float) -> Admission | None:
-        """What a token gives at `wall` (unix seconds); None: nothing."""
-        verdict = self.verdict(text, wall=wall)
-        return None if isinstance(verdict, str) else verdict
+    def admission_of(self, text: str, *, wall: float) -> Admission | None:
+        """Return the admission that a token gives at `wall` (unix seconds); None: it gives none."""
+        found = self.verify(text, wall=wall)
+        return None if isinstance(found, str) else found
 
-    def verdict(self, text: str, *, wall: float) -> Admission | str:
-        """What a token gives at `wall` (unix seconds); a text: nothing, and this word says why."""
+    def verify(self, text: str, *, wall: float) -> Admission | str:
+        """Return what a token gives at `wall` (unix seconds), or the word that says why it gives
+        nothing."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         kept = self._kept.get(digest)
         if kept is not None:
@@ -358,7 +369,8 @@ class JwtVerifier:
         kid = header.get("kid")
         key = self._keys.by_kid.get(kid) if kid is None or isinstance(kid, str) else None
         if key is None:
-            self._unknown()
+            if self._on_unknown_key is not None:
+                self._on_unknown_key()
             raise JwtRefused("key", "its key is not known (kid)")
         if header.get("alg") != key.algorithm:
             raise JwtRefused("algorithm", f"its key is for {key.algorithm} (alg)")
@@ -420,19 +432,12 @@ def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> 
     return float(value)
 
 
-FILE_EVERY_S: Final = 1.0
-UNKNOWN_EVERY_S: Final = 10.0
-FETCH_S: Final = 5.0
-"""For one reading, all in all; and for each wait within it."""
-STALE_S: Final = 86_400.0
-"""So long keys count that cannot be read any more: whoever keeps us from the address must not keep
-alive a key that its owner has taken back."""
-HTTPS: Final = "https://"
+# --- Where keys are read ----------------------------------------------------------------------
 
 
 class JwksSource:
-    """Reads `location`, a path or an https address. `changed` gets what was read, when it is
-    another set than before."""
+    """Read `location`, a path or an https address, again and again. `changed` gets the keys when
+    they are another set than before."""
 
     def __init__(
         self,

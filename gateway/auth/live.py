@@ -1,5 +1,5 @@
-"""Whatever lasts longer than the moment at which it was let in, by what has let it in: sessions,
-over any transport or none, and requests that wait. When a credential is revoked, they end (P11)."""
+"""Index of everything that outlives the moment at which a credential let it in: sessions, over any
+transport or none, and requests that wait. When a credential is revoked, they end (P11)."""
 
 import asyncio
 import logging
@@ -10,26 +10,26 @@ from runtime.loop.fairness import TimeSlices
 logger = logging.getLogger("tocsin.session")
 
 
-class Endable(Protocol):
-    """Something that goes on only as long as its credential."""
+class Revocable(Protocol):
+    """A session or request that goes on only as long as its credential."""
 
     def revoked(self) -> None:
-        """The credential is good no more: end now."""
+        """End now: the credential is good no more."""
 
 
 class LiveCredentials:
-    """See the module."""
+    """Find by a credential what it has let in, and end it."""
 
     def __init__(self) -> None:
-        self._by_credential: dict[str, set[Endable]] = {}
+        self._by_credential: dict[str, set[Revocable]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def add(self, credential: str, what: Endable) -> None:
-        """It goes on as long as the credential."""
+    def add(self, credential: str, what: Revocable) -> None:
+        """End `what` when this credential is revoked."""
         self._by_credential.setdefault(credential, set()).add(what)
 
-    def discard(self, credential: str, what: Endable) -> None:
-        """It has ended, or goes on with another one. Not there: nothing happens."""
+    def discard(self, credential: str, what: Revocable) -> None:
+        """Forget `what`: it has ended, or goes on with another credential."""
         left = self._by_credential.get(credential)
         if left is not None:
             left.discard(what)
@@ -37,12 +37,12 @@ class LiveCredentials:
                 del self._by_credential[credential]
 
     def count(self, credential: str) -> int:
-        """How many go on with it."""
+        """Number of entries of this credential."""
         return len(self._by_credential.get(credential, ()))
 
     def revoke(self, credential: str) -> None:
-        """End everything that it has let in, in slices: others have their turn between (P9). The
-        caller sees to it that it lets in nobody more. Inside the event loop."""
+        """End everything that this credential has let in, in slices, so that others have their turn
+        between (P9). The caller makes sure that it lets in nobody more. Inside the event loop."""
         task = asyncio.get_running_loop().create_task(self._end(credential))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -1,11 +1,10 @@
-"""The credentials of a broker in its process: what is configured, and what ends what (P11)."""
+"""Composition of authentication from what is configured: keys, tokens, and what ends what (P11)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.auth.auth import Authenticator
 from gateway.auth.jwt import JwksSource, JwtKeys, JwtTerms, JwtVerifier
-from gateway.auth.live import LiveCredentials
 from gateway.counters import FunctionHitRate, HitRateSource
 from metadata.port import Metadata
 from metadata.tokens import TokenRecord, rights_of
@@ -50,15 +49,11 @@ class Credentials:
             jwts=self.jwts,
             secret=metadata.secret("access"),
         )
-        metadata.tokens.on_revoked(self._revoked)
+        metadata.tokens.on_revoked(self._on_token_revoked)
 
-    def _revoked(self, record: TokenRecord) -> None:
-        self.auth.note_revoked(record)
-        self._admitted.revoke(record.credential)
-
-    @property
-    def _admitted(self) -> LiveCredentials:
-        return self.auth.admitted
+    def _on_token_revoked(self, record: TokenRecord) -> None:
+        self.auth.on_token_revoked(record)
+        self.auth.on_credential_ended(record.credential)
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
@@ -69,7 +64,7 @@ class Credentials:
     def _put_keys(self, keys: JwtKeys) -> None:
         if self.jwts is not None:
             for credential in self.jwts.put_keys(keys):
-                self._admitted.revoke(credential)
+                self.auth.on_credential_ended(credential)
 
     async def start(self) -> None:
         """Read the keys, and see to it that they stay fresh.

@@ -101,7 +101,7 @@ def _admit(
             raise NotLetIn("several")
         admission: Admission | None = auth.check_ticket(tickets[0], now=now, wall=wall)
     else:
-        admission = auth.admission_of(
+        admission = auth.authenticate(
             request.headers,
             is_read=False,
             wall=wall,

@@ -117,7 +117,7 @@ class Access:
         is_read = scope["method"] in {"GET", "HEAD"}
         headers, client = Headers(scope=scope), client_address(scope)
         with self.guessing(scope) if "authorization" in headers else nullcontext():
-            admission = self._auth.admission_of(
+            admission = self._auth.authenticate(
                 headers,
                 is_read=is_read,
                 wall=self._wall(),
@@ -125,7 +125,7 @@ class Access:
                 is_tls=client.is_tls,
             )
         if admission is None:
-            raise self._auth.nothing_good(headers, client.certificate_name)
+            raise self._auth.refusal_of(headers, client.certificate_name)
         return admission
 
     def guessing(self, scope: Scope) -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.auth.auth import Authenticator
-from gateway.auth.live import Endable
+from gateway.auth.live import Revocable
 from gateway.delivery.ports import SessionPort
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, Transport
@@ -178,7 +178,7 @@ class SessionCredential:
     def __init__(
         self,
         services: SessionServices,
-        session: Endable | None,
+        session: Revocable | None,
         admission: Admission | None,
         address: ClientAddress,
     ) -> None:
@@ -229,7 +229,7 @@ class SessionCredential:
 
     def _judge(self, token: str | None, address: ClientAddress, now: float) -> Admission:
         with self.charges.guessing(address, now=now):
-            return self._services.auth.check_spoken(token, now=now, wall=self._services.wall())
+            return self._services.auth.check_hello(token, now=now, wall=self._services.wall())
 
     def take(self, admission: Admission) -> None:
         """From now on it is here by this."""
@@ -240,7 +240,7 @@ class SessionCredential:
         self._leave()
         self.admission = admission
         if self._session is not None:
-            self._services.auth.admitted.add(admission.credential, self._session)
+            self._services.auth.track(admission.credential, self._session)
 
     def end(self) -> None:
         """The session has ended, or its transport is another one's now. Again: nothing happens."""
@@ -249,7 +249,7 @@ class SessionCredential:
 
     def _leave(self) -> None:
         if self.admission is not None and self._session is not None:
-            self._services.auth.admitted.discard(self.admission.credential, self._session)
+            self._services.auth.untrack(self.admission.credential, self._session)
 
 
 class Session:
@@ -467,7 +467,7 @@ class Session:
     # --- Its right to be here -------------------------------------------------------------------
 
     def revoked(self) -> None:
-        """As Endable.revoked."""
+        """As Revocable.revoked."""
         if not self._is_closed:
             self._outlet.close(frames.REVOKED)
             self.closed()  # also where its socket is lost, and it has not heard so yet

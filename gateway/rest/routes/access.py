@@ -54,7 +54,7 @@ async def create_ticket(broker: BrokerPort, request: Request) -> Response:
     if admission(request).is_cookie:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
     ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
-    app.auth.tickets.add(ticket, admission(request), now=asyncio.get_running_loop().time())
+    app.auth.add_ticket(ticket, admission(request), now=asyncio.get_running_loop().time())
     app.books.audit.access.granted(who_asks(request.scope), TICKET)
     return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
 
@@ -67,7 +67,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
     app.access.check_once(request.scope)
     wall, is_tls = app.wall(), client_address(request.scope).is_tls
     with app.access.guessing(request.scope):
-        admitted = app.auth.admit(request.headers, wall=wall, is_tls=is_tls)
+        admitted = app.auth.authenticate_without_cookie(request.headers, wall=wall, is_tls=is_tls)
     if app.auth.is_open:
         return reply(Admitted(admitted.principal.name, None))
     if admitted is None:
@@ -80,7 +80,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
             admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
     app.books.audit.access.granted(Actor.of(admitted, who_asks(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
-    value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)
+    value = app.auth.cookie_for(admitted, lasts_s, wall=wall)
     answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))
     answer.headers["Set-Cookie"] = _cookie(request, value)
     return answer
@@ -108,7 +108,7 @@ async def leave(broker: BrokerPort, request: Request) -> Response:
 
 
 def _cookie(request: Request, value: str) -> str:
-    name = request.app.auth.cookies.name
+    name = request.app.auth.cookie_name
     return set_cookie(name, value, is_secure=_is_secure(request))
 
 

@@ -341,7 +341,7 @@ async def _pull_while_there(
     leaving = asyncio.ensure_future(_left(request))
     waiting = _Waiting()
     auth: Authenticator = request.app.auth
-    auth.admitted.add(admitted.credential, waiting)
+    auth.track(admitted.credential, waiting)
     if not auth.is_live(admitted.credential):  # it ended while the group was made
         waiting.revoked()
     kept = False
@@ -352,7 +352,7 @@ async def _pull_while_there(
         kept = not leaving.done()
         return pulling.result() if kept else []
     finally:  # also when the server, stopping at once, cancels this request
-        auth.admitted.discard(admitted.credential, waiting)
+        auth.untrack(admitted.credential, waiting)
         leaving.cancel()
         if not kept:
             pulling.cancel()
@@ -368,7 +368,7 @@ class _Waiting:
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def revoked(self) -> None:
-        """As Endable.revoked."""
+        """As Revocable.revoked."""
         if not self.end.done():
             self.end.set_result(None)
 

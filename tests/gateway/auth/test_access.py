@@ -46,7 +46,7 @@ def cookies(lasts_s: float) -> Admission:
 
 def cookie(auth: Authenticator = LOCKED, wall: float = WALL) -> str:
     """A `Cookie` header that admits from `wall` on."""
-    return f"{auth.cookies.name}={auth.cookies.make(auth.pass_of(OPERATORS), wall=wall)}"
+    return f"{auth.cookie_name}={auth.cookie_for(OPERATORS, wall=wall)}"
 
 
 # --- Tickets ------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_no_script_and_no_other_site_has_the_cookie() -> None:
 @pytest.mark.parametrize("origin", [OURS, "https://app.example"])
 def test_a_cookie_is_the_operator_from_our_pages(is_read: bool, origin: str) -> None:
     headers = {"host": HOST, "origin": origin, "cookie": cookie()}
-    admission = LOCKED.admission_of(headers, is_read=is_read, wall=WALL + 100)
+    admission = LOCKED.authenticate(headers, is_read=is_read, wall=WALL + 100)
     assert admission == cookies(ACCESS_S - 100)
 
 
@@ -224,7 +224,7 @@ def test_a_cookie_is_the_operator_from_our_pages(is_read: bool, origin: str) -> 
 def test_a_cookie_is_nothing_to_a_page_of_another_origin(is_read: bool, origin: str) -> None:
     """Another port of this host is the same site to the browser, so the cookie comes along."""
     with pytest.raises(Refused) as refused:
-        LOCKED.admission_of(
+        LOCKED.authenticate(
             {"host": HOST, "origin": origin, "cookie": cookie()}, is_read=is_read, wall=WALL
         )
     assert refused.value.code.name == "origin_refused"
@@ -243,27 +243,27 @@ def test_without_an_origin_a_cookie_reads_for_our_pages_alone(
     if site is not None:
         headers["sec-fetch-site"] = site
     if admits:
-        assert LOCKED.admission_of(headers, is_read=True, wall=WALL) == cookies(ACCESS_S)
+        assert LOCKED.authenticate(headers, is_read=True, wall=WALL) == cookies(ACCESS_S)
     else:
         with pytest.raises(Refused) as refused:
-            LOCKED.admission_of(headers, is_read=True, wall=WALL)
+            LOCKED.authenticate(headers, is_read=True, wall=WALL)
         assert refused.value.code.name == "origin_refused"
     with pytest.raises(Refused) as refused:  # and changes nothing whatever it says
-        LOCKED.admission_of(headers, is_read=False, wall=WALL)
+        LOCKED.authenticate(headers, is_read=False, wall=WALL)
     assert refused.value.code.name == "origin_refused"
 
 
 def test_a_cookie_that_is_over_is_no_credential() -> None:
     headers = {"host": HOST, "origin": OURS, "cookie": cookie()}
-    assert LOCKED.admission_of(headers, is_read=True, wall=WALL + ACCESS_S) is None
-    assert LOCKED.admission_of({"host": HOST}, is_read=True, wall=WALL) is None
+    assert LOCKED.authenticate(headers, is_read=True, wall=WALL + ACCESS_S) is None
+    assert LOCKED.authenticate({"host": HOST}, is_read=True, wall=WALL) is None
 
 
 def test_a_token_needs_no_cookie_and_lasts() -> None:
     headers = {"host": HOST, "authorization": f"Bearer {TOKEN}", "cookie": "nonsense"}
-    assert LOCKED.admission_of(headers, is_read=False, wall=WALL) == Admission(OPERATOR)
+    assert LOCKED.authenticate(headers, is_read=False, wall=WALL) == Admission(OPERATOR)
     with pytest.raises(Refused):  # a wrong token is not made up for by a cookie
-        LOCKED.admission_of(
+        LOCKED.authenticate(
             {**headers, "authorization": "Bearer wrong", "cookie": cookie(), "origin": OURS},
             is_read=True, wall=WALL,
         )  # fmt: skip
@@ -271,9 +271,9 @@ def test_a_token_needs_no_cookie_and_lasts() -> None:
 
 def test_an_open_broker_looks_at_no_cookie() -> None:
     headers = {"host": HOST, "cookie": cookie()}
-    assert OPEN.admission_of(headers, is_read=False, wall=WALL) == LET_IN
+    assert OPEN.authenticate(headers, is_read=False, wall=WALL) == LET_IN
     with pytest.raises(Refused):
-        OPEN.admission_of({"host": "evil.example"}, is_read=True, wall=WALL)
+        OPEN.authenticate({"host": "evil.example"}, is_read=True, wall=WALL)
 
 
 # --- The right of a session ends ----------------------------------------------------------------
@@ -367,7 +367,7 @@ async def test_a_used_ticket_and_an_old_one_are_refused(
     ticket = await ticket_of(application)
     assert (await http.post("/v1/access", json={"ticket": ticket})).status_code == 200
     old = "an-old-one"
-    application.auth.tickets.add(old, OPERATORS, now=asyncio.get_running_loop().time() - TICKET_S)
+    application.auth.add_ticket(old, OPERATORS, now=asyncio.get_running_loop().time() - TICKET_S)
     async with client_of(application, origin=OURS) as other:
         for wrong in (ticket, old, "", "wrong", "\x00"):
             answer = await other.post("/v1/access", json={"ticket": wrong})
@@ -451,7 +451,7 @@ async def test_tickets_are_bounded_and_say_when(application: Application) -> Non
     now = asyncio.get_running_loop().time()
     for number in range(limits.TICKETS_MAX):
         one = Admission(Principal(f"p{number}"), credential="token:abcdefgh")
-        application.auth.tickets.add(f"t-{number}", one, now=now)
+        application.auth.add_ticket(f"t-{number}", one, now=now)
     async with client_of(application, authorization=f"Bearer {TOKEN}") as http:
         answer = await http.post("/v1/tickets")
     check_problem(answer, "too_many")

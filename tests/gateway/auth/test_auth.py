@@ -25,7 +25,7 @@ WALL = 1_763_690_400.0
     ],
 )
 def test_without_a_token_loopback_hosts_are_anybody(host: str) -> None:
-    assert OPEN.admit({"host": host}, wall=WALL) == LET_IN
+    assert OPEN.authenticate_without_cookie({"host": host}, wall=WALL) == LET_IN
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_without_a_token_loopback_hosts_are_anybody(host: str) -> None:
 def test_a_rebound_name_is_refused(host: str | None) -> None:
     headers = {} if host is None else {"host": host}
     with pytest.raises(Refused) as refused:
-        OPEN.admit(headers, wall=WALL)
+        OPEN.authenticate_without_cookie(headers, wall=WALL)
     assert refused.value.code.name == "origin_refused"
     assert "TOCSIN_TOKEN" in refused.value.detail
 
@@ -81,18 +81,18 @@ def test_a_page_is_served_to_itself_and_to_whom_is_listed(
 ) -> None:
     headers = {"host": host, "origin": origin}
     if allowed:
-        assert OPEN.admit(headers, wall=WALL) == LET_IN
-        assert LOCKED.admit(headers, wall=WALL) is None
+        assert OPEN.authenticate_without_cookie(headers, wall=WALL) == LET_IN
+        assert LOCKED.authenticate_without_cookie(headers, wall=WALL) is None
     else:
         for auth in (OPEN, LOCKED):
             with pytest.raises(Refused) as refused:
-                auth.admit(headers, wall=WALL)
+                auth.authenticate_without_cookie(headers, wall=WALL)
             assert refused.value.code.name == "origin_refused"
 
 
 def test_behind_a_proxy_the_page_of_the_public_name_is_same_origin() -> None:
     headers = {"host": "broker.example", "origin": "https://broker.example"}
-    assert LOCKED.admit(headers, wall=WALL) is None
+    assert LOCKED.authenticate_without_cookie(headers, wall=WALL) is None
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_over_tls_a_page_that_anybody_on_the_way_could_have_written_is_foreign(
     auth = Authenticator("s3cret", ["http://app.example"])
     headers = {"host": "broker.example", "origin": origin}
     if allowed:
-        assert auth.admit(headers, wall=WALL, is_tls=True) is None
+        assert auth.authenticate_without_cookie(headers, wall=WALL, is_tls=True) is None
     else:
         with pytest.raises(Refused) as refused:
-            auth.admit(headers, wall=WALL, is_tls=True)
+            auth.authenticate_without_cookie(headers, wall=WALL, is_tls=True)
         assert refused.value.code.name == "origin_refused"
 
 
@@ -125,10 +125,10 @@ def test_the_right_token_is_the_operator_from_anywhere() -> None:
         "origin": "https://elsewhere.example",
         "authorization": "Bearer s3cret",
     }
-    assert LOCKED.admit(headers, wall=WALL) == Admission(OPERATOR)
-    assert LOCKED.admit({**headers, "authorization": "bearer  s3cret "}, wall=WALL) == Admission(
-        OPERATOR
-    )
+    assert LOCKED.authenticate_without_cookie(headers, wall=WALL) == Admission(OPERATOR)
+    assert LOCKED.authenticate_without_cookie(
+        {**headers, "authorization": "bearer  s3cret "}, wall=WALL
+    ) == Admission(OPERATOR)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,15 @@ def test_the_right_token_is_the_operator_from_anywhere() -> None:
 )
 def test_a_wrong_token_is_refused_and_not_repeated(header: str) -> None:
     with pytest.raises(Refused) as refused:
-        LOCKED.admit({"host": "localhost", "authorization": header}, wall=WALL)
+        LOCKED.authenticate_without_cookie(
+            {"host": "localhost", "authorization": header}, wall=WALL
+        )
     assert refused.value.code.name == "unauthorized"
     assert "3cr" not in str(refused.value)
 
 
 def test_a_token_that_is_still_owed_is_asked_for() -> None:
-    assert LOCKED.admit({"host": "broker.example"}, wall=WALL) is None
+    assert LOCKED.authenticate_without_cookie({"host": "broker.example"}, wall=WALL) is None
     with pytest.raises(Refused) as refused:
         LOCKED.check_token(None, wall=WALL)
     assert refused.value.code.name == "unauthorized"
@@ -161,14 +163,19 @@ def test_a_token_that_is_still_owed_is_asked_for() -> None:
 def test_an_open_broker_takes_whatever_token_a_client_is_configured_with() -> None:
     assert OPEN.check_token("anything", wall=WALL) == LET_IN
     assert (
-        OPEN.admit({"host": "localhost", "authorization": "Bearer anything"}, wall=WALL) == LET_IN
+        OPEN.authenticate_without_cookie(
+            {"host": "localhost", "authorization": "Bearer anything"}, wall=WALL
+        )
+        == LET_IN
     )
     with pytest.raises(Refused):  # it proves nothing, so the origin still counts
-        OPEN.admit({"host": "evil.example", "authorization": "Bearer anything"}, wall=WALL)
+        OPEN.authenticate_without_cookie(
+            {"host": "evil.example", "authorization": "Bearer anything"}, wall=WALL
+        )
 
 
 def test_an_empty_token_setting_is_no_token() -> None:
-    assert Authenticator("").admit({"host": "localhost"}, wall=WALL) == LET_IN
+    assert Authenticator("").authenticate_without_cookie({"host": "localhost"}, wall=WALL) == LET_IN
 
 
 @pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
@@ -177,7 +184,7 @@ def test_repeated_headers_are_refused(name: str) -> None:
     headers[name] = "localhost"
     headers[name] = "Bearer s3cret"
     with pytest.raises(Refused):
-        OPEN.admit(headers, wall=WALL)
+        OPEN.authenticate_without_cookie(headers, wall=WALL)
 
 
 def test_no_authorization_header_is_no_token() -> None:

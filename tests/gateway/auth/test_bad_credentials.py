@@ -52,7 +52,7 @@ def auth_of(issuer: Issuer) -> Authenticator:
     jwts.put_keys(parse_keys(issuer.jwks(), ALGORITHMS))
     auth = Authenticator(TOKEN, tokens=tokens, jwts=jwts, secret=b"secret")
     for ticket in USED:
-        auth.tickets.add(ticket, OPERATORS, now=NOW - 1)
+        auth.add_ticket(ticket, OPERATORS, now=NOW - 1)
         assert auth.tickets.use(ticket, now=NOW - 1) == OPERATORS
     return auth
 
@@ -230,7 +230,7 @@ def test_whoever_has_good_ones_gets_in(way: str) -> None:
     """The way is open: it is not for nothing that nobody gets in."""
     auth = auth_of(issuer())
     if way == "subprotocol":
-        auth.tickets.add(WAITING, OPERATORS, now=NOW)
+        auth.add_ticket(WAITING, OPERATORS, now=NOW)
         answer = by_subprotocol(auth, WAITING)
         assert answer is not None
         assert answer[0] is True
@@ -299,24 +299,24 @@ async def test_no_request_gets_in_and_all_are_told_the_same(way: str) -> None:
 
 def bad_cookies(auth: Authenticator) -> Iterator[str]:
     """Wrong ones besides the wrong ones."""
-    value = auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL)
+    value = auth.cookie_for(OPERATORS, wall=WALL)
     for place in range(len(value)):
         yield value[:place]
         yield value[:place] + ("A" if value[place] != "A" else "B") + value[place + 1 :]
     other = Authenticator("another token", secret=b"secret")
-    yield other.cookies.make(other.pass_of(OPERATORS), wall=WALL)
+    yield other.cookie_for(OPERATORS, wall=WALL)
     other = Authenticator(TOKEN, secret=b"another secret")
-    yield other.cookies.make(other.pass_of(OPERATORS), wall=WALL)
-    yield auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL - 12 * 3600)
+    yield other.cookie_for(OPERATORS, wall=WALL)
+    yield auth.cookie_for(OPERATORS, wall=WALL - 12 * 3600)
     gone = Admission(OPERATORS.principal, inf, OPERATORS.rights, "token:revokedd")
-    yield auth.cookies.make(auth.pass_of(gone), wall=WALL)
-    yield auth.cookies.make(auth.pass_of(gone._replace(credential="jwt:gone")), wall=WALL)
-    yield auth.cookies.make(auth.pass_of(gone._replace(credential="anybody")), wall=WALL)
+    yield auth.cookie_for(gone, wall=WALL)
+    yield auth.cookie_for(gone._replace(credential="jwt:gone"), wall=WALL)
+    yield auth.cookie_for(gone._replace(credential="anybody"), wall=WALL)
 
 
 async def test_no_cookie_gets_in_and_all_are_told_the_same() -> None:
     auth = auth_of(issuer())
-    http, name = Http(auth), auth.cookies.name.encode()
+    http, name = Http(auth), auth.cookie_name.encode()
     texts = {*bad_cookies(auth), *(one.text for one in bad())}
     told: dict[tuple[int, bytes], str] = {}
     tried = 0
@@ -329,7 +329,7 @@ async def test_no_cookie_gets_in_and_all_are_told_the_same() -> None:
             tried += 1
     assert [status for status, _ in told] == [401], told
     assert tried >= 2100
-    value = auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL).encode()
+    value = auth.cookie_for(OPERATORS, wall=WALL).encode()
     headers = [(b"cookie", name + b"=" + value), origin]
     assert (await http.ask("GET", "/v1/queues", headers))[0] == 200
 
@@ -342,8 +342,8 @@ async def test_good_requests_get_in_and_wrong_origins_do_not() -> None:
         request = rest(credential)
         assert request is not None
         assert (await http.ask(*request))[0] == 200
-    name = auth.cookies.name.encode()
-    cookies = [auth.cookies.make(auth.pass_of(OPERATORS), wall=WALL), "wrong", ""]
+    name = auth.cookie_name.encode()
+    cookies = [auth.cookie_for(OPERATORS, wall=WALL), "wrong", ""]
     for origin in ("https://evil.example", "null", "", "https://broker.example.evil.example",
                    "https://broker.example:444", "file://", "https://broker.example/"):  # fmt: skip
         told = set()
@@ -356,7 +356,7 @@ async def test_good_requests_get_in_and_wrong_origins_do_not() -> None:
 def test_a_ticket_is_used_up_by_its_first_use_over_any_way() -> None:
     auth = auth_of(issuer())
     for use, again in ((by_subprotocol, by_hello), (by_hello, by_subprotocol)):
-        auth.tickets.add(WAITING, OPERATORS, now=NOW)
+        auth.add_ticket(WAITING, OPERATORS, now=NOW)
         first, second = use(auth, WAITING), again(auth, WAITING)
         assert first is not None
         assert second is not None

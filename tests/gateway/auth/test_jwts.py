@@ -167,13 +167,13 @@ def test_a_token_gives_what_its_issuer_says(algorithm: str) -> None:
     token = issuer().token(
         WALL, algorithm, team="shop", tocsin_tenant="acme", tocsin_rights=["consume:orders"]
     )
-    found = jwts.judge(token, wall=WALL)
+    found = jwts.admission_of(token, wall=WALL)
     assert found is not None
     assert found.principal == Principal("user-7", "acme")
     assert found.rights == parse_rights(["read:feed:user-7", "publish:shop.*", "consume:orders"])
     assert found.lasts_s == 600
     assert jwts.trusts(found.credential)
-    assert judge().judge(issuer().token(WALL), wall=WALL) == Admission(
+    assert judge().admission_of(issuer().token(WALL), wall=WALL) == Admission(
         Principal("user-7"), 600, parse_rights(["read:feed:user-7"]),
         parsed(issuer().jwk("EdDSA")).by_kid["ed-1"].credential,
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_token_gives_what_its_issuer_says(algorithm: str) -> None:
 
 def test_a_claim_is_no_pattern() -> None:
     """Who calls himself * reads the key * alone."""
-    found = judge().judge(issuer().token(WALL, sub="*", team="*"), wall=WALL)
+    found = judge().admission_of(issuer().token(WALL, sub="*", team="*"), wall=WALL)
     assert found is not None
     keys = found.rights.keys("read", "feed")
     assert keys is not None
@@ -198,7 +198,7 @@ def test_a_claim_with_a_blank_is_not_the_one_without() -> None:
     for team in ("shop ", " shop", "\ud800"):
         found = auth.check_token(issuer().token(WALL, team=team), wall=WALL)
         assert found.rights == parse_rights(["read:feed:user-7"])
-        assert auth.cookies.make(auth.pass_of(found), wall=WALL)
+        assert auth.cookie_for(found, wall=WALL)
     for right in ("read:\ud800", "read:feed:\ud800"):
         with pytest.raises(Refused):
             auth.check_token(issuer().token(WALL, tocsin_rights=[right]), wall=WALL)
@@ -212,16 +212,18 @@ def test_claims_have_the_names_that_are_configured() -> None:
         WALL, iss="whoever", org="acme", tocsin_tenant="other", tocsin_rights=["read:*"]
     )
     token = issuer().signed({**claims, "https://x.example/rights": ["read:feed"]}, "EdDSA", {})
-    found = judge(terms=terms).judge(token, wall=WALL)
+    found = judge(terms=terms).admission_of(token, wall=WALL)
     assert found is not None
     assert (found.principal.tenant, found.rights) == ("acme", parse_rights(["read:feed"]))
 
 
 def test_several_audiences_and_types_are_taken() -> None:
     for more in ({"aud": ["x", AUDIENCE]}, {"aud": AUDIENCE}):
-        assert judge().judge(issuer().token(WALL, **more), wall=WALL) is not None
+        assert judge().admission_of(issuer().token(WALL, **more), wall=WALL) is not None
     for typ in ("JWT", "jwt", "at+jwt", "application/at+JWT"):
-        assert judge().judge(issuer().token(WALL, headers={"typ": typ}), wall=WALL) is not None
+        assert (
+            judge().admission_of(issuer().token(WALL, headers={"typ": typ}), wall=WALL) is not None
+        )
 
 
 def test_times_on_both_sides() -> None:
@@ -230,8 +232,8 @@ def test_times_on_both_sides() -> None:
         (WALL + 30 - LEEWAY_S - 0.01, False), (WALL + 30 - LEEWAY_S, True),
         (WALL + 59.99, True), (WALL + 60, False), (WALL + 61, False),
     ):  # fmt: skip
-        assert (jwts.judge(token, wall=wall) is not None) is good, wall
-        assert (judge().judge(token, wall=wall) is not None) is good, wall
+        assert (jwts.admission_of(token, wall=wall) is not None) is good, wall
+        assert (judge().admission_of(token, wall=wall) is not None) is good, wall
     assert LEEWAY_S <= 30
 
 
@@ -242,7 +244,7 @@ def test_a_token_is_bounded() -> None:
     sizes = {}
     for size in range(room - 6, room + 6):
         token = issuer().token(WALL, more="x" * size)
-        sizes[len(token)] = judge().judge(token, wall=WALL) is not None
+        sizes[len(token)] = judge().admission_of(token, wall=WALL) is not None
     assert any(sizes.values())
     assert all(good is (size <= limits.JWT_BYTES_MAX) for size, good in sizes.items())
     assert max(sizes) > limits.JWT_BYTES_MAX
@@ -264,10 +266,10 @@ def test_a_part_is_read_as_pyjwt_reads_it(part: str) -> None:
 def test_another_spelling_of_a_signature_is_none() -> None:
     """86 letters are 64 bytes and four bits, which nobody signed."""
     text = issuer().token(WALL, "EdDSA")
-    assert judge("EdDSA").judge(text, wall=WALL) is not None
+    assert judge("EdDSA").admission_of(text, wall=WALL) is not None
     spare = {text[:-1] + letter for letter in "AQgw"} - {text}
     others = {text[:-1] + chr(ord(text[-1]) + n) for n in (1, 2, 3)}
-    assert [one for one in spare | others if judge("EdDSA").judge(one, wall=WALL)] == []
+    assert [one for one in spare | others if judge("EdDSA").admission_of(one, wall=WALL)] == []
 
 
 def test_a_token_without_kid_is_of_the_key_without_one() -> None:
@@ -277,10 +279,10 @@ def test_a_token_without_kid_is_of_the_key_without_one() -> None:
     token = f"{begun}.{to_text(issuer().keys['EdDSA'].sign(begun.encode()))}"
     signed = issuer().signed(issuer().claims(WALL), "EdDSA", {})
     jwts.put_keys(parsed(issuer().jwk("EdDSA")))
-    assert jwts.judge(token, wall=WALL) is None
+    assert jwts.admission_of(token, wall=WALL) is None
     jwts.put_keys(parsed(bare))
-    assert jwts.judge(token, wall=WALL) is not None
-    assert jwts.judge(signed, wall=WALL) is None
+    assert jwts.admission_of(token, wall=WALL) is not None
+    assert jwts.admission_of(signed, wall=WALL) is None
 
 
 # --- What is remembered ---------------------------------------------------------------------------
@@ -290,17 +292,17 @@ def test_what_a_token_gave_is_remembered_until_it_ends_or_the_keys_change() -> N
     jwts = judge()
     token = issuer().token(WALL)
     for passed in range(5):
-        found = jwts.judge(token, wall=WALL + passed)
+        found = jwts.admission_of(token, wall=WALL + passed)
         assert found is not None
         assert found.lasts_s == 600 - passed
     assert (jwts.hit_rate.hits, jwts.hit_rate.misses) == (4, 1)
-    assert jwts.judge(token, wall=WALL + 600) is None
+    assert jwts.admission_of(token, wall=WALL + 600) is None
     assert jwts.put_keys(parse_keys(issuer().jwks("ES256"), ALGORITHMS)) == frozenset(
         parsed(issuer().jwk(one)).by_kid[KIDS[one]].credential
         for one in ("EdDSA", "RS256", "HS256")
     )
-    assert jwts.judge(token, wall=WALL) is None
-    assert jwts.judge(issuer().token(WALL, "ES256"), wall=WALL) is not None
+    assert jwts.admission_of(token, wall=WALL) is None
+    assert jwts.admission_of(issuer().token(WALL, "ES256"), wall=WALL) is not None
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,16 +311,16 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     jwts = judge()
     tokens = [issuer().token(WALL, jti=str(number)) for number in range(4)]
     for token in (*tokens, tokens[3], tokens[1]):
-        assert jwts.judge(token, wall=WALL) is not None
-        assert jwts.judge(token[:-1], wall=WALL) is None
+        assert jwts.admission_of(token, wall=WALL) is not None
+        assert jwts.admission_of(token[:-1], wall=WALL) is None
     assert (len(jwts._kept), jwts.hit_rate.hits) == (3, 2)
-    jwts.judge(tokens[0], wall=WALL)
+    jwts.admission_of(tokens[0], wall=WALL)
     assert jwts.hit_rate.hits == 2
 
 
 def test_a_key_that_is_exchanged_under_its_kid_is_another_one() -> None:
     jwts = judge("EdDSA")
-    before = jwts.judge(issuer().token(WALL), wall=WALL)
+    before = jwts.admission_of(issuer().token(WALL), wall=WALL)
     assert before is not None
     assert jwts.put_keys(parsed(Issuer().jwk("EdDSA"))) == {before.credential}
     assert not jwts.trusts(before.credential)
@@ -329,9 +331,9 @@ def test_only_an_unknown_kid_asks_for_fresh_keys() -> None:
     jwts = JwtVerifier(TERMS, lambda: asked.append(None))
     jwts.put_keys(parse_keys(issuer().jwks(), ALGORITHMS))
     for token in (issuer().token(WALL), issuer().token(WALL, aud="x"), "x", "a.b.c"):
-        jwts.judge(token, wall=WALL)
+        jwts.admission_of(token, wall=WALL)
     assert asked == []
-    jwts.judge(issuer().token(WALL, headers={"kid": "new"}), wall=WALL)
+    jwts.admission_of(issuer().token(WALL, headers={"kid": "new"}), wall=WALL)
     assert asked == [None]
 
 
@@ -519,7 +521,7 @@ async def test_a_key_that_leaves_ends_what_it_has_let_in(tmp_path: Path) -> None
 
     for algorithm in ("EdDSA", "ES256"):
         admission = made.auth.check_token(issuer().token(WALL, algorithm), wall=WALL)
-        made.auth.admitted.add(admission.credential, Standing(algorithm))
+        made.auth.track(admission.credential, Standing(algorithm))
     replace(path, issuer().jwks("ES256"))
     async with asyncio.timeout(5):
         assert await ended.get() == "EdDSA"

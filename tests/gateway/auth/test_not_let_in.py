@@ -31,7 +31,7 @@ def test_each_kind_of_bad_credential_has_its_word_and_the_same_answer() -> None:
     auth, whys = auth_of(issuer()), defaultdict[str, set[str]](set)
     for one in bad():
         with pytest.raises(NotLetIn) as refused:
-            auth.check_spoken(one.text, now=NOW, wall=WALL)
+            auth.check_hello(one.text, now=NOW, wall=WALL)
         assert str(refused.value) == f"unauthorized: {DETAIL}"
         whys[one.kind].add(refused.value.why)
     for kind, why in {
@@ -48,7 +48,7 @@ def test_each_kind_of_bad_credential_has_its_word_and_the_same_answer() -> None:
 def test_a_token_that_was_revoked_is_told_from_one_that_never_was() -> None:
     auth = auth_of(issuer())
     tokens: Any = auth._tokens
-    tokens.on_revoked(auth.note_revoked)
+    tokens.on_revoked(auth.on_token_revoked)
     assert auth.check_token(text(), wall=WALL)
     tokens.drop("abcdefgh")
     for token_id, expected in (

@@ -36,7 +36,7 @@ async def test_an_origin_counts_however_its_operator_writes_it(
     (configured,) = config.origins
     assert configured == configured_origin(written) == sent
     headers = {"host": "localhost:8080", "origin": sent}
-    assert Authenticator(None, [written]).admit(headers, wall=0) == LET_IN
+    assert Authenticator(None, [written]).authenticate_without_cookie(headers, wall=0) == LET_IN
     for origins in ([written], [configured]):
         application = Application(broker, Authenticator(None, origins), origins=origins)
         async with client_of(application) as http:
@@ -73,7 +73,7 @@ def test_whoever_is_refused_learns_what_was_seen_and_what_to_set(
 ) -> None:
     headers = {"origin": origin} | ({"host": host} if host is not None else {})
     with pytest.raises(Refused) as refused:
-        Authenticator("s3cret").admit(headers, wall=0, is_tls=is_tls)
+        Authenticator("s3cret").authenticate_without_cookie(headers, wall=0, is_tls=is_tls)
     assert refused.value.code.name == "origin_refused"
     for part in told:
         assert part in refused.value.detail, refused.value.detail
@@ -82,14 +82,14 @@ def test_whoever_is_refused_learns_what_was_seen_and_what_to_set(
 def test_a_broker_without_a_token_says_which_name_it_was_asked_by() -> None:
     """nginx names its upstream unless it is told not to."""
     with pytest.raises(Refused, match="tocsin_upstream") as refused:
-        Authenticator(None).admit({"host": "tocsin_upstream"}, wall=0)
+        Authenticator(None).authenticate_without_cookie({"host": "tocsin_upstream"}, wall=0)
     assert "TOCSIN_TOKEN" in refused.value.detail
 
 
 def test_a_long_name_is_not_repeated_whole() -> None:
     for headers in ({"host": "h" * 9000}, {"host": "localhost", "origin": "http://" + "o" * 9000}):
         with pytest.raises(Refused) as refused:
-            Authenticator(None).admit(headers, wall=0)
+            Authenticator(None).authenticate_without_cookie(headers, wall=0)
         assert len(refused.value.detail) < 800
 
 

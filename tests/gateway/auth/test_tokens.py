@@ -37,7 +37,7 @@ def auth_of(
 
 def refused(auth: Authenticator, **headers: str) -> str:
     with pytest.raises(Refused) as error:
-        auth.admit({**HOST, **headers}, wall=WALL)
+        auth.authenticate_without_cookie({**HOST, **headers}, wall=WALL)
     assert error.value.code.name == "unauthorized"
     return error.value.detail
 
@@ -48,12 +48,12 @@ def bearer(token_id: str = "abcdefgh") -> dict[str, str]:
 
 def test_a_token_gives_what_its_record_says() -> None:
     auth = auth_of(record("abcdefgh", "billing", "consume:orders", ends=WALL + 60))
-    assert auth.admit(bearer(), wall=WALL) == Admission(
+    assert auth.authenticate_without_cookie(bearer(), wall=WALL) == Admission(
         Principal("billing"), 60, parse_rights(["consume:orders"]), "token:abcdefgh"
     )
     assert refused(auth, authorization=f"Bearer {text('bbbbbbbb')}") == DETAIL
     with pytest.raises(Refused):
-        auth.admit(bearer(), wall=WALL + 60)
+        auth.authenticate_without_cookie(bearer(), wall=WALL + 60)
 
 
 def test_a_token_has_limits_of_its_own_by_whatever_way_it_comes_in() -> None:
@@ -66,17 +66,17 @@ def test_a_token_has_limits_of_its_own_by_whatever_way_it_comes_in() -> None:
     mine = auth.check_token(text(), wall=WALL)
     assert mine.limits == parse_limits(said) != NONE
     assert auth.check_token(text("bbbbbbbb"), wall=WALL).limits == NONE
-    auth.tickets.add("tct_1", mine, now=100.0)
-    cookie = auth.cookies.make(auth.pass_of(mine), wall=WALL)
+    auth.add_ticket("tct_1", mine, now=100.0)
+    cookie = auth.cookie_for(mine, wall=WALL)
     headers = {
         **HOST,
-        "cookie": f"{auth.cookies.name}={cookie}",
+        "cookie": f"{auth.cookie_name}={cookie}",
         "origin": "https://broker.example",
     }
     for other in (
         auth.check_ticket("tct_1", now=100.0, wall=WALL),
-        auth.admission_of(headers, is_read=True, wall=WALL),
-        auth.admit(HOST, wall=WALL, certificate="m.example"),
+        auth.authenticate(headers, is_read=True, wall=WALL),
+        auth.authenticate_without_cookie(HOST, wall=WALL, certificate="m.example"),
     ):
         assert other is not None
         assert other.limits is mine.limits
@@ -91,7 +91,9 @@ def test_a_token_whose_limits_nobody_understands_admits_nobody() -> None:
 def test_two_tokens_of_one_name_are_one_principal() -> None:
     """How one is rotated."""
     auth = auth_of(record("abcdefgh"), record("bbbbbbbb"))
-    one, other = (auth.admit(bearer(i), wall=WALL) for i in ("abcdefgh", "bbbbbbbb"))
+    one, other = (
+        auth.authenticate_without_cookie(bearer(i), wall=WALL) for i in ("abcdefgh", "bbbbbbbb")
+    )
     assert one is not None
     assert other is not None
     assert one.principal == other.principal
@@ -100,7 +102,7 @@ def test_two_tokens_of_one_name_are_one_principal() -> None:
 
 def test_a_token_that_was_used_is_noted() -> None:
     auth = auth_of(record())
-    auth.admit(bearer(), wall=WALL)
+    auth.authenticate_without_cookie(bearer(), wall=WALL)
     tokens = auth._tokens
     assert isinstance(tokens, PlainTokens)
     assert tokens.used == [("abcdefgh", int(WALL * 1000))]
@@ -115,74 +117,82 @@ def test_without_a_token_of_the_broker_credentials_are_wanted_where_it_is_said(
     auth = auth_of(record(), token=None, required=required)
     assert auth.is_open is not required
     if required:
-        admission = auth.admit(bearer(), wall=WALL)
+        admission = auth.authenticate_without_cookie(bearer(), wall=WALL)
         assert admission is not None
         assert admission.principal == Principal("billing")
         assert admission.rights == ALL_RIGHTS
-        assert auth.admit(HOST, wall=WALL) is None
+        assert auth.authenticate_without_cookie(HOST, wall=WALL) is None
         assert refused(auth, authorization="Bearer x") == DETAIL
     else:
-        assert auth.admit({**bearer(), "host": "localhost"}, wall=WALL) == LET_IN
+        assert (
+            auth.authenticate_without_cookie({**bearer(), "host": "localhost"}, wall=WALL) == LET_IN
+        )
 
 
 def test_a_certificate_is_its_principal_and_a_token_goes_before_it() -> None:
     auth = auth_of(record(), record("cccccccc", "meter-7", kind="certificate", certificate="cn"))
-    by_certificate = auth.admit(HOST, wall=WALL, certificate="cn")
+    by_certificate = auth.authenticate_without_cookie(HOST, wall=WALL, certificate="cn")
     assert by_certificate is not None
     assert by_certificate.principal == Principal("meter-7")
     assert by_certificate.credential == "token:cccccccc"
-    by_token = auth.admit(bearer(), wall=WALL, certificate="cn")
+    by_token = auth.authenticate_without_cookie(bearer(), wall=WALL, certificate="cn")
     assert by_token is not None
     assert by_token.principal == Principal("billing")
-    assert auth.admit(HOST, wall=WALL, certificate="other") is None
+    assert auth.authenticate_without_cookie(HOST, wall=WALL, certificate="other") is None
     with pytest.raises(Refused):  # a wrong token is not made up for by a certificate
-        auth.admit({**HOST, "authorization": "Bearer x"}, wall=WALL, certificate="cn")
+        auth.authenticate_without_cookie(
+            {**HOST, "authorization": "Bearer x"}, wall=WALL, certificate="cn"
+        )
 
 
 def test_a_browser_shows_its_certificate_to_our_pages_alone() -> None:
     """It does so by itself, as with a cookie."""
     auth = auth_of(record(kind="certificate", certificate="cn"))
     own = {**HOST, "origin": "https://broker.example"}
-    assert auth.admit(own, wall=WALL, certificate="cn") is not None
+    assert auth.authenticate_without_cookie(own, wall=WALL, certificate="cn") is not None
     with pytest.raises(Refused) as error:
-        auth.admit({**HOST, "origin": "https://evil.example"}, wall=WALL, certificate="cn")
+        auth.authenticate_without_cookie(
+            {**HOST, "origin": "https://evil.example"}, wall=WALL, certificate="cn"
+        )
     assert error.value.code.name == "origin_refused"
     for site, admits in (("same-origin", True), ("none", True), ("cross-site", False)):
-        admission = auth.admit({**HOST, "sec-fetch-site": site}, wall=WALL, certificate="cn")
+        admission = auth.authenticate_without_cookie(
+            {**HOST, "sec-fetch-site": site}, wall=WALL, certificate="cn"
+        )
         assert (admission is not None) is admits
 
 
 def test_a_cookie_gives_what_the_token_of_its_maker_gives_now() -> None:
     auth = auth_of(record("abcdefgh", "billing", "read:orders", ends=WALL + 600))
     made_by = auth.check_token(text(), wall=WALL)
-    cookie = f"{auth.cookies.name}={auth.cookies.make(auth.pass_of(made_by), wall=WALL)}"
+    cookie = f"{auth.cookie_name}={auth.cookie_for(made_by, wall=WALL)}"
     headers = {**HOST, "origin": "https://broker.example", "cookie": cookie}
-    found = auth.admission_of(headers, is_read=False, wall=WALL + 100)
+    found = auth.authenticate(headers, is_read=False, wall=WALL + 100)
     assert found == made_by._replace(lasts_s=500, is_cookie=True)
-    assert auth.admission_of(headers, is_read=False, wall=WALL + 600) is None
+    assert auth.authenticate(headers, is_read=False, wall=WALL + 600) is None
     tokens = auth._tokens
     assert isinstance(tokens, PlainTokens)
     tokens.drop("abcdefgh")
-    assert auth.admission_of(headers, is_read=False, wall=WALL + 100) is None
+    assert auth.authenticate(headers, is_read=False, wall=WALL + 100) is None
 
 
 def test_a_ticket_gives_what_the_token_of_its_maker_gives_as_long_as_that() -> None:
     auth = auth_of(record("abcdefgh", "billing", "read:orders", ends=WALL + 600))
     made_by = auth.check_token(text(), wall=WALL)
     for ticket in ("tct_1", "tct_2"):
-        auth.tickets.add(ticket, made_by, now=100.0)
-    assert auth.check_spoken("tct_1", now=110.0, wall=WALL + 10) == made_by._replace(lasts_s=590)
+        auth.add_ticket(ticket, made_by, now=100.0)
+    assert auth.check_hello("tct_1", now=110.0, wall=WALL + 10) == made_by._replace(lasts_s=590)
     tokens = auth._tokens
     assert isinstance(tokens, PlainTokens)
     tokens.drop("abcdefgh")
     for ticket in ("tct_1", "tct_2"):
         with pytest.raises(Refused, match="no valid credentials"):
-            auth.check_spoken(ticket, now=110.0, wall=WALL + 10)
+            auth.check_hello(ticket, now=110.0, wall=WALL + 10)
 
 
 def test_a_ticket_ends_with_its_maker() -> None:
     auth = auth_of(record("abcdefgh", ends=WALL + 5))
-    auth.tickets.add("tct_1", auth.check_token(text(), wall=WALL), now=100.0)
+    auth.add_ticket("tct_1", auth.check_token(text(), wall=WALL), now=100.0)
     with pytest.raises(Refused):
         auth.check_ticket("tct_1", now=105.0, wall=WALL + 5)
 
