@@ -40,16 +40,20 @@ from push import limits
 from push.errors import TocsinError
 from runtime import process as supervisor
 from runtime.addresses import Addresses, parse_networks
-from runtime.gc import Collector
 from runtime.http1 import http_class
 from runtime.listener import Listener, StartError, bind
-from runtime.metrics.exposition import Samples
-from runtime.metrics.serving import MetricsServer
-from runtime.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
+from runtime.metrics.exposition import MetricsServer, Samples
+from runtime.process import (
+    Collector,
+    end_at_once,
+    listen_to_signals,
+    opened_unless,
+    raise_files_limit,
+)
 from runtime.tls import Tls
 
 if TYPE_CHECKING:
-    from runtime.tracing import OtelTracer
+    from runtime.trace_context import OtelTracer
 
 logger = logging.getLogger("tocsin.server")
 
@@ -242,7 +246,7 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
     """None: nobody makes spans, and OpenTelemetry is not even imported. Raises StartError."""
     if not config.otel:
         return None
-    from runtime.tracing import OtelMissing, OtelTracer
+    from runtime.trace_context import OtelMissing, OtelTracer
 
     try:
         return OtelTracer()

@@ -1,4 +1,4 @@
-"""What there is: queues, groups and their settings, as values, and the rules about names.
+"""Values of the catalog: queues, groups, their settings, deleted queues, names.
 
 Pure: validation and the question which settings may change. Durations are seconds.
 """
@@ -292,3 +292,66 @@ def check_change(old: QueueSettings, new: QueueSettings) -> None:
                 "setting_fixed",
                 f"{name} is {getattr(old, name)} and cannot become {getattr(new, name)}",
             )
+
+
+# --- Deleted queues ---------------------------------------------------------------------------
+
+DELETED_QUEUES_MARK: Final = "deleted queues"
+"""The mark of the catalog that has the latest of them."""
+DELETED_QUEUE_KEPT_S: Final = 86_400.0
+DELETED_QUEUES_MAX: Final = 200
+"""A mark is read whole by every gateway when it changes."""
+
+
+class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that was deleted, for as long as messages may still be on their way to it: they go to
+    its dead letters, and their producers are not refused with `queue_not_found`."""
+
+    queue_id: str
+    name: str
+    tenant: str
+    holder: str
+    dead_letters: str
+    """The name of the queue that takes its dead letters."""
+    deleted_unix_ms: int
+
+
+def read_deleted_queues(text: str | None) -> list[DeletedQueue]:
+    """Decode the mark; if it cannot be read, nothing was deleted."""
+    try:
+        return msgspec.json.decode(text, type=list[DeletedQueue]) if text else []
+    except msgspec.MsgspecError:
+        return []
+
+
+def add_deleted_queue(text: str | None, queue: Queue, unix_ms: int) -> str:
+    """Return the mark with a queue that is about to be deleted. A queue of dead letters gets no
+    entry: its messages are there to be looked at, and it is made again when it is needed."""
+    kept = [
+        one
+        for one in read_deleted_queues(text)
+        if unix_ms - one.deleted_unix_ms < DELETED_QUEUE_KEPT_S * 1000
+        and (one.tenant, one.name) != (queue.tenant, queue.name)
+    ]
+    if not queue.name.endswith(DEAD_LETTERS):
+        deleted = DeletedQueue(
+            queue_id=queue.queue_id,
+            name=queue.name,
+            tenant=queue.tenant,
+            holder=queue.holder,
+            dead_letters=dead_letter_name(queue),
+            deleted_unix_ms=unix_ms,
+        )
+        kept.append(deleted)
+    return msgspec.json.encode(kept[-DELETED_QUEUES_MAX:]).decode()
+
+
+def find_deleted_queue(
+    text: str | None, tenant: str, name: str, unix_ms: int
+) -> DeletedQueue | None:
+    """Return the queue of this name that was deleted within DELETED_QUEUE_KEPT_S."""
+    for deleted in read_deleted_queues(text):
+        is_it = (deleted.tenant, deleted.name) == (tenant, name)
+        if is_it and unix_ms - deleted.deleted_unix_ms < DELETED_QUEUE_KEPT_S * 1000:
+            return deleted
+    return None

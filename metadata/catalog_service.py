@@ -23,9 +23,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from metadata import row_store as graves
 from metadata.backend import Contents, News, Stale, Store
 from metadata.catalog import (
+    DELETED_QUEUES_MARK,
     Group,
     GroupSettings,
     GroupStart,
@@ -33,6 +33,7 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
+    add_deleted_queue,
     check_circle,
     check_group_settings,
     check_name,
@@ -347,7 +348,8 @@ class InProcessMetadata:
 
     async def _delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
-        await self._set_mark(graves.MARK, graves.dug(self.mark(graves.MARK), queue, _unix_ms()))
+        deleted = add_deleted_queue(self.mark(DELETED_QUEUES_MARK), queue, _unix_ms())
+        await self._set_mark(DELETED_QUEUES_MARK, deleted)
         await self._store.drop_queue(queue.queue_id)
         self._take_out(queue)
         return queue

@@ -1,16 +1,10 @@
-"""The catalog of several gateways, as one of them has it: rows, and how they are changed and
-followed. Over any database that compares and sets (`metadata.backend`).
+"""The catalog of several gateways as rows, as one of them reads, changes and follows it.
 
-The catalog's rows as databases keep them: kinds, ids, and values with a checksum.
-
-A value is a CRC-32 of its place and content as 8 hexadecimal digits, then the content (R30): a row
-that is found in another one's place is damaged, too. The checksum is written by the gateway that
-makes the row and looked at by the one that reads it: nothing on the way changes a bit unnoticed.
-
-Queues that were deleted, for as long as messages may still be on their way to them.
-
-Who publishes to such a name is not told that there is no such queue: what still arrives goes to the
-queue's dead letters. Kept as one mark of the catalog, the latest ones of the last day.
+`RowStore` works over any database that compares and sets (`metadata.backend`). Rows have kinds,
+ids, and values with a checksum. A value is a CRC-32 of its place and content as 8 hexadecimal
+digits, then the content (R30): a row that is found in another one's place is damaged, too. The
+gateway that makes the row writes the checksum and the one that reads it checks it, so nothing on
+the way changes a bit unnoticed.
 """
 
 import asyncio
@@ -40,7 +34,7 @@ from metadata.backend import (
     Stale,
     Write,
 )
-from metadata.catalog import DEAD_LETTERS, Group, Membership, Queue, dead_letter_name
+from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey
 from metadata.rights import RightsError
 from metadata.tokens import TokenRecord, rights_of
@@ -415,56 +409,3 @@ def _place_of(row: Queue | Group) -> tuple[str, str]:
 
 def _dropped(any_id: str, queue_id: str) -> Write:
     return "dropped", any_id, pack("dropped", any_id, queue_id.encode())
-
-
-KEPT_S: Final = 86_400.0
-KEPT_MAX: Final = 200
-"""A mark is read whole by every gateway when it changes."""
-MARK: Final = "deleted queues"
-
-
-class Grave(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a queue."""
-
-    queue_id: str
-    name: str
-    tenant: str
-    holder: str
-    dead_letters: str
-    """The name of the queue that takes its dead letters."""
-    deleted_unix_ms: int
-
-
-def graves_of(text: str | None) -> list[Grave]:
-    """Those that the mark has; what cannot be read is as if nothing had been deleted."""
-    try:
-        return msgspec.json.decode(text, type=list[Grave]) if text else []
-    except msgspec.MsgspecError:
-        return []
-
-
-def dug(text: str | None, queue: Queue, unix_ms: int) -> str:
-    """The mark with one more, which is about to be deleted. One that takes dead letters itself has
-    none: its messages are there to be looked at, and it is made again when it is needed."""
-    kept = [
-        grave
-        for grave in graves_of(text)
-        if unix_ms - grave.deleted_unix_ms < KEPT_S * 1000
-        and (grave.tenant, grave.name) != (queue.tenant, queue.name)
-    ]
-    if not queue.name.endswith(DEAD_LETTERS):
-        grave = Grave(
-            queue_id=queue.queue_id, name=queue.name, tenant=queue.tenant, holder=queue.holder,
-            dead_letters=dead_letter_name(queue), deleted_unix_ms=unix_ms,
-        )  # fmt: skip
-        kept.append(grave)
-    return msgspec.json.encode(kept[-KEPT_MAX:]).decode()
-
-
-def find_grave(text: str | None, tenant: str, name: str, unix_ms: int) -> Grave | None:
-    """Of a queue of this name, where it was deleted within KEPT_S."""
-    for grave in graves_of(text):
-        is_it = (grave.tenant, grave.name) == (tenant, name)
-        if is_it and unix_ms - grave.deleted_unix_ms < KEPT_S * 1000:
-            return grave
-    return None

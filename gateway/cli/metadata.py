@@ -13,7 +13,7 @@ from gateway.config import Config, is_loopback
 from gateway.settings import parse_host, parse_port, parse_service_url
 from gateway.stores.open import asking_nodes
 from metadata.service.client import LOOK_TRY_S, Nobody
-from metadata.service.messages import LAYOUTS, NodeInfo
+from metadata.service.protocol import LAYOUTS, NodeInfo
 from push.errors import TocsinError
 from runtime import process as logs
 from runtime.listener import StartError

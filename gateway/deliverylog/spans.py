@@ -38,7 +38,7 @@ from metadata.catalog import Principal, Queue
 from push.message import Message
 from push.record import Header
 from push.storage_port import Appended, NotStored
-from runtime.tracing import PARENT, Trace, trace_from
+from runtime.trace_context import PARENT, Trace, trace_from
 
 
 @dataclass(frozen=True, slots=True)

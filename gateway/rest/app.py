@@ -44,7 +44,7 @@ from runtime.addresses import client_address, name_of
 from runtime.loop.fairness import IncompleteBytesBudget
 from runtime.operation import INCOMING
 from runtime.problems import SECURITY_HEADERS, Problems
-from runtime.tracing import NoTracer, Tracer, answering, trace_of
+from runtime.trace_context import NoTracer, Tracer, answering, trace_of
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_queues.OPERATIONS,

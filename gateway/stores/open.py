@@ -52,8 +52,7 @@ from metadata.data_keys import DataKeys
 from metadata.redis.database import RedisDatabase, Shard
 from metadata.row_store import RowStore
 from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
-from metadata.service.http import HttpAsker
-from metadata.service.messages import BODY_BYTES_MAX
+from metadata.service.protocol import BODY_BYTES_MAX, HttpAsker
 from metadata.sqlite.catalog import FILE as CATALOG_FILE
 from metadata.sqlite.catalog import ThreadedStore
 from push import limits

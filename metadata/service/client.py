@@ -42,20 +42,22 @@ from metadata.backend import (
     other_generation,
 )
 from metadata.catalog import Membership
-from metadata.service.http import Asker, NoAnswer, NotSent
-from metadata.service.messages import (
+from metadata.service.protocol import (
+    Asker,
     BeatRequest,
     Changed,
     ChangeRequest,
     MembershipRequest,
+    NoAnswer,
     NodeInfo,
+    NotSent,
     ReadAnswer,
     ReadRequest,
     ShardAnswer,
     Taken,
     WatchAnswer,
 )
-from metadata.service.ring import SHARDS, holders
+from metadata.service.shards import SHARDS, holders
 from push.errors import CODES, Refused, TocsinError, Unknown
 
 AWAY_S: Final = 0.25

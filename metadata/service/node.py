@@ -30,7 +30,7 @@ from typing import Final
 from metadata.backend import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
 from metadata.heartbeats import BEAT_S, FORGOTTEN_S, Heartbeats
 from metadata.service.client import READ_TRY_S, AskingNodes, Nobody
-from metadata.service.messages import (
+from metadata.service.protocol import (
     LAYOUTS,
     ChangeRequest,
     Layout,
@@ -39,8 +39,7 @@ from metadata.service.messages import (
     ShardAnswer,
     WatchAnswer,
 )
-from metadata.service.replica import NotInMemory, ShardCopy, rows_of
-from metadata.service.ring import SHARDS, held, holders
+from metadata.service.shards import SHARDS, NotInMemory, ShardCopy, held, holders, rows_of
 from push.errors import Refused, TocsinError
 
 

@@ -1,21 +1,34 @@
-"""The text of a scrape: Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 for who asks for it.
+"""One scrape: the samples that were found, their text, and /metrics that serves it.
 
-Written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
-go, and its samples are objects; ours are written metric by metric, and in between others have their
-turn (`runtime.loop.fairness`). What it would bring besides, counters with a lock each, nothing here
-uses. Sources: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+The text is Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 if the client accepts it. It is
+written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
+go, and its samples are objects; ours are written metric by metric, and others have their turn in
+between (`runtime.loop.fairness`). Its counters with a lock each are used by nothing here. Sources:
+https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://prometheus.io/docs/specs/om/open_metrics_spec/
 
-What one scrape has found.
+A node of the metadata service serves /metrics beside its API; a manager, and a gateway for its
+operator, on a port for metrics alone.
 """
 
+import asyncio
+import hmac
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from push.errors import Refused
 from push.histogram import Histogram
+from runtime.listener import Listener, bind
 from runtime.loop.fairness import TimeSlices
 from runtime.metrics.registry import METRICS, Metric
+from runtime.operation import Health, reply
+from runtime.problems import Problems
 
 Value = float | Histogram
 Labels = tuple[str, ...]
@@ -213,3 +226,68 @@ def _bound(bound: float) -> str:
 def number(value: float) -> str:
     """As both formats read it."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+Collect = Callable[[], Awaitable[Samples]]
+PATH = "/metrics"
+
+
+def shows(headers: list[tuple[bytes, bytes]], token: str) -> bool:
+    """Whether a request shows this token; in constant time."""
+    said = dict(headers).get(b"authorization", b"")
+    return hmac.compare_digest(said, b"Bearer " + token.encode())
+
+
+async def answer(request: Request, samples: Samples) -> Response:
+    """As text, in the format that was asked for."""
+    as_open = is_open(request.headers.getlist("accept"))
+    text = await exposed(samples, as_open=as_open)
+    return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})
+
+
+def scrape(collect: Collect) -> Route:
+    """The route of /metrics; who may ask is judged before."""
+
+    async def metrics(request: Request) -> Response:
+        return await answer(request, await collect())
+
+    return Route(PATH, metrics, methods=["GET"])
+
+
+def application(collect: Collect, token: str | None) -> ASGIApp:
+    """An application with /metrics and /healthz alone; `token` None: everybody may scrape."""
+
+    async def healthz(request: Request) -> Response:
+        return reply(Health("alive"))
+
+    router = Router(
+        [scrape(collect), Route("/healthz", healthz, methods=["GET"])], redirect_slashes=False
+    )
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = guarded  # the router then raises 404 and 405
+        if token is not None and scope["path"] == PATH and not shows(scope["headers"], token):
+            raise Refused("unauthorized", "show the token of TOCSIN_METRICS_TOKEN")
+        await router(scope, receive, send)
+
+    return Problems(guarded)
+
+
+class MetricsServer:
+    """A port for metrics alone. Without a token only this machine may be let in: who starts it
+    checks that."""
+
+    def __init__(self, host: str, port: int, collect: Collect, token: str | None) -> None:
+        """Binds. Raises StartError."""
+        self._bound = bind(host, port)
+        self.port: int = self._bound.getsockname()[1]
+        self._listener = Listener(application(collect, token), self._bound)
+
+    async def start(self) -> None:
+        """Accept."""
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Close."""
+        async with asyncio.timeout(5):
+            await self._listener.finish(1)

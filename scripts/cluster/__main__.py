@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from loadtests.server import free_port
-from metadata.service.messages import LAYOUTS
+from metadata.service.protocol import LAYOUTS
 from scripts.cluster.parts import PartFailed, Parts
 from scripts.cluster.plan import NAMES, Cluster, described, page
 from tests.servers.binaries import ServerMissing, binaries

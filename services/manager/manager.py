@@ -20,9 +20,8 @@ import msgspec
 
 from push.errors import Refused, TocsinError
 from runtime import process as supervisor
-from runtime.metrics.exposition import Samples
+from runtime.metrics.exposition import MetricsServer, Samples
 from runtime.metrics.process import LoopLag, of_process
-from runtime.metrics.serving import MetricsServer
 from runtime.process import end_at_once
 from services.manager.keeper import ClusterKeeper, ClusterTold
 from services.manager.leader import Leader, RedisLead

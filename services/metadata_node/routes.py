@@ -1,9 +1,11 @@
-"""The metadata service over HTTP: what gateways and its nodes ask of a node, as routes.
+"""The metadata service over HTTP: the routes of a node, and its metrics.
 
 Answers are JSON, errors problem documents. Everybody but supervisors shows the service's token:
 who has it may do to the catalog whatever a gateway may.
 """
 
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -11,9 +13,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from metadata.service.messages import (
+from metadata.service.node import Node, Shards
+from metadata.service.protocol import (
     WAIT_S_MAX,
     BeatRequest,
     Changed,
@@ -22,14 +25,48 @@ from metadata.service.messages import (
     ReadRequest,
     Taken,
 )
-from metadata.service.node import Node, Shards
-from metadata.service.ring import SHARDS
+from metadata.service.shards import SHARDS
 from push.errors import Fenced, Refused
-from runtime.metrics.serving import PATH as METRICS
-from runtime.metrics.serving import scrape, shows
+from runtime.metrics.exposition import PATH as METRICS
+from runtime.metrics.exposition import Samples, scrape, shows
+from runtime.metrics.process import LoopLag, of_process
 from runtime.operation import Health, Readiness, decode, read_body, reply
 from runtime.problems import Problems
-from services.metadata_node.metrics import NodeMetrics
+
+
+class NodeMetrics:
+    """Of a node of the metadata service. `lag`: to be started by who has the loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answered: Counter[str] = Counter()
+        self.lag = LoopLag()
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """The application, whose answers are counted."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def sending(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._answered[f"{message['status'] // 100}xx"] += 1
+                await send(message)
+
+            await app(scope, receive, sending)
+
+        return counted
+
+    async def collect(self) -> Samples:
+        """What there is now."""
+        began, samples, node = time.perf_counter(), Samples(), self._node
+        of_process(samples, "metadata", "", self.lag)
+        samples.put("tocsin_ready", not node.not_ready())
+        for status in ("2xx", "4xx", "5xx"):
+            samples.put("tocsin_node_requests_total", self._answered[status], status)
+        samples.put("tocsin_node_read_age_seconds", node.age_s)
+        samples.put("tocsin_node_peers", len(node.nodes))
+        samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))
+        return samples
+
 
 PUBLIC: Final = frozenset({"/healthz", "/readyz"})
 CHANGE_BYTES_MAX: Final = 16 * 1_048_576

@@ -25,16 +25,15 @@ from gateway.stores.marks import ClusterMark, MarkKeeper, read_mark
 from gateway.stores.open import asking_nodes
 from metadata.backend import NodeDatabase
 from metadata.redis.database import RedisDatabase
-from metadata.service.messages import Layout
 from metadata.service.node import Node, Shards
+from metadata.service.protocol import Layout
 from metadata.sqlite.database import FILE, SqliteDatabase
 from push.errors import TocsinError
 from runtime import process as supervisor
 from runtime.listener import Listener, StartError, bind
 from runtime.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from runtime.tls import Tls
-from services.metadata_node.metrics import NodeMetrics
-from services.metadata_node.routes import application
+from services.metadata_node.routes import NodeMetrics, application
 from storage.redis import target as redis_target
 from storage.sqlite.open import lock_store
 

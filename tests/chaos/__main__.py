@@ -14,8 +14,8 @@ from typing import Final
 import click
 
 from loadtests.faults.power_loss import why_not
-from metadata.service.messages import LAYOUTS
-from metadata.service.messages import Layout as MetadataLayout
+from metadata.service.protocol import LAYOUTS
+from metadata.service.protocol import Layout as MetadataLayout
 from tests.chaos.books import STORES, Book
 from tests.chaos.breaks import BREAKS
 from tests.chaos.nemesis import AWAY_WHOLE_S, FROZEN_S, FROZEN_WHOLE_S, METADATA, SHAPES

@@ -19,7 +19,7 @@ from loadtests.checker.history import read_lines
 from loadtests.clients.recorder import GROUP_PLACE, ClientFailed, Habits, RunState
 from loadtests.faults.soak_clients import LEASE_S, QUIET_S, SoakClients
 from loadtests.server import ServerFailed
-from metadata.service.messages import Layout as MetadataLayout
+from metadata.service.protocol import Layout as MetadataLayout
 from push import limits
 from tests.chaos.disks import disks
 from tests.chaos.nemesis import AWAY_S, DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start

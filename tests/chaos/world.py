@@ -18,7 +18,7 @@ from typing import Final
 
 from loadtests.clients.recorder import Door
 from loadtests.server import Server
-from metadata.service.messages import Layout as MetadataLayout
+from metadata.service.protocol import Layout as MetadataLayout
 from services.manager.keeper import LOOK_S
 from tests.chaos.breaks import BREAKS, Break
 from tests.layout.tree import ROOT

@@ -16,7 +16,7 @@ from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.heartbeats import GONE_S
-from metadata.service.messages import LAYOUTS, Layout
+from metadata.service.protocol import LAYOUTS, Layout
 from push.errors import Refused, TocsinError
 from services.metadata_node.server import NodeServer, NodeSettings
 from tests.histories.house import delivery, message, never

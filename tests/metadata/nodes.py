@@ -15,9 +15,8 @@ from metadata.backend import NodeDatabase
 from metadata.catalog_service import InProcessMetadata
 from metadata.row_store import RowStore
 from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
-from metadata.service.http import Answer, NoAnswer, NotSent
-from metadata.service.messages import BODY_BYTES_MAX, Layout
 from metadata.service.node import Node, Shards
+from metadata.service.protocol import BODY_BYTES_MAX, Answer, Layout, NoAnswer, NotSent
 from metadata.sqlite.database import FILE, SqliteDatabase
 from services.metadata_node.routes import application
 

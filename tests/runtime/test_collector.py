@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.gc import (
+from runtime.process import (
     ALL,
     ALL_EVERY_S,
     ALL_EVERY_S_MAX,

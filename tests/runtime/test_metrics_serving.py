@@ -8,9 +8,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from metadata.service.node import Node, Shards
-from runtime.metrics.exposition import Samples
+from runtime.metrics.exposition import Samples, application
 from runtime.metrics.registry import METRICS
-from runtime.metrics.serving import application
 from services.manager.keeper import ClusterTold, ServerTold
 from services.manager.manager import ManagerMetrics
 from services.metadata_node.routes import application as node_application

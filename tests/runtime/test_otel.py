@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from gateway.auth.auth import Authenticator
 from gateway.rest.app import Application
 from loadtests.server import Server
-from runtime.tracing import OtelTracer, Trace, trace_from
+from runtime.trace_context import OtelTracer, Trace, trace_from
 from tests.gateway.asgi import client_of
 from tests.histories.house import House
 

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from push import limits
 from push.message import check_message
 from runtime import process as logs
-from runtime.tracing import OtelMissing, OtelTracer, Trace, answering, carried, trace_from, trace_of
+from runtime.trace_context import (
+    OtelMissing,
+    OtelTracer,
+    Trace,
+    answering,
+    carried,
+    trace_from,
+    trace_of,
+)
 from tests.histories.house import House, message
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

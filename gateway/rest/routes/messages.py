@@ -26,7 +26,7 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Durability
 from runtime.operation import decode, reply
-from runtime.tracing import carried, current
+from runtime.trace_context import carried, current
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

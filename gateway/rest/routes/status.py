@@ -15,7 +15,7 @@ from gateway.rest.operation import Answer, Operation, admission, find_queue, pri
 from gateway.rest.views import shows_depth
 from metadata.catalog import dead_letter_name, other_dead_letter_queue
 from push.errors import Refused
-from runtime.metrics.serving import answer
+from runtime.metrics.exposition import answer
 from runtime.operation import JSON, Health, Readiness, reply
 
 

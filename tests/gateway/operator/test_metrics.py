@@ -19,9 +19,8 @@ from metadata.catalog import ANYBODY, Principal, QueueSettings
 from metadata.rights import parse_rights
 from push.errors import Refused
 from push.histogram import Histogram
-from runtime.metrics.exposition import OPEN, TEXT, Samples, exposed
+from runtime.metrics.exposition import OPEN, TEXT, Samples, application, exposed
 from runtime.metrics.registry import METRICS, series
-from runtime.metrics.serving import application
 from tests.gateway.asgi import client_of
 from tests.histories.house import House, delivery, numbered
 from tests.histories.logged import Logged

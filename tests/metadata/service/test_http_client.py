@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from metadata.service.http import HttpAsker, NoAnswer, NotSent
+from metadata.service.protocol import HttpAsker, NoAnswer, NotSent
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

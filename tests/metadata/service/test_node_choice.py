@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.service.client import AWAY_S_MAX, TRIES_MIN, NodeChoice
-from metadata.service.messages import Layout, NodeInfo
-from metadata.service.ring import SHARDS, holders
+from metadata.service.protocol import Layout, NodeInfo
+from metadata.service.shards import SHARDS, holders
 
 URLS = ["http://a", "http://b", "http://c"]
 

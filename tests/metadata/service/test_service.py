@@ -9,8 +9,8 @@ import pytest
 
 from metadata.catalog import GroupSettings, Membership, Principal, QueueSettings
 from metadata.catalog_service import InProcessMetadata
-from metadata.service.messages import LAYOUTS, Layout
-from metadata.service.ring import REPLICAS, held, shard_of
+from metadata.service.protocol import LAYOUTS, Layout
+from metadata.service.shards import REPLICAS, held, shard_of
 from push.errors import Fenced, Refused
 from tests.metadata.nodes import Service, service
 from tests.waiting import becomes

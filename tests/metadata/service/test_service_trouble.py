@@ -160,7 +160,7 @@ async def test_what_nobody_knows_any_more_is_unknown(
     """P2: whether a change was made whose answer was lost is told by its stamp, as long as that is
     kept. To be told then that everything is to be read anew is no yes."""
     monkeypatch.setattr("metadata.service.node.CHANGES_KEPT", 3)
-    monkeypatch.setattr("metadata.service.replica.CHANGES_KEPT", 3)
+    monkeypatch.setattr("metadata.service.shards.CHANGES_KEPT", 3)
     monkeypatch.setattr("metadata.sqlite.database.CHANGES_KEPT", 3)
     remote = await nodes.remote("n1", "n2")
     reading = await remote.read(NOWHERE)

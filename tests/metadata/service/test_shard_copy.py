@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.backend import NOWHERE, Place, Raw, Reading
-from metadata.service.replica import NotInMemory, Rows, ShardCopy, rows_of
-from metadata.service.ring import SHARDS, shard_of
+from metadata.service.shards import SHARDS, NotInMemory, Rows, ShardCopy, rows_of, shard_of
 
 ALL = frozenset(range(SHARDS))
 

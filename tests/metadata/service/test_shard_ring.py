@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.service.ring import REPLICAS, SHARDS, held, holders, shard_of
+from metadata.service.shards import REPLICAS, SHARDS, held, holders, shard_of
 
 NODES = st.sets(st.text("abcdef0123456789", min_size=1, max_size=6), min_size=1, max_size=9)
 

@@ -1,17 +1,15 @@
-"""W3C trace context: from the request that publishes to whoever is given the message, and the log.
+"""W3C trace context: from the request that publishes to the consumer of the message, and the log.
 
 A request's `traceparent` (and `tracestate`) becomes a header of each of its messages that has none
 of its own, is stored with it and pushed with it. Over a WebSocket, where one socket serves many
-traces, a message's own header is all there is. Without OpenTelemetry the broker passes the context
-on as it came; with it (`runtime.tracing`) the header names the broker's own span. Requests without
-a `traceparent` pay for one look through their headers. Source: https://www.w3.org/TR/trace-context/
+traces, only a message's own header counts. Without OpenTelemetry the broker passes the context on
+as it came; with it the header names the broker's own span. Requests without a `traceparent` pay for
+one look through their headers. Source: https://www.w3.org/TR/trace-context/
 
-Spans by OpenTelemetry, where `TOCSIN_OTEL` is on: an extra of its own, `pip install '.[otel]'`.
-
-Imported by nobody otherwise. The exporter and its address are OpenTelemetry's own settings
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` …). A span is made for
-each request that publishes and comes with a `traceparent`: what a producer traces, is traced; the
-broker begins no trace by itself.
+OpenTelemetry is an extra of its own, `pip install '.[otel]'`, imported only if `TOCSIN_OTEL` is on.
+The exporter and its address are OpenTelemetry's own settings (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` …). A span is made for each request that publishes and
+comes with a `traceparent`: the broker begins no trace by itself.
 """
 
 import re
