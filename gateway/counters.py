@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from push.delivery.values import COUNTED as OF_GROUPS
-from push.delivery.values import Tally
+from push.delivery import COUNTED as OF_GROUPS
+from push.delivery import Tally
 from push.errors import TocsinError, Unknown
 from push.histogram import Histogram
 from push.storage_port import Appended, NotStored

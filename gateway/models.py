@@ -23,7 +23,7 @@ from gateway.limits.spec import NONE, Limits
 from metadata.catalog import Principal, Queue
 from metadata.rights import ALL_RIGHTS, Rights
 from push import limits
-from push.delivery.inspect import State
+from push.delivery import State
 from push.errors import Refused
 from push.letters import headers_without_groups
 from push.places import Verb

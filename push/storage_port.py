@@ -15,7 +15,7 @@ opened where it is read. The header stays plain (R9), and is bound to its payloa
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
 from push.histogram import Took
@@ -106,6 +106,12 @@ class Retry:
     rejected: bool = False
     """Its consumer said that no further attempt can help: it is exhausted, however often it was
     tried."""
+
+    def after(self, before: "Retry | None") -> "Retry":
+        """Return what is to be remembered now: the reason of `before` stays where this has none."""
+        if before is None or self.nack is not None or before.nack is None:
+            return self
+        return replace(self, nack=before.nack)
 
 
 @dataclass(frozen=True, slots=True)

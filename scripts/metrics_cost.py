@@ -15,7 +15,7 @@ from timeit import repeat
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from push.delivery.values import Tally
+from push.delivery import Tally
 from push.histogram import Histogram
 
 LOOPS = 200_000

@@ -27,10 +27,22 @@ from gateway.wire import frames
 from gateway.wire.frames import check_deliveries
 from push import limits
 from push.credit import CreditWindow
-from push.delivery.leases import Push
-from push.delivery.resume import adopt, can_adopt, extent, hold, keys_wanted, name_of, number_of
-from push.delivery.shares import Share, kept, share
-from push.delivery.values import GiveOut, Judged, Taken
+from push.delivery import (
+    GiveOut,
+    Judged,
+    Push,
+    Share,
+    Taken,
+    adopt,
+    can_adopt,
+    extent,
+    hold,
+    kept,
+    keys_wanted,
+    name_of,
+    number_of,
+    share,
+)
 from push.errors import Refused
 from push.places import Partition
 from push.ranges import Range
@@ -389,7 +401,7 @@ class Consumer:
         share = max(limits.PUSH_MESSAGES_MAX // len(slots), self.available() // len(slots), 16)
         self._turn = (self._turn + 1) % len(slots)
         slots = slots[self._turn :] + slots[: self._turn]
-        again = [slot for slot in slots if not slot.delivery.scan.rests(now) and slot.pump(share)]
+        again = [slot for slot in slots if not slot.delivery.is_idle(now) and slot.pump(share)]
         if again and self.available() > 0:
             self.pump()
 
@@ -519,7 +531,7 @@ class Consumer:
                 for index in range(3, len(delivery) - 1, 2):
                     judged = slot.delivery.extend(
                         number, delivery[index], delivery[index + 1],
-                        lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
+                        lease_s=lease_s or slot.delivery.lease_s, now=now,
                     )  # fmt: skip
                     settled.add(place, judged)
         when_durable(touched, now, settled, None)
@@ -532,7 +544,7 @@ class Consumer:
             for partition, epoch, number, *_ in chain(*named)
             if (slot := self.slots.get(partition)) is not None
             and slot.delivery.epoch == epoch
-            and (push := slot.delivery.leases.pushes.get(number)) is not None
+            and (push := slot.delivery.push(number)) is not None
         ]
         if given_at:
             self._link.named(max(given_at))

@@ -32,7 +32,7 @@ from gateway.publish.batch import Outcome, PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Queue
 from push import limits
-from push.delivery.waiting import DeadLetter
+from push.delivery import DeadLetter
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import letter_headers
 from push.message import Message

@@ -23,8 +23,7 @@ from gateway.models import OwnerDescription
 from metadata.catalog import Group, Membership, Queue
 from metadata.port import Metadata
 from push import limits
-from push.delivery.delivery import Delivery
-from push.delivery.values import DeliverySettings
+from push.delivery import Delivery, DeliverySettings
 from push.errors import Fenced, Refused, TocsinError
 from push.places import GroupPartition, Partition
 from push.storage_port import is_same_owner

@@ -118,7 +118,7 @@ class Overflow:
                 delivery = slot.delivery
                 # Each of the two may count what is settled already: the cursor until it is
                 # written, the consumer until it has passed what the one before it had settled.
-                dying = delivery.waiting.dead_count
+                dying = delivery.dead_count
                 unsettled = min(max(0, unsettled + cursor.dead - dying), delivery.unsettled)
                 ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
             elif number in there:

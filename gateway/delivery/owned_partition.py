@@ -32,11 +32,7 @@ from gateway.encryption.sealer import NackReasons
 from gateway.publish.tail import Tail
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery.delivery import Delivery
-from push.delivery.leases import Push, offsets_of
-from push.delivery.shares import Share
-from push.delivery.values import GiveOut, Judged, Taken
-from push.delivery.waiting import DeadLetter
+from push.delivery import DeadLetter, Delivery, GiveOut, Judged, Push, Share, Taken, offsets_of
 from push.errors import TocsinError
 from push.places import GroupPartition, ParkedLine, Partition, Verb
 from push.record import Record
@@ -244,7 +240,7 @@ class OwnedPartition:
         self._confirms = AckWaiters()
         self.log = OwnedPartitionLog(
             context.log, queue, group, partition.number, owner=owner, end=delivery.end,
-            pushes=delivery.leases.pushes, tally=delivery.tally,
+            pushes=delivery.pushes, tally=delivery.tally,
         )  # fmt: skip
         self.log.owned(delivery.epoch, cursor)
         self._abandoned = 0
@@ -278,7 +274,7 @@ class OwnedPartition:
         left = count_max
         if self.blocked and owner.available() > 0:
             self.log.waited(self.blocked, delivery.end)
-        if delivery.waiting.stirs(now) and owner.available() > 0:
+        if delivery.is_line_ready(now) and owner.available() > 0:
             left -= self._pump_lines(left, now, wall_unix_ms)
         frontier, is_kept = delivery.frontier, False
         while left > 0 and delivery.wants_log and owner.available() > 0:
@@ -298,12 +294,12 @@ class OwnedPartition:
             for out in outs:
                 left -= out.count
                 self._send(record, out, stages, now, self.log.cause(out, stages))
-            if delivery.scan.again_at is not None:
+            if delivery.must_look_again:
                 is_kept = True
                 break
         if (
             delivery.frontier > frontier
-            and delivery.waiting.stirs(now)  # the log may have made lines ready: tried before
+            and delivery.is_line_ready(now)  # the log may have made lines ready: tried before
             and left > 0
             and owner.available() > 0
         ):
@@ -326,7 +322,7 @@ class OwnedPartition:
         delivery, given = self.delivery, 0
         credit = min(self.owner.available(), count_max)
         delivery.plan_retries(credit, now=now, share=self.owner.share())
-        for key, after in delivery.waiting.side_wanted():
+        for key, after in delivery.side_wanted():
             self.fetch.job(f"side {self.fetch.next_number()}", self._load_side(key, after))
         giveable = delivery.giveable
         while giveable and given < credit:
@@ -352,9 +348,9 @@ class OwnedPartition:
                 self.place, key, after, limits.SIDE_LOAD_MAX
             )
         except TocsinError:
-            self.delivery.waiting.side_not_loaded(key, loop.time())
+            self.delivery.side_not_loaded(key, loop.time())
             raise
-        self.delivery.waiting.side_loaded(key, offsets, loop.time())
+        self.delivery.side_loaded(key, offsets, loop.time())
 
     def _send(
         self, record: Record, out: GiveOut, stages: CommitTimes | None, now: float, cause: Cause
@@ -378,29 +374,35 @@ class OwnedPartition:
         self.owner.deliver(self, record, out, reserved)
 
     def _after(self, now: float) -> None:
-        """After anything that may have changed what the rules wait for."""
+        """Carry out what the rules ask for, after anything that may have changed it.
+
+        The owner learns first what is in flight. What became durable is told before the end, which
+        answers everybody who still waits that it will never be known. The end comes last, because
+        it asks whether anything is left to write or to move.
+        """
         self._count_in_flight()
         delivery = self.delivery
         if delivery.dirty:
             self._context.cursor_writer.mark(self, urgent=delivery.urgent)
         self._move_dead_letters()
         self._context.deadlines.set(self, delivery.next_deadline())
-        waiting = delivery.waiting
-        self.log.dying(waiting.take_decided())
-        self.log.parked(waiting.take_parked())
-        self.decisions.tell(opened := waiting.take_opened(), made=True)
-        self.decisions.tell(waiting.take_dropped(), made=False)
-        self.log.opened(opened, delivery.end)
+        notices = delivery.take_notices()
+        if notices is not None:
+            self.log.dying(notices.dying)
+            self.log.parked(notices.parked)
+            self.decisions.tell(notices.opened, made=True)
+            self.decisions.tell(notices.dropped, made=False)
+            self.log.opened(notices.opened, delivery.end)
         self._end_if_drained()
 
     def _count_in_flight(self) -> None:
-        in_flight = 0 if self.ended else self.delivery.leases.open_count
+        in_flight = 0 if self.ended else self.delivery.in_flight
         if in_flight != self._in_flight:
             more, self._in_flight = in_flight - self._in_flight, in_flight
             self.owner.holds(more)
 
     def _move_dead_letters(self) -> None:
-        if self.delivery.waiting.has_dead_letters and self.moves_dead_letters:
+        if self.delivery.has_dead_letters and self.moves_dead_letters:
             self.fetch.job(DEAD, self._context.move(self))
 
     @property
@@ -457,7 +459,7 @@ class OwnedPartition:
         once it is durable, False when the epoch ended before, or the head is another one by now.
         None: it is not parked like this, or decided."""
         now = asyncio.get_running_loop().time()
-        if self.ended or not self.delivery.waiting.decide(verb, seen, now):
+        if self.ended or not self.delivery.decide(verb, seen, now):
             return None
         decided = self.decisions.wait(seen.key_hash)
         self._context.cursor_writer.mark(self, urgent=True)
@@ -468,7 +470,7 @@ class OwnedPartition:
 
     def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
         """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
-        given = self.delivery.leases.pushes.get(push)
+        given = self.delivery.pushes.get(push)
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
         if count and given is not None:
@@ -522,7 +524,7 @@ class OwnedPartition:
 
     def ask(self, confirmed: Confirmed) -> bool:
         """The same of all that was settled before; whether it has to wait."""
-        must_wait = self.delivery.dirty or self.delivery.waiting.pending.under_way
+        must_wait = self.delivery.dirty or self.delivery.is_writing
         if must_wait:
             self._confirms.add(confirmed)
         else:
@@ -598,7 +600,7 @@ class OwnedPartition:
         if not self.ended:
             lost = [
                 (push.number, offset)
-                for push in self.delivery.leases.pushes.values()
+                for push in self.delivery.pushes.values()
                 for offset in offsets_of(push.open, push.first)
             ]
             self._end()
@@ -624,7 +626,7 @@ class OwnedPartition:
         if not self.ended:
             if not moves:
                 self.log.abandoned()
-            self._abandoned += self.delivery.leases.open_count
+            self._abandoned += self.delivery.in_flight
             self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
             self._after(asyncio.get_running_loop().time())
 
@@ -632,10 +634,10 @@ class OwnedPartition:
         delivery = self.delivery
         if (
             delivery.drained
-            and not (self._end_when_moved and delivery.waiting.dead_count)
+            and not (self._end_when_moved and delivery.dead_count)
             and not self.ended
             and not delivery.dirty
-            and not delivery.waiting.pending.under_way
+            and not delivery.is_writing
         ):
             self._end()
 
@@ -643,13 +645,13 @@ class OwnedPartition:
         if self.ended:
             return
         self.ended = True
-        if self.delivery.waiting.dead_count:
+        if self.delivery.dead_count:
             self._context.orphans.add(self.queue.queue_id)
         self._count_in_flight()
         self.log.released(
             self.delivery,
             abandoned=self._abandoned,
-            is_clean=not self.delivery.dirty and not self.delivery.waiting.pending.under_way,
+            is_clean=not self.delivery.dirty and not self.delivery.is_writing,
         )
         self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)

@@ -45,9 +45,7 @@ from gateway.models import OwnerDescription, PulledMessage, PullSettled
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.commit_sharing import has_room
-from push.delivery.leases import Push
-from push.delivery.shares import Share, kept, share
-from push.delivery.values import GiveOut, Taken
+from push.delivery import GiveOut, Push, Share, Taken, kept, share
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import SETTLED, Letter, Verb, runs_of
 from push.message import Message
@@ -393,7 +391,7 @@ class PullConsumer:
             pull.room -= count
         self.place.taker = pull
         pull.size += len(record.slice(out.first, out.last))
-        until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
+        until = int((time.time() + slot.delivery.lease_s) * 1000)
         for offset in out.offsets():
             pull.messages.append(self._message(slot, record, offset, out, until))
         slot.log.given(out, record.header.published_unix_ms)
@@ -452,7 +450,7 @@ class PullConsumer:
             for place, answer in self._answers.items()
             if (slot := self.slots.get(place[0])) is not None
             and slot.delivery.epoch == place[1]
-            and place[2] in slot.delivery.leases.pushes
+            and slot.delivery.push(place[2]) is not None
             and (answer.transit.is_awaited or answer.transit.is_slow)
         }
 

@@ -35,7 +35,7 @@ from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import OwnedPartition
 from push import limits
-from push.delivery.values import Judged
+from push.delivery import Judged
 from push.errors import Fenced, Refused, TocsinError, Unknown
 from push.letters import (
     ASKER_CHARS,
@@ -180,7 +180,7 @@ def judge(
     elif verb == "nack":
         judged = slot.nack(push, offset, offset, now, delay_s=seconds, reason=reason, reject=reject)
     else:
-        lease_s = seconds or slot.delivery.settings.lease_s
+        lease_s = seconds or slot.delivery.lease_s
         judged = slot.delivery.extend(push, offset, offset, lease_s=lease_s, now=now)
     return bool(judged.settled)
 
@@ -460,9 +460,9 @@ class OwnerServer:
 def _may_be_written_to(slot: OwnedPartition) -> bool:
     """Whether there is something that letters may be about."""
     delivery = slot.delivery
-    if delivery.settings.pulls and delivery.leases.open_count:
+    if delivery.settings.pulls and delivery.pushes:
         return True
-    return delivery.settings.park and bool(delivery.waiting.lines.by_key)
+    return delivery.settings.park and bool(delivery.lines)
 
 
 class _Verdicts(NamedTuple):

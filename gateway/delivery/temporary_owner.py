@@ -15,10 +15,7 @@ from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
-from push.delivery.delivery import Delivery
-from push.delivery.leases import Push
-from push.delivery.shares import Share
-from push.delivery.values import GiveOut, Taken
+from push.delivery import Delivery, GiveOut, Push, Share, Taken
 from push.places import GroupPartition, Partition
 from push.record import Record
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, cast
 
 import msgspec
 
-from push.delivery.leases import ranges_of
+from push.delivery import ranges_of
 from push.places import Durability
 
 SCHEMA: Final = 2

@@ -7,7 +7,7 @@ reaches over WebSockets, one for each of the others. Metrics count the same, wit
 Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
@@ -17,9 +17,7 @@ from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.spans import CommitTimes, LoggedPlace, LoggedSession, Run
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery.delivery import Delivery
-from push.delivery.leases import Push, ranges_of
-from push.delivery.values import GiveOut, Judged, Taken, Tally, append_offset
+from push.delivery import Delivery, GiveOut, Judged, Push, Taken, Tally, append_offset, ranges_of
 from push.ranges import Range
 from push.record import Record
 from push.storage_port import Cursor, Dead
@@ -76,7 +74,7 @@ class OwnedPartitionLog:
         number: int,
         *,
         owner: object,
-        pushes: dict[int, Push],
+        pushes: Mapping[int, Push],
         tally: Tally,
         end: int,
     ) -> None:
@@ -132,7 +130,7 @@ class OwnedPartitionLog:
                 delivery.epoch,
                 delivery.frontier,
                 delivery.unsettled_passed + abandoned,
-                delivery.waiting.dead_count,
+                delivery.dead_count,
             )
 
     def released(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
@@ -143,7 +141,7 @@ class OwnedPartitionLog:
             delivery.epoch,
             delivery.frontier,
             delivery.unsettled_passed + abandoned,
-            delivery.waiting.dead_count,
+            delivery.dead_count,
             is_clean=is_clean,
         )
 

@@ -26,7 +26,7 @@ from gateway.delivery.owned_partition import OwnedPartition
 from gateway.models import GroupPartition, OwnerDescription, PartitionWaits
 from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
-from push.delivery.inspect import holds_up, is_open
+from push.delivery import holds_up, is_open
 from push.errors import Refused, TocsinError
 from push.places import Partition
 from push.storage_port import CursorState, PartitionState, Storage
@@ -320,7 +320,7 @@ class Describer:
         return {
             "lag": standing.lag,
             "consumers": here + len(self._groups.others(row)),
-            "in_flight": sum(slot.delivery.leases.open_count for slot in slots),
+            "in_flight": sum(slot.delivery.in_flight for slot in slots),
             "aside": standing.aside,
             "keys_parked": standing.parked,
             "oldest_unix_ms": standing.oldest_unix_ms,
@@ -366,7 +366,7 @@ def _partition(
             draining=False,
         )
     delivery = slot.delivery
-    keys, parked, aside = delivery.waiting.lines.counts()
+    keys, parked, aside = delivery.line_counts()
     return GroupPartition(
         partition=number,
         owner=owner_of(slot),
@@ -375,10 +375,10 @@ def _partition(
         next_offset=delivery.frontier,
         certified=delivery.end,
         lag=lag,
-        in_flight=delivery.leases.open_count,
+        in_flight=delivery.in_flight,
         keys_waiting=keys,
         keys_parked=parked,
-        held=delivery.waiting.lines.held,
+        held=delivery.held_count,
         aside=aside,
         waits_for=waits_for(slot, now),
         draining=delivery.draining,

@@ -40,7 +40,15 @@ from metadata.catalog import Group, Principal, Queue
 from metadata.port import Metadata
 from push import limits
 from push.dead import DeadRanges
-from push.delivery.inspect import InFlight, Waits, in_flight_of, inherited_until, left_of, waits_of
+from push.delivery import (
+    InFlight,
+    Waits,
+    in_flight_of,
+    inherited_until,
+    left_of,
+    log_bound,
+    waits_of,
+)
 from push.places import GroupPartition, Partition
 from push.ranges import RangeSet
 from push.ring import Ring, key_hash
@@ -252,7 +260,7 @@ class Explainer:
             there = self._groups.elsewhere(await self._groups.row(group))
             gateway = there.get(partition.number)
             return KeySnapshot(group, None, cursor, side[0] if side else None, start, gateway)
-        line = slot.delivery.waiting.lines.by_key.get(key)
+        line = slot.delivery.line(key)
         cursor, first = None, None
         if line is not None and line.aside:
             side = await self._storage.read_side(place, key, line.loaded, 1)
@@ -260,7 +268,7 @@ class Explainer:
         if line is not None and line.parked:
             cursor = await self._storage.cursor(place)
         start = slot.delivery.frontier
-        dead = slot.delivery.waiting.dead_first
+        dead = slot.delivery.dead_first
         return KeySnapshot(group, slot, cursor, first, start if dead is None else min(start, dead))
 
     # --- Judging -------------------------------------------------------------------------------
@@ -311,13 +319,7 @@ class Explainer:
         if slot.delivery.draining:
             return [*blocked, "draining"]  # whatever room its owner has: the next one gives it
         if is_in_log and not slot.delivery.wants_log:  # a bound of what may wait is reached
-            waiting = slot.delivery.waiting
-            if len(waiting.dead) >= limits.DEAD_RANGES_MAX:
-                blocked.append("dead_letter")
-            elif len(waiting.lines.by_key) >= limits.LINES_PER_PARTITION_MAX:
-                blocked.append("gate")
-            else:
-                blocked.append("commit")
+            blocked.append(log_bound(slot.delivery))
         room = without_room(slot)
         return blocked if room is None or room in blocked else [*blocked, room]
 
@@ -391,8 +393,8 @@ def _in_memory(slot: OwnedPartition, seen: KeySnapshot, found: KeyOffsets, key: 
     flying = in_flight_of(delivery, key)
     wall_ms = int(time.time() * 1000)
     waits = waits_of(delivery, key, now, wall_ms, seen.side_first)
-    log = [offset for offset in found.offsets if not delivery.scan.has_passed(offset)]
-    dead = [offset for offset in found.offsets if delivery.waiting.is_dead(offset)]
+    log = [offset for offset in found.offsets if not delivery.has_passed(offset)]
+    dead = [offset for offset in found.offsets if delivery.is_dead(offset)]
     left = left_of(delivery, key)
     standing = KeyState("nothing", in_flight=len(flying))
     standing.waiting = count_owned(slot, key, found).messages
@@ -422,7 +424,7 @@ def _in_memory(slot: OwnedPartition, seen: KeySnapshot, found: KeyOffsets, key: 
     elif dead:
         standing.code, standing.head = "dead_letter", dead[0]
     if standing.head is not None:
-        standing.attempts = delivery.waiting.attempts.get(standing.head, 0)
+        standing.attempts = delivery.attempts_of(standing.head)
     return standing
 
 

@@ -34,8 +34,7 @@ from gateway.operator.describe import GroupStats, QueueStats, QueueStatsCache, a
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
-from push.delivery.inspect import of_line
-from push.delivery.values import COUNTED, Tally
+from push.delivery import COUNTED, Tally, of_line
 from push.errors import Refused, TocsinError
 from push.storage_port import Storage, StorageState
 from runtime.loop.fairness import TimeSlices
@@ -141,11 +140,12 @@ async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) 
     slots = list(runtime.slots.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
     samples.put("tocsin_group_consumers", members, *labels)
-    in_flight = sum(slot.delivery.leases.open_count for slot in slots if not slot.ended)
+    in_flight = sum(slot.delivery.in_flight for slot in slots if not slot.ended)
     samples.put("tocsin_group_in_flight_messages", in_flight, *labels)
     now, causes = asyncio.get_running_loop().time(), dict.fromkeys(CAUSES, 0)
     for slot in slots:
-        lines = list(slot.delivery.waiting.lines.by_key.values())
+        delivery = slot.delivery
+        lines = [*delivery.lines.values()]
         for first in range(0, len(lines), _LINES_PER_LOOK):
             await slices.yield_if_over()
             for line in lines[first : first + _LINES_PER_LOOK]:

@@ -15,7 +15,7 @@ from gateway.delivery.groups import Groups
 from gateway.models import Look, Peeked, PeekedMessage, Place
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery.inspect import Standings, State
+from push.delivery import Standings, State
 from push.errors import Refused
 from push.message import Message
 from push.places import GroupPartition, Partition

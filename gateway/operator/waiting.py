@@ -28,9 +28,7 @@ from gateway.models import HeldKey, HeldKeys, HeldPlace, Lease, LeaseList, Place
 from metadata.catalog import Group, Queue
 from push import limits
 from push.dead import DeadRanges
-from push.delivery.inspect import InFlight, lease, waiting_in, waiting_of, waits_of
-from push.delivery.key_lines import loose
-from push.delivery.leases import Push, offsets_of
+from push.delivery import InFlight, Push, lease, loose, offsets_of, waiting_in, waiting_of, waits_of
 from push.message import Message
 from push.places import GroupPartition, Parked, Partition
 from push.ranges import RangeSet
@@ -252,7 +250,7 @@ class WaitingKeys:
         self, slot: OwnedPartition, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
         """As its owner here knows them, behind `low`."""
-        lines = slot.delivery.waiting.lines.by_key
+        lines = slot.delivery.lines
         keys = nsmallest(
             count,
             (k for k, line in lines.items() if k > low and (line.parked or waiting_in(line))),
@@ -350,7 +348,8 @@ def _offsets(keys: Sequence[HeldKey]) -> list[int]:
 
 
 def _open(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
-    for push in slot.delivery.leases.pushes.values():
+    delivery = slot.delivery
+    for push in delivery.pushes.values():
         for offset in offsets_of(push.open, push.first):
             yield offset, push
 
@@ -409,7 +408,7 @@ def _owned_key(
     until = waits.until
     if waits.behind is not None:
         until = next((one.until for one in flights if one.offset == waits.behind), None)
-    attempts = delivery.waiting.attempts.get(waits.first, 0) if waits.first is not None else 0
+    attempts = delivery.attempts_of(waits.first) if waits.first is not None else 0
     return HeldKey(
         partition=slot.partition.number,
         key_hash=f"{key:016x}",

@@ -1,4 +1,91 @@
 """Rules of one group-partition: what is given to which consumer, and what has been settled. Pure.
 
-`push.delivery.delivery.Delivery` is the door; the other modules are its parts.
+`Delivery` is the only door. What else is named here are the values that it takes and returns, and
+functions that look at one, or let a session come back to one. `push.delivery.checks`, which is for
+tests, stands beside it.
 """
+
+from push.delivery.delivery import Delivery
+from push.delivery.inspect import (
+    InFlight,
+    Standings,
+    State,
+    Waits,
+    holds_up,
+    in_flight_of,
+    inherited_until,
+    is_open,
+    lease,
+    left_of,
+    log_bound,
+    of_line,
+    waiting_in,
+    waiting_of,
+    waits_of,
+)
+from push.delivery.key_lines import Line, loose
+from push.delivery.leases import Push, offsets_of, ranges_of
+from push.delivery.resume import (
+    adopt,
+    can_adopt,
+    extent,
+    hold,
+    keys_wanted,
+    name_of,
+    number_of,
+)
+from push.delivery.shares import Share, kept, share
+from push.delivery.values import (
+    COUNTED,
+    DeliverySettings,
+    GiveOut,
+    Judged,
+    Notices,
+    Taken,
+    Tally,
+    append_offset,
+)
+from push.delivery.waiting import DeadLetter
+
+__all__ = [
+    "COUNTED",
+    "DeadLetter",
+    "Delivery",
+    "DeliverySettings",
+    "GiveOut",
+    "InFlight",
+    "Judged",
+    "Line",
+    "Notices",
+    "Push",
+    "Share",
+    "Standings",
+    "State",
+    "Taken",
+    "Tally",
+    "Waits",
+    "adopt",
+    "append_offset",
+    "can_adopt",
+    "extent",
+    "hold",
+    "holds_up",
+    "in_flight_of",
+    "inherited_until",
+    "is_open",
+    "kept",
+    "keys_wanted",
+    "lease",
+    "left_of",
+    "log_bound",
+    "loose",
+    "name_of",
+    "number_of",
+    "of_line",
+    "offsets_of",
+    "ranges_of",
+    "share",
+    "waiting_in",
+    "waiting_of",
+    "waits_of",
+]

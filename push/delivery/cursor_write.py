@@ -5,7 +5,6 @@ when its outcome is not known (R29).
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -18,13 +17,6 @@ from push.storage_port import CursorWrite, Dead, Retry, Side
 SETTLED_LOOSE_MAX: Final = 4096
 """Ranges that are kept as they come; with twice as many as were left the last time, those that
 touch are joined."""
-
-
-def with_reason(retry: Retry, before: Retry | None) -> Retry:
-    """What is to be remembered now: it keeps the reason of before where it says none."""
-    if before is None or retry.nack is not None or before.nack is None:
-        return retry
-    return replace(retry, nack=before.nack)
 
 
 class PendingWrite:
@@ -125,7 +117,7 @@ class PendingWrite:
 
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""
-        self._retries[retry.offset] = with_reason(retry, self._retries.get(retry.offset))
+        self._retries[retry.offset] = retry.after(self._retries.get(retry.offset))
 
     def record(self, retry: Retry, key: int) -> None:
         """Remember attempts before a redelivery of the key's message goes out (R16)."""
@@ -212,7 +204,7 @@ class PendingWrite:
         self._ended = [*write.ended, *self._ended]
         self._dead = [*write.dead, *self._dead]
         older = {retry.offset: retry for retry in write.retries}
-        newer = {o: with_reason(retry, older.get(o)) for o, retry in self._retries.items()}
+        newer = {o: retry.after(older.get(o)) for o, retry in self._retries.items()}
         self._retries = {**older, **newer}
         self._record = {**record, **self._record}
         for side in write.aside:

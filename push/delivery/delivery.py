@@ -8,8 +8,8 @@
 Everything below `frontier` is settled, in flight, or waits. Pure: a shell feeds it records, acks
 and time, and carries out what it asks for:
 
-* `give` and `give_line` return the pushes to send; `wants_log`, `giveable` and
-  `waiting.side_wanted` say what to read for them.
+* `give` and `give_line` return the pushes to send; `wants_log`, `giveable` and `side_wanted` say
+  what to read for them.
 * `take_write` returns the one cursor change that is to be made durable next; `written` confirms
   it. What may only happen after it is durable (a redelivery, R16) waits for that.
 * `take_dead_letters` returns messages to move, once it is durable that they go to the dead
@@ -19,12 +19,12 @@ and time, and carries out what it asks for:
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from push import limits
 from push.breaker import backoff_s
-from push.delivery.key_lines import loose
+from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Leases, Push, offsets_of, ranges_of
 from push.delivery.scan import Scan
 from push.delivery.shares import Share
@@ -33,12 +33,13 @@ from push.delivery.values import (
     DeliverySettings,
     GiveOut,
     Judged,
+    Notices,
     Taken,
     Tally,
     append_offset,
 )
 from push.delivery.waiting import DeadLetter, Waiting
-from push.places import GroupPartition
+from push.places import GroupPartition, ParkedLine, Verb
 from push.ranges import Range
 from push.record import Record
 from push.storage_port import CursorWrite, Owned, Written
@@ -74,6 +75,10 @@ class Delivery:
             tally=self.tally,
         )  # fmt: skip
         self.scan = Scan(owned, settings, self.leases, self.waiting, now)
+        self.pushes: Mapping[int, Push] = self.leases.pushes
+        """Pushes that have something in flight, by number; for reading."""
+        self.lines: Mapping[int, Line] = self.waiting.lines.by_key
+        """Lines of keys that wait, by key hash; for reading."""
         self.before = Before(owned.previous, self.scan.frontier, bool(owned.cursor.lines))
         self._began = now
 
@@ -95,6 +100,20 @@ class Delivery:
         """The certified end: nothing at or above it exists for anybody (R10)."""
         return self.scan.end
 
+    @property
+    def in_flight(self) -> int:
+        """How many messages are in flight."""
+        return self.leases.open_count
+
+    def push(self, number: int) -> Push | None:
+        """A push of which something is in flight."""
+        return self.pushes.get(number)
+
+    @property
+    def lease_s(self) -> float:
+        """How long a lease is."""
+        return self.settings.lease_s
+
     def certify(self, end: int) -> None:
         """The log is certified up to (not including) `end`."""
         self.scan.end = max(self.scan.end, end)
@@ -103,6 +122,21 @@ class Delivery:
     def wants_log(self) -> bool:
         """Whether the record at `frontier` is wanted (credit aside)."""
         return not self.draining and self.scan.wants_log
+
+    @property
+    def must_look_again(self) -> bool:
+        """Whether what comes next in the log is kept for other keys, for a moment (P8)."""
+        return self.scan.again_at is not None
+
+    def is_idle(self, now: float) -> bool:
+        """Whether there is nothing to give, neither from the log nor from lines, and nothing that
+        is yet to begin (see `expire`)."""
+        scan, waiting = self.scan, self.waiting
+        return scan.frontier >= scan.end and waiting.begun and not self.is_line_ready(now)
+
+    def has_passed(self, offset: int) -> bool:
+        """Whether the frontier has passed an offset, or the previous owner had."""
+        return self.scan.has_passed(offset)
 
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
@@ -154,6 +188,22 @@ class Delivery:
         return 0 if self.draining else self.scan.evict(count, now)
 
     # --- Giving from lines ---------------------------------------------------------------------
+
+    def is_line_ready(self, now: float) -> bool:
+        """Whether there is anything to send from lines, or to read for them."""
+        return bool(self.waiting.giveable) or self.waiting.lines.stirs(now)
+
+    def side_wanted(self) -> list[tuple[int, int]]:
+        """Return what is to be read from side lines; see `Waiting.side_wanted`."""
+        return self.waiting.side_wanted()
+
+    def side_loaded(self, key: int, offsets: tuple[int, ...], now: float) -> None:
+        """Take the next part of a key's side line, in order."""
+        self.waiting.side_loaded(key, offsets, now)
+
+    def side_not_loaded(self, key: int, now: float) -> None:
+        """Want a side line again that could not be read."""
+        self.waiting.side_not_loaded(key, now)
 
     def plan_retries(self, credit: int, *, now: float, share: Share | None = None) -> None:
         """Let lines that are ready send up to `credit` messages; see `Waiting.plan`."""
@@ -450,6 +500,11 @@ class Delivery:
         return self.waiting.pending.dirty
 
     @property
+    def is_writing(self) -> bool:
+        """Whether a write was taken and is not known to be durable yet."""
+        return self.waiting.pending.under_way
+
+    @property
     def urgent(self) -> bool:
         """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
         that is put on its way then."""
@@ -467,6 +522,60 @@ class Delivery:
     def not_written(self) -> None:
         """The write failed or is unknown: it is kept and goes with the next (R29)."""
         self.waiting.pending.restore()
+
+    # --- Dead letters and parked keys ----------------------------------------------------------
+
+    def line(self, key: int) -> Line | None:
+        """The line of a key that waits; None: nothing of it waits."""
+        return self.lines.get(key)
+
+    def line_counts(self) -> tuple[int, int, int]:
+        """Return how many keys wait, how many of them are parked, and what stands in side lines."""
+        return self.waiting.lines.counts()
+
+    @property
+    def held_count(self) -> int:
+        """Messages that wait in memory."""
+        return self.waiting.lines.held
+
+    @property
+    def dead_first(self) -> int | None:
+        """The lowest offset that is dead, durably; None: nothing is."""
+        return self.waiting.dead_first
+
+    @property
+    def dead_count(self) -> int:
+        """How many messages go to the dead letters and do not stand there yet."""
+        return self.waiting.dead_count
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether `take_dead_letters` would return something."""
+        return self.waiting.has_dead_letters
+
+    def is_dead(self, offset: int) -> bool:
+        """Whether a message goes to the dead letters and does not stand there yet."""
+        return self.waiting.is_dead(offset)
+
+    def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
+        """Unpark a key that the storage shows like this; see `Waiting.decide`."""
+        return self.waiting.decide(verb, seen, now)
+
+    def attempts_of(self, offset: int) -> int:
+        """How often a message below the frontier was tried."""
+        return self.waiting.attempts.get(offset, 0)
+
+    def take_notices(self) -> Notices | None:
+        """Return what others wait to hear of, since the last call; None: nothing has happened."""
+        waiting = self.waiting
+        if not waiting.has_notices:
+            return None
+        return Notices(
+            dying=waiting.take_decided(),
+            parked=waiting.take_parked(),
+            opened=waiting.take_opened(),
+            dropped=waiting.take_dropped(),
+        )
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
         """Messages to move to the dead letters, by offset; each stays unsettled until

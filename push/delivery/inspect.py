@@ -216,7 +216,14 @@ def is_open(delivery: Delivery, now: float) -> bool:
     """Whether there is something that the rules would give out now, had somebody room for it."""
     if delivery.draining:
         return False
-    return delivery.wants_log or bool(delivery.giveable) or delivery.waiting.lines.stirs(now)
+    return delivery.wants_log or delivery.is_line_ready(now)
+
+
+def log_bound(delivery: Delivery) -> Literal["dead_letter", "gate", "commit"]:
+    """Which bound of what may wait keeps the log from being read, where one does."""
+    if len(delivery.waiting.dead) >= limits.DEAD_RANGES_MAX:
+        return "dead_letter"
+    return "gate" if len(delivery.lines) >= limits.LINES_PER_PARTITION_MAX else "commit"
 
 
 def holds_up(delivery: Delivery, now: float) -> Reason | None:

@@ -71,12 +71,6 @@ class Scan:
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
         )
 
-    def rests(self, now: float) -> bool:
-        """Whether there is nothing to give, neither from the log nor from lines, and nothing that
-        is yet to begin (`Delivery.expire`)."""
-        waiting = self._waiting
-        return self.frontier >= self.end and waiting.begun and not waiting.stirs(now)
-
     def has_passed(self, offset: int) -> bool:
         """Whether it is behind the frontier, or will not be looked at when that comes by."""
         return offset < self.frontier or offset in self._passed

@@ -8,10 +8,11 @@ case. The deliveries of a group share one, from epoch to epoch.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from push.histogram import Histogram
 from push.ranges import Range
+from push.storage_port import Dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,19 @@ class Judged:
     not_delivered: list[Range] = field(default_factory=list)
     again: list[Range] = field(default_factory=list, compare=False)
     """Of `settled`: what had been settled before, and is only said to be."""
+
+
+class Notices(NamedTuple):
+    """Notices for others: of what became durable, and of what was parked."""
+
+    dying: list[Dead]
+    """Ranges that go to the dead letters: no key waits for them any more."""
+    parked: list[int]
+    """Heads of keys that were parked."""
+    opened: list[int]
+    """Keys that were durably unparked."""
+    dropped: list[int]
+    """Keys of which a decision was not made."""
 
 
 Taken = tuple[int, int]

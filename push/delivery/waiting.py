@@ -318,6 +318,11 @@ class Waiting:
             for offset in range(one.first, one.last + 1)
         ]
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether `take_decided`, `take_parked`, `take_opened` or `take_dropped` has something."""
+        return bool(self._decided or self._parked or self._opened or self._dropped)
+
     def take_decided(self) -> list[Dead]:
         """Return what has become dead, durably, since the last call: no key waits for it."""
         decided, self._decided = self._decided, []
@@ -332,10 +337,6 @@ class Waiting:
                     self.forget(offset)
 
     # --- Going out -----------------------------------------------------------------------------
-
-    def stirs(self, now: float) -> bool:
-        """Whether there is anything to send from lines, or to read for them."""
-        return bool(self.giveable) or self.lines.stirs(now)
 
     def plan(self, credit: int, now: float, most: int | None = None) -> None:
         """Let lines that are ready send up to `credit` messages, so that no more than `most` of

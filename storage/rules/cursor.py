@@ -11,7 +11,6 @@ from typing import Final
 
 from push import limits
 from push.dead import DeadRanges
-from push.delivery.cursor_write import with_reason
 from push.errors import Fenced, Refused
 from push.places import Parked
 from push.ranges import Range, RangeSet
@@ -230,7 +229,7 @@ class GroupCursor:
             if self._is_settled(retry.offset, find_aside, change):
                 refused.append(retry.offset)  # R16
             else:
-                noted = with_reason(retry, self.retries.get(retry.offset))
+                noted = retry.after(self.retries.get(retry.offset))
                 self.put_retry(noted)
                 change.retries.append(noted)
         if refused:
