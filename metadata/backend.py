@@ -176,15 +176,15 @@ CHANGES_KEPT: Final = 1000
 """Who has missed more changes reads everything again."""
 Write = tuple[str, str, bytes]
 """Kind, id, value; b"": no longer there."""
-RowHeld = tuple[str, int]
+RowCondition = tuple[str, int]
 """A group's id, and the generation that its row must have; 0: there is no row yet."""
-NO_ROW: Final[RowHeld] = ("", 0)
+NO_CONDITION: Final[RowCondition] = ("", 0)
 """No row is held to anything."""
 Raw = dict[str, dict[str, bytes | None]]
 """Kind → id → value; None: it is no longer there."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class CatalogPlace(msgspec.Struct, frozen=True, array_like=True):
     """A moment of a catalog: after the change of this version, which bears this stamp. 0: before
     the first one."""
 
@@ -193,7 +193,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     stamp: str
 
 
-NOWHERE: Final = Place("", 0, "")
+NOWHERE: Final = CatalogPlace("", 0, "")
 
 
 class Lost(Exception):
@@ -201,10 +201,10 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CatalogRows:
     """Rows as they are at `place`: those that changed, or with `is_all` all there are."""
 
-    place: Place
+    place: CatalogPlace
     raw: Raw
     is_all: bool
     secret: bytes
@@ -225,7 +225,7 @@ class Database(Protocol):
         """Have `heard` called on the event loop with the version after each change, of whomever;
         0: it is not known which. Some may be lost. For one listener."""
 
-    async def read(self, seen: Place) -> Reading | None:
+    async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """What has changed since. None: nothing has.
 
         Raises:
@@ -234,7 +234,11 @@ class Database(Protocol):
         """
 
     async def change(
-        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+        self,
+        seen: CatalogPlace,
+        stamp: str,
+        writes: Sequence[Write],
+        row: RowCondition = NO_CONDITION,
     ) -> bool:
         """All of these or none, if nobody has changed the catalog since; its version is one more
         then and bears this stamp. False: somebody has. Raises Refused; Unknown: it may have

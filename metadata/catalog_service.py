@@ -48,7 +48,7 @@ from metadata.settings import (
     differences,
     settings_differ,
 )
-from metadata.token_store import TokenBook
+from metadata.token_store import TokenStore
 from push.errors import Refused
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
@@ -136,7 +136,7 @@ ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
 
-class OneAtATime:
+class ChangeQueue:
     """Runs them; `learn` is told what others have changed meanwhile."""
 
     def __init__(self, store: Store, learn: Callable[[News], None]) -> None:
@@ -196,14 +196,14 @@ Placing = Callable[[str, QueueSettings], tuple[str, ...]]
 """`Queue.clusters` of a queue with this id and these settings. Raises Refused."""
 
 
-class InProcessMetadata:
+class CatalogService:
     """`metadata.port.Metadata` over a store and what is in it; over one SQLite file: `open`."""
 
     def __init__(self, store: Store, contents: Contents) -> None:
         self._store = store
         self._index = CatalogIndex(contents.queues, contents.groups)
         self._dropped, self._marks = contents.dropped, contents.marks
-        self._alone = OneAtATime(store, self._learn)
+        self._alone = ChangeQueue(store, self._learn)
         self._memberships = store.memberships(self._alone)
         self.is_shared, self.said = store.is_shared, self._memberships.said
         self.catch_up = self._alone.catch_up
@@ -216,7 +216,7 @@ class InProcessMetadata:
         self.placing: Placing = lambda _queue_id, _settings: ()
         """Where the partitions of a new queue are placed, by its id and settings."""
         self._listeners: list[QueueListener] = []
-        self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
+        self.tokens = TokenStore(store, contents.tokens, alone=self._alone)
         store.follow(self.catch_up, self.tokens.doubt)
 
     # --- Looking up, from memory -----------------------------------------------------------------

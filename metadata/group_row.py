@@ -23,7 +23,7 @@ from push.assignment import assign_around
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GatewayPart:
     """What one gateway knows of a group."""
 
     gateway: str
@@ -93,7 +93,7 @@ def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:
     return {name: linger_s for name, linger_s in row.lingers.items() if name not in there}
 
 
-def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membership:
+def next_row(row: Membership, part: GatewayPart, partitions: Sequence[int]) -> Membership:
     """The row behind this one, as the gateway of `part` sees the group. Nothing would change: the
     same row."""
     if part.gateway:
@@ -123,7 +123,7 @@ def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membersh
     return row if new == row else msgspec.structs.replace(new, generation=row.generation + 1)
 
 
-def _draining(row: Membership, new: Membership, part: Part) -> dict[int, Drain]:
+def _draining(row: Membership, new: Membership, part: GatewayPart) -> dict[int, Drain]:
     """Who has a partition that is to be another gateway's. Who drains it already still has it,
     whoever was to have it next."""
     draining: dict[int, Drain] = {}

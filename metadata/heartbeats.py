@@ -121,7 +121,7 @@ def with_members(
     )
 
 
-class KeptBeats:
+class LocalHeartbeats:
     """Who is there, and what they say of themselves."""
 
     def __init__(self) -> None:

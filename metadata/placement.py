@@ -163,7 +163,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClusterProbe:
     """At a cluster, just now. `why`: it did not answer; "": it did."""
 
     name: str
@@ -190,7 +190,9 @@ class Clusters:
         """By name."""
         return [facts for _, facts in sorted(self._facts.items())]
 
-    def looked(self, looks: Sequence[Look], *, now: float, wall_unix_ms: int) -> list[ClusterFacts]:
+    def looked(
+        self, looks: Sequence[ClusterProbe], *, now: float, wall_unix_ms: int
+    ) -> list[ClusterFacts]:
         """All clusters were looked at; those of which the facts are to be written, anew."""
         names = {look.name for look in looks}
         self._facts = {name: one for name, one in self._facts.items() if name in names}
@@ -205,17 +207,17 @@ class Clusters:
             self._facts[look.name] = after
         return [one for one in self._facts.values() if self._is_news(one, now)]
 
-    def _is_away(self, look: Look, now: float) -> bool:
+    def _is_away(self, look: ClusterProbe, now: float) -> bool:
         answered = self._answered.setdefault(look.name, now)
         if not look.why:
             self._answered[look.name] = now
         return bool(look.why) and now - answered >= AWAY_S
 
-    def _away(self, before: ClusterFacts | None, look: Look) -> ClusterFacts:
+    def _away(self, before: ClusterFacts | None, look: ClusterProbe) -> ClusterFacts:
         known = before or ClusterFacts(name=look.name)
         return msgspec.structs.replace(known, zone=look.zone, state="away", why=look.why)
 
-    def _there(self, before: ClusterFacts | None, look: Look) -> ClusterFacts:
+    def _there(self, before: ClusterFacts | None, look: ClusterProbe) -> ClusterFacts:
         line = self._hot_share
         if before is not None and before.state == "hot":
             line -= COOLER

@@ -34,7 +34,7 @@ class RightsError(ValueError):
     """A right is not written as it must be. The text is a sentence that names it."""
 
 
-class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some verbs on the queues of a pattern, and, where `keys` is not None, on those keys only."""
 
     verbs: tuple[Verb, ...]
@@ -47,7 +47,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return text if self.keys is None else f"{text}:{self.keys}"
 
 
-class Keys:
+class KeyScope:
     """The keys that a right is on. `patterns` None: all of them, and messages without a key."""
 
     __slots__ = ("_expression", "patterns")
@@ -71,7 +71,7 @@ class Keys:
         return key is not None and self._expression.fullmatch(key) is not None
 
 
-ALL_KEYS: Final = Keys(None)
+ALL_KEYS: Final = KeyScope(None)
 
 
 class Rights:
@@ -79,9 +79,9 @@ class Rights:
 
     __slots__ = ("_memo", "grants")
 
-    def __init__(self, grants: Iterable[Grant]) -> None:
+    def __init__(self, grants: Iterable[Right]) -> None:
         self.grants = tuple(grants)
-        self._memo: dict[tuple[Verb, str], Keys | None] = {}
+        self._memo: dict[tuple[Verb, str], KeyScope | None] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rights) and other.grants == self.grants
@@ -92,24 +92,24 @@ class Rights:
     def __repr__(self) -> str:
         return f"Rights({', '.join(map(str, self.grants))})"
 
-    def keys(self, verb: Verb, queue: str) -> Keys | None:
+    def keys(self, verb: Verb, queue: str) -> KeyScope | None:
         """The keys of the queue on which the verb is allowed; None: on none."""
         try:
             return self._memo[verb, queue]
         except KeyError:
             pass
         found = [g for g in self.grants if verb in g.verbs and _matches(g.queues, queue)]
-        keys: Keys | None = None
+        keys: KeyScope | None = None
         if any(grant.keys is None for grant in found):
             keys = ALL_KEYS
         elif found:
-            keys = Keys(tuple(grant.keys for grant in found if grant.keys is not None))
+            keys = KeyScope(tuple(grant.keys for grant in found if grant.keys is not None))
         if len(self._memo) >= _MEMO_MAX:  # names are the client's: they must not pile up (P9)
             self._memo.clear()
         self._memo[verb, queue] = keys
         return keys
 
-    def check(self, verb: Verb, queue: str) -> Keys:
+    def check(self, verb: Verb, queue: str) -> KeyScope:
         """The keys on which the verb is allowed there.
 
         Raises:
@@ -149,11 +149,11 @@ class Rights:
         return any(self.keys(verb, queue) is not None for verb in VERBS)
 
 
-ALL_RIGHTS: Final = Rights([Grant(VERBS, "*")])
+ALL_RIGHTS: Final = Rights([Right(VERBS, "*")])
 NO_RIGHTS: Final = Rights([])
 
 
-def parse_right(text: str) -> Grant:
+def parse_right(text: str) -> Right:
     """A right as it is written. Raises RightsError."""
     if not _is_utf8(text):
         raise RightsError(f"{text!r} is no right: it is not valid UTF-8")
@@ -172,7 +172,7 @@ def parse_right(text: str) -> Grant:
     if keys is not None and whole:
         raise RightsError(f"{text!r}: {', '.join(sorted(whole))} is a right on whole queues")
     ordered = tuple(verb for verb in VERBS if verb in verbs)
-    return Grant(ordered, queues, keys)
+    return Right(ordered, queues, keys)
 
 
 def parse_rights(texts: Iterable[str]) -> Rights:

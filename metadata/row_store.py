@@ -19,18 +19,18 @@ from typing import Final, TypeVar
 import msgspec
 
 from metadata.backend import (
-    NO_ROW,
+    NO_CONDITION,
     NOWHERE,
     Alone,
+    CatalogPlace,
+    CatalogRows,
     Contents,
     Database,
     Lost,
     MembershipRows,
     News,
-    Place,
     Raw,
-    Reading,
-    RowHeld,
+    RowCondition,
     Stale,
     Write,
 )
@@ -200,7 +200,7 @@ class RowStore:
             self._rang.set()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CatalogPlace:
         """What is known here was so then."""
         return self._seen
 
@@ -248,7 +248,7 @@ class RowStore:
             raise self._stop(str(error)) from None
         return self._learn(reading, contents)
 
-    def _learn(self, reading: Reading, contents: Contents) -> News:
+    def _learn(self, reading: CatalogRows, contents: Contents) -> News:
         def gone(kind: str, known: Iterable[str], there: Iterable[str]) -> list[str]:
             rows = reading.raw.get(kind, {})
             told = set(known) if reading.is_all else set(rows)
@@ -293,14 +293,14 @@ class RowStore:
 
     # --- Changing --------------------------------------------------------------------------------
 
-    async def _change(self, writes: Sequence[Write], row: RowHeld = NO_ROW) -> None:
+    async def _change(self, writes: Sequence[Write], row: RowCondition = NO_CONDITION) -> None:
         """All of these or none, if nobody has changed the catalog since its news were read. `row`:
         a group whose row must be of this generation; Fenced: it is not."""
         self._check_well()
         seen, stamp = self._seen, secrets.token_hex(8)
         if not await self._database.change(seen, stamp, writes, row):
             raise Stale
-        self._seen = Place(seen.incarnation, seen.version + 1, stamp)
+        self._seen = CatalogPlace(seen.incarnation, seen.version + 1, stamp)
 
     def memberships(self, alone: Alone) -> MembershipRows:
         """See Store."""
@@ -358,7 +358,7 @@ class RowStore:
                 ("memberships", group_id, b""),
                 _dropped(group_id, queue_id),
             ],
-            NO_ROW if generation is None else (group_id, generation),
+            NO_CONDITION if generation is None else (group_id, generation),
         )
         del self._groups[group_id]
         self._dropped[group_id] = queue_id

@@ -19,7 +19,7 @@ _LOG: Final = logging.getLogger("metadata.token_book")
 RevokedListener = Callable[[TokenRecord], None]
 
 
-class TokenBook:
+class TokenStore:
     """`metadata.port.Tokens` over the catalog's store. `alone` runs a change after the others."""
 
     def __init__(self, store: Store, records: list[TokenRecord], *, alone: Alone) -> None:

@@ -29,7 +29,7 @@ CIPHERS_1_2: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 Stamp = tuple[tuple[int, int, int], ...]
 
 
-class Files(NamedTuple):
+class CertificateFiles(NamedTuple):
     """Where the certificate with its chain, its key and the clients' authorities are."""
 
     cert: Path
@@ -49,7 +49,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def load_context(files: Files, *, wall: float) -> ssl.SSLContext:
+def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
     """A server's context: TLS 1.2 or newer, 1.3 where clients may show certificates, which TLS 1.2
     would send in the clear and would not look at again when a session is resumed. Blocks for a
     few milliseconds. `wall`: unix seconds.
@@ -97,7 +97,7 @@ def _no_passphrase() -> str:
     raise _Encrypted
 
 
-def _refuse_pair(files: Files, error: Exception) -> NoReturn:
+def _refuse_pair(files: CertificateFiles, error: Exception) -> NoReturn:
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
         raise StartError(
             f"TOCSIN_TLS_KEY is {files.key}, which is not the key of the certificate in "
@@ -154,7 +154,7 @@ class Tls:
         StartError: as load_context.
     """
 
-    def __init__(self, files: Files, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, files: CertificateFiles, *, wall: Callable[[], float] = time.time) -> None:
         self._files = files
         self._wall = wall
         self._stamp = files.stamp()
@@ -169,7 +169,7 @@ class Tls:
         StartError."""
         if cert is None or key is None:
             return None
-        return cls(Files(cert, key, client_ca))
+        return cls(CertificateFiles(cert, key, client_ca))
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
         """OpenSSL's hook after a client's first words, whether it named a host or not."""

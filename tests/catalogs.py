@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from metadata.catalog_service import InProcessMetadata
-from metadata.sqlite.catalog import FILE, ThreadedStore
+from metadata.catalog_service import CatalogService
+from metadata.sqlite.catalog import FILE, SqliteCatalog
 
 
 async def open_catalog(
     folder: Path, *, on_fatal: Callable[[str], None] | None = None
-) -> InProcessMetadata:
+) -> CatalogService:
     """The catalog of the file in this folder, which is made when it is not there."""
-    return InProcessMetadata(*await ThreadedStore.open(folder / FILE, on_fatal=on_fatal))
+    return CatalogService(*await SqliteCatalog.open(folder / FILE, on_fatal=on_fatal))

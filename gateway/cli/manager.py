@@ -14,16 +14,16 @@ from gateway.cli.options import json_option, settings_of, to_json
 from gateway.cli.store import storage_option
 from gateway.config import is_loopback
 from gateway.settings import SQLITE
-from gateway.stores.open import asking_nodes
+from gateway.stores.open import node_client
 from metadata.placement import HOT_SHARE
-from metadata.service.client import AskingNodes
+from metadata.service.client import NodeClient
 from push.errors import TocsinError
 from runtime import process as logs
 from runtime.listener import StartError
 from runtime.webhook import ScaleHook, check_hook
 from services.manager import manager
 from services.manager.keeper import ClusterTold
-from services.manager.leader import RedisLead
+from services.manager.leader import RedisLeaderRow
 from services.manager.placement import Placing
 from storage.redis import target as redis_target
 from storage.redis.target import Target
@@ -52,14 +52,14 @@ def clusters_of(storage: str | None) -> list[tuple[str, Target]]:
     return [(target.cluster, target) for target in targets]
 
 
-def nodes_of_metadata() -> Callable[[], AskingNodes] | None:
+def nodes_of_metadata() -> Callable[[], NodeClient] | None:
     """The nodes of the metadata service, as gateways are told of them; None: there is none."""
     names = ("TOCSIN_METADATA", "TOCSIN_METADATA_TOKEN", "TOCSIN_METADATA_CA_FILE")
     # A gateway's settings name a store as well; which one makes no difference here.
     config = settings_of(names, {"storage": "redis://127.0.0.1"})
     if not config.metadata_urls:
         return None
-    return partial(asking_nodes, config, config.metadata_urls)
+    return partial(node_client, config, config.metadata_urls)
 
 
 @manager_group.command()
@@ -195,7 +195,7 @@ async def _told(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[Clust
     """Who leads, and what he says. Raises Refused: the database does not answer."""
     shard = await manager.database_of(clusters[0][1])
     try:
-        said = await RedisLead(shard).told()
+        said = await RedisLeaderRow(shard).told()
     finally:
         await shard.close()
     holder = said.pop("").decode()

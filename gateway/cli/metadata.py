@@ -11,8 +11,8 @@ from tocsin.cli.common import run as run_work
 from gateway.cli.options import json_option, say, settings_of, to_json
 from gateway.config import Config, is_loopback
 from gateway.settings import parse_host, parse_port, parse_service_url
-from gateway.stores.open import asking_nodes
-from metadata.service.client import LOOK_TRY_S, Nobody
+from gateway.stores.open import node_client
+from metadata.service.client import LOOK_TRY_S, NoNodeAnswers
 from metadata.service.protocol import LAYOUTS, NodeInfo
 from push.errors import TocsinError
 from runtime import process as logs
@@ -166,14 +166,14 @@ def status(urls: str | None, as_json: bool) -> None:
 
 
 async def _seen(config: Config, urls: tuple[str, ...]) -> dict[str, tuple[NodeInfo, ...] | str]:
-    asking = asking_nodes(config, urls)
+    asking = node_client(config, urls)
     found: dict[str, tuple[NodeInfo, ...] | str] = {}
     for url in urls:
         try:
             found[url] = await asking.ask_one(
                 url, "GET", "/v1/nodes", None, tuple[NodeInfo, ...], try_s=2 * LOOK_TRY_S
             )
-        except (Nobody, TocsinError) as error:
+        except (NoNodeAnswers, TocsinError) as error:
             found[url] = error.detail
     await asking.close()
     return found

@@ -30,7 +30,7 @@ import msgspec
 from gateway.delivery.presence import Presence
 from metadata.catalog import Membership
 from metadata.group_row import (
-    Part,
+    GatewayPart,
     drains,
     gateway_of,
     gateways_in,
@@ -444,7 +444,7 @@ class MembershipRow:
             self._hand_over.look(row, new, asyncio.get_running_loop().time())
             self._look_later()
 
-    def _part(self, row: Membership, gone: set[str]) -> Part:
+    def _part(self, row: Membership, gone: set[str]) -> GatewayPart:
         here, now = self._presence.gateway, asyncio.get_running_loop().time()
         members = {seat.name for seat in self._host.seats()}
         if here:
@@ -454,7 +454,7 @@ class MembershipRow:
         else:
             lingers = self._absent.look(row.lingers, members, now)
         lingers |= {seat.name: seat.linger_s for seat in self._host.seats() if seat.linger_s}
-        return Part(
+        return GatewayPart(
             gateway=here,
             members=members,
             staying={seat.name for seat in self._host.seats() if seat.stays},

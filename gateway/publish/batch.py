@@ -14,7 +14,7 @@ from gateway.accounting.usage import UsageCounter
 from gateway.counters import HitRate, PublishCounters
 from gateway.deliverylog.spans import PublishOrigin
 from metadata.catalog import Principal, Queue, QueueSettings
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
@@ -52,7 +52,7 @@ class PendingPublish:
     generation: int = 0
     remaining: int = 0
     checked: bool = False
-    allowed: Keys = ALL_KEYS
+    allowed: KeyScope = ALL_KEYS
     """What its producer may publish to; of other keys every message is refused, in its place."""
     names: Sequence[str | None] | None = None
     """What is remembered of each message instead of its id."""

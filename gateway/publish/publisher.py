@@ -37,7 +37,7 @@ from gateway.publish.lanes import CommitLanes
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstone
 from metadata.catalog import Queue
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
 from push.commit_sharing import has_room
 from push.errors import Refused, TocsinError
@@ -282,7 +282,7 @@ class Publisher:
         resolved: int = 0,
         checked: bool = False,
         names: Sequence[str | None] | None = None,
-        keys: Keys = ALL_KEYS,
+        keys: KeyScope = ALL_KEYS,
         origin: PublishOrigin | None = None,
     ) -> None:
         """Publish; `answer` is called exactly once, perhaps before this returns.

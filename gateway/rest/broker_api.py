@@ -35,8 +35,7 @@ from gateway.operator.settings_change import ChangingSettings
 from gateway.session import transport as link
 from metadata.catalog import Group, GroupSettings, GroupStart, Principal, Queue, QueueSettings
 from metadata.port import Metadata
-from metadata.rights import ALL_KEYS
-from metadata.rights import Keys as AllowedKeys
+from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import TocsinError
 from push.message import Message
 from push.places import Verb
@@ -130,7 +129,7 @@ class Publishing(Protocol):
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
-        keys: AllowedKeys = ALL_KEYS,
+        keys: KeyScope = ALL_KEYS,
         origin: PublishOrigin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those

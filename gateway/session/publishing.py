@@ -21,7 +21,7 @@ from gateway.session.transport import Answer, Broker
 from gateway.wire import frames
 from gateway.wire.coalesce import Said, Together, receipts_end, receipts_of
 from metadata.catalog import Principal, Queue
-from metadata.rights import Keys
+from metadata.rights import KeyScope
 from push.errors import Refused, TocsinError
 from push.producer_order import StreamOrder
 from runtime.addresses import ClientAddress, name_of
@@ -238,7 +238,7 @@ class Publishing:
         stream = self._streams[queue.queue_id] = StreamOrder()
         return stream
 
-    def _submit(self, frame: frames.Publish, queue: Queue, keys: Keys) -> None:
+    def _submit(self, frame: frames.Publish, queue: Queue, keys: KeyScope) -> None:
         host, count = self._host, len(frame.messages)
         most = host.charges.allowance.at_once(queue, now=host.heard_at)
         if most is None or count <= most:
@@ -254,7 +254,7 @@ class Publishing:
         self._hand_in(first, queue, keys, (frame,), owed, beyond=(beyond, count - most))
 
     def _hand_in(
-        self, whole: frames.Publish, queue: Queue, keys: Keys, asked: Sequence[frames.Publish],
+        self, whole: frames.Publish, queue: Queue, keys: KeyScope, asked: Sequence[frames.Publish],
         owed: Callable[[], None], *, beyond: tuple[Refused, int] | None = None,
     ) -> None:  # fmt: skip
         """Publish `whole`, which is what the frames `asked` have: each of them gets its answer.

@@ -17,7 +17,7 @@ from gateway.models import SubscriptionDescription, Transport
 from gateway.wire.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.port import Metadata
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError
 from push.message import Message
 from runtime.addresses import ClientAddress
@@ -230,7 +230,7 @@ class Publisher(Protocol):
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
-        keys: Keys = ALL_KEYS,
+        keys: KeyScope = ALL_KEYS,
         origin: PublishOrigin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from gateway.models import BackupProgress
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.sqlite.catalog import FILE as CATALOG_FILE
 from metadata.sqlite.catalog import MIGRATIONS
 from push.errors import Refused
@@ -215,7 +215,7 @@ def check_size(folder: Path, manifest: Manifest, name: str) -> None:
 class Backups:
     """Makes one backup at a time of what this broker keeps on this machine."""
 
-    def __init__(self, metadata: InProcessMetadata, storage: SqliteStorage) -> None:
+    def __init__(self, metadata: CatalogService, storage: SqliteStorage) -> None:
         self._metadata = metadata
         self._storage = storage
         self._under_way: asyncio.Task[Manifest] | None = None

@@ -14,7 +14,7 @@ from gateway.stores.marks import ClusterMark, Mark, MarkKeeper
 from metadata import placement as clusters
 from metadata import placement as scaling
 from metadata.catalog import Principal, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.placement import place
 from push.errors import Refused, TocsinError
 from push.storage_port import PLAIN, Sealer
@@ -63,7 +63,7 @@ class Others:
         self,
         targets: Sequence[Target],
         mark: Mark | None,
-        metadata: InProcessMetadata,
+        metadata: CatalogService,
         keeper: MarkKeeper | None,
     ) -> None:
         """`keeper` None: this process remembers nothing of them."""
@@ -119,7 +119,7 @@ class Others:
 def places_of(
     home: tuple[str, Shard],
     others: Others,
-    metadata: InProcessMetadata,
+    metadata: CatalogService,
     incarnation: str,
     sealer: Sealer = PLAIN,
 ) -> ClusterMap:
@@ -146,7 +146,7 @@ class Answering(Protocol):
 
 
 def place_on(
-    targets: Sequence[Target], metadata: InProcessMetadata, shards: Mapping[str, Answering]
+    targets: Sequence[Target], metadata: CatalogService, shards: Mapping[str, Answering]
 ) -> None:
     """Have new queues placed on these clusters, as what is known of them says. Where there is one,
     nothing is said in their rows. `shards`: of each, by name; the first one may be away as well,
@@ -186,13 +186,13 @@ def _as_before(mark: ClusterMark) -> ClusterMark:
     return mark
 
 
-class Described:
+class ClusterDescriber:
     """The clusters as operators see them."""
 
     def __init__(
         self,
         targets: Sequence[Target],
-        metadata: InProcessMetadata,
+        metadata: CatalogService,
         shards: Mapping[str, Answering],
         *,
         has_catalog: bool = True,
@@ -239,7 +239,7 @@ class Described:
         )
 
 
-def is_told(metadata: InProcessMetadata, names: Sequence[str]) -> bool:
+def is_told(metadata: CatalogService, names: Sequence[str]) -> bool:
     """Whether this gateway knows every cluster that queues have partitions at; says so if not."""
     placed = {name for queue in metadata.list_all_queues() for name in queue.clusters}
     for name in sorted(placed - set(names)):

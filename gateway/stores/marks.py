@@ -29,7 +29,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from metadata.backend import Place
+from metadata.backend import CatalogPlace
 from metadata.port import STORAGE_INCARNATION, Metadata
 from push.errors import Refused
 from push.storage_port import Storage
@@ -174,11 +174,11 @@ _WHAT_CATALOG: Final = (
 _CATALOG_LOG: Final = logging.getLogger("tocsin.metadata")
 
 
-def check_mark(data_dir: Path, place: Place) -> None:
+def check_mark(data_dir: Path, place: CatalogPlace) -> None:
     """That this is the catalog that was here, or there was none. Raises Refused
     (storage_unavailable), with what to do."""
     path = data_dir / CATALOG_MARK_FILE
-    before = read_file(path, Place, _WHAT_CATALOG)
+    before = read_file(path, CatalogPlace, _WHAT_CATALOG)
     if before is None:
         return
     if before.incarnation != place.incarnation:
@@ -194,7 +194,7 @@ def check_mark(data_dir: Path, place: Place) -> None:
     )
 
 
-def catalog_keeper(data_dir: Path, place: Callable[[], Place]) -> FileKeeper[Place]:
+def catalog_keeper(data_dir: Path, place: Callable[[], CatalogPlace]) -> FileKeeper[CatalogPlace]:
     """Keeps how far the catalog has come, from its `start` on."""
     return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
 

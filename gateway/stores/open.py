@@ -34,7 +34,7 @@ from gateway.models import ClusterDescription
 from gateway.settings import SQLITE
 from gateway.stores.backup import MANIFEST_FILE, Backups
 from gateway.stores.clusters import (
-    Described,
+    ClusterDescriber,
     Others,
     check,
     examine_all,
@@ -47,14 +47,14 @@ from gateway.stores.clusters import (
 )
 from gateway.stores.marks import ClusterMark, MarkKeeper, catalog_keeper, check_mark, read_mark
 from metadata.catalog import Principal
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.data_keys import DataKeys
-from metadata.redis.database import RedisDatabase, Shard
+from metadata.redis.database import CatalogShard, RedisDatabase
 from metadata.row_store import RowStore
-from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
-from metadata.service.protocol import BODY_BYTES_MAX, HttpAsker
+from metadata.service.client import NodeChoice, NodeClient, RemoteDatabase
+from metadata.service.protocol import BODY_BYTES_MAX, HttpNodeTransport
 from metadata.sqlite.catalog import FILE as CATALOG_FILE
-from metadata.sqlite.catalog import ThreadedStore
+from metadata.sqlite.catalog import SqliteCatalog
 from push import limits
 from push.errors import Refused
 from push.rates.shared import RatePool
@@ -71,8 +71,8 @@ _CHANCE: Final = Random()
 
 
 async def open_metadata(
-    config: Config, shard: Shard, opened: AsyncExitStack, on_fatal: Callable[[str], None]
-) -> InProcessMetadata:
+    config: Config, shard: CatalogShard, opened: AsyncExitStack, on_fatal: Callable[[str], None]
+) -> CatalogService:
     """`shard`: of the storage; `opened` closes it. Who is there is said to the storage in any case:
     it is what fences owners, and a metadata service that is away must not make gateways look gone.
 
@@ -84,19 +84,17 @@ async def open_metadata(
     """
     database = RedisDatabase(shard)
     if not config.metadata_urls:
-        metadata = InProcessMetadata(*await RowStore.open(database, on_fatal=on_fatal))
+        metadata = CatalogService(*await RowStore.open(database, on_fatal=on_fatal))
         opened.push_async_callback(metadata.close)
         return metadata
-    remote = RemoteDatabase(
-        asking_nodes(config, config.metadata_urls), beats=database.memberships()
-    )
+    remote = RemoteDatabase(node_client(config, config.metadata_urls), beats=database.memberships())
     try:
         store, contents = await RowStore.open(remote, on_fatal=on_fatal)
         await asyncio.to_thread(check_mark, config.data_dir, store.place)
     except BaseException:
         await remote.close()
         raise
-    metadata = InProcessMetadata(store, contents)
+    metadata = CatalogService(store, contents)
     opened.push_async_callback(metadata.close)
     keeper = catalog_keeper(config.data_dir, lambda: store.place)
     await keeper.start()
@@ -104,7 +102,7 @@ async def open_metadata(
     return metadata
 
 
-def asking_nodes(config: Config, urls: tuple[str, ...]) -> AskingNodes:
+def node_client(config: Config, urls: tuple[str, ...]) -> NodeClient:
     """Nodes of the metadata service at these addresses, as the settings say. Raises Refused."""
     context = None
     if config.metadata_ca_file is not None:
@@ -116,8 +114,8 @@ def asking_nodes(config: Config, urls: tuple[str, ...]) -> AskingNodes:
                 f"TOCSIN_METADATA_CA_FILE is {config.metadata_ca_file}, which cannot be used: "
                 f"{error}",
             ) from None
-    asker = HttpAsker(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
-    return AskingNodes(asker, NodeChoice(urls, _CHANCE.random))
+    asker = HttpNodeTransport(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
+    return NodeClient(asker, NodeChoice(urls, _CHANCE.random))
 
 
 OnFatal = Callable[[str], None]
@@ -130,7 +128,7 @@ class Stores:
     """What was opened. `keyring` None: nothing is sealed; `backups` None: what is kept is not in
     files of this machine."""
 
-    metadata: InProcessMetadata
+    metadata: CatalogService
     storage: Storage
     keyring: Keyring | None
     backups: Backups | None
@@ -169,9 +167,7 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
     data_dir = config.data_dir
     store = data_dir / STORE_FILE
     _check_folder(data_dir, store)
-    metadata = InProcessMetadata(
-        *await ThreadedStore.open(data_dir / CATALOG_FILE, on_fatal=on_fatal)
-    )
+    metadata = CatalogService(*await SqliteCatalog.open(data_dir / CATALOG_FILE, on_fatal=on_fatal))
     keyring = None
     try:
         keyring = await open_keyring(config, metadata.data_keys)
@@ -247,7 +243,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
             return Stores(
                 metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard),
                 may_be_away,
-                Described(targets, metadata, shards, has_catalog=not config.metadata_urls),
+                ClusterDescriber(targets, metadata, shards, has_catalog=not config.metadata_urls),
             )  # fmt: skip
 
 

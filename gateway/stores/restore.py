@@ -27,7 +27,7 @@ from gateway.stores.backup import (
 from metadata.data_keys import DataKey
 from metadata.port import STORAGE_INCARNATION
 from metadata.sqlite.catalog import FILE as CATALOG_FILE
-from metadata.sqlite.catalog import CatalogStore
+from metadata.sqlite.catalog import CatalogFile
 from metadata.sqlite.verify import CatalogReport, verify_catalog
 from push.errors import Refused
 from push.storage_port import Sealer
@@ -46,7 +46,7 @@ _RESTORING: Final = f"{CATALOG_FILE}.restoring"
 # --- Verifying -----------------------------------------------------------------------------------
 
 
-class Verified(msgspec.Struct, kw_only=True):
+class VerifiedBackup(msgspec.Struct, kw_only=True):
     """What was found in a folder."""
 
     folder: str
@@ -74,7 +74,9 @@ Opener = Callable[[Sequence[DataKey]], Sealer | None]
 """What opens payloads under these data keys; None: their master key is not there."""
 
 
-def verify(folder: Path, progress: BackupProgress, opener: Opener = lambda _: None) -> Verified:
+def verify(
+    folder: Path, progress: BackupProgress, opener: Opener = lambda _: None
+) -> VerifiedBackup:
     """Look through a backup or the data folder of a broker that does not run; changes nothing.
 
     Raises:
@@ -99,7 +101,7 @@ def verify(folder: Path, progress: BackupProgress, opener: Opener = lambda _: No
             folder / STORE_FILE, lambda done, total: progress("rows checked", done, total), sealer
         )
     findings += store.findings + catalog.findings + _cross_check(store, catalog, manifest)
-    return Verified(
+    return VerifiedBackup(
         folder=str(folder),
         kind="data" if is_data else "backup",
         findings=findings,
@@ -268,7 +270,7 @@ def _copy(backup: Path, data_dir: Path, manifest: Manifest, progress: BackupProg
 
 def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
     known = verify_catalog(data_dir / _RESTORING).ids
-    catalog = CatalogStore(data_dir / _RESTORING)
+    catalog = CatalogFile(data_dir / _RESTORING)
     try:
         contents = catalog.load()
         partitions = {queue.queue_id: queue.settings.partitions for queue in contents.queues}

@@ -1,7 +1,7 @@
 """The groups' rows where several gateways share a catalog: one compare-and-set each (R14), apart
 from the catalog's own changes. They outlive every gateway.
 
-Reading the catalog on Redis: all of it at the start, what has changed afterwards.
+CatalogRows the catalog on Redis: all of it at the start, what has changed afterwards.
 
 What is read here may be on fewer copies than it must be, and then go again with its server: so
 nothing is believed before a write behind it has been counted on all copies (`catalog_confirm`).
@@ -21,7 +21,7 @@ All keys have one hash tag, so that one function changes them together:
     {tocsin}:changes       stream: which rows each of the last changes has written
     {tocsin}:queues …      a hash for each kind of row: id → value
 
-What the catalog on Redis asks of its connections: as `storage.redis.port.Shard`, said
+What the catalog on Redis asks of its connections: as `storage.redis.port.CatalogShard`, said
 here too because storage and metadata do not know each other.
 """
 
@@ -35,14 +35,14 @@ import msgspec
 
 from metadata.backend import (
     CHANGES_KEPT,
-    NO_ROW,
+    NO_CONDITION,
     NOWHERE,
+    CatalogPlace,
+    CatalogRows,
     Lost,
     MembershipRows,
-    Place,
     Raw,
-    Reading,
-    RowHeld,
+    RowCondition,
     Write,
     other_generation,
 )
@@ -90,7 +90,7 @@ Arg = str | bytes | int
 """An argument of a function."""
 
 
-class Shard(Protocol):
+class CatalogShard(Protocol):
     """One primary with its replicas. Text in answers is `bytes`."""
 
     async def act(
@@ -114,7 +114,7 @@ _KEYS: Final = (key_of(_KIND), key_of("groups"), STATE)
 class RedisMemberships:
     """`metadata.backend.MembershipRows` on a shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: CatalogShard) -> None:
         self._shard = shard
 
     async def get(self, group_id: str) -> Membership:
@@ -185,7 +185,7 @@ class RedisMemberships:
 
 
 async def beat(
-    shard: Shard,
+    shard: CatalogShard,
     keys: tuple[str, str],
     name: str,
     number: int,
@@ -207,7 +207,7 @@ READ_AGAIN_MAX: Final = 10
 """So often all rows are read anew because more changed meanwhile than the stream keeps."""
 
 
-async def read_since(shard: Shard, seen: Place) -> Reading | None:
+async def read_since(shard: CatalogShard, seen: CatalogPlace) -> CatalogRows | None:
     """What has changed since; on all copies that could be elected. None: nothing has.
 
     Raises:
@@ -223,7 +223,7 @@ async def read_since(shard: Shard, seen: Place) -> Reading | None:
         if answer[0] is None or kind == b"other" or _is_other(seen, answer[0]):
             await _check_lost(shard, seen, is_empty=answer[0] is None)
             raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
-        at = Place(answer[0].decode(), int(answer[1]), answer[2].decode())
+        at = CatalogPlace(answer[0].decode(), int(answer[1]), answer[2].decode())
         secret = bytes(answer[3])
         if kind == b"all":
             raw, is_all = await _all_rows(shard), True
@@ -234,15 +234,15 @@ async def read_since(shard: Shard, seen: Place) -> Reading | None:
             raw.setdefault(name, {}).update(rows)
         if await _confirm(shard, at) != 1:
             raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
-        return Reading(at, raw, is_all, secret)
+        return CatalogRows(at, raw, is_all, secret)
     raise Refused("storage_unavailable", "the catalog changes faster than it can be read")
 
 
-def _is_other(seen: Place, incarnation: bytes) -> bool:
+def _is_other(seen: CatalogPlace, incarnation: bytes) -> bool:
     return seen != NOWHERE and seen.incarnation != incarnation.decode()
 
 
-async def _confirm(shard: Shard, place: Place) -> int:
+async def _confirm(shard: CatalogShard, place: CatalogPlace) -> int:
     args: list[Arg] = [place.incarnation, place.version, place.stamp]
     try:
         return int(await shard.act("catalog_confirm", KEYS, args, level="all"))
@@ -250,7 +250,7 @@ async def _confirm(shard: Shard, place: Place) -> int:
         raise Refused("storage_unavailable", error.detail) from error
 
 
-async def _check_lost(shard: Shard, seen: Place, *, is_empty: bool) -> None:
+async def _check_lost(shard: CatalogShard, seen: CatalogPlace, *, is_empty: bool) -> None:
     """A look may have asked a primary of before; an act of level `all` cannot."""
     if seen == NOWHERE:
         if is_empty:
@@ -262,7 +262,7 @@ async def _check_lost(shard: Shard, seen: Place, *, is_empty: bool) -> None:
         )
 
 
-async def _all_rows(shard: Shard) -> Raw:
+async def _all_rows(shard: CatalogShard) -> Raw:
     raw: Raw = {}
     for kind in FOLLOWED:
         rows: dict[str, bytes | None] = {}
@@ -286,7 +286,7 @@ class RedisDatabase:
     known_at = float("-inf")
     """See Database: a message may be lost."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: CatalogShard) -> None:
         self._shard = shard
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
@@ -297,12 +297,16 @@ class RedisDatabase:
 
         self._shard.on_message(CHANGED, message)
 
-    async def read(self, seen: Place) -> Reading | None:
+    async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """See Database."""
         return await read_since(self._shard, seen)
 
     async def change(
-        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+        self,
+        seen: CatalogPlace,
+        stamp: str,
+        writes: Sequence[Write],
+        row: RowCondition = NO_CONDITION,
     ) -> bool:
         """See Database."""
         args: list[Arg] = [
@@ -338,7 +342,7 @@ class RedisDatabase:
         """See Database. The shard stays open."""
 
 
-async def found_catalog(shard: Shard) -> None:
+async def found_catalog(shard: CatalogShard) -> None:
     """Make an empty catalog where there is none; else nothing happens. Raises Refused, Unknown."""
     secret = pack("catalog", "secret", secrets.token_bytes(32))
     args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]

@@ -31,25 +31,25 @@ from urllib.parse import urlencode
 import msgspec
 
 from metadata.backend import (
-    NO_ROW,
+    NO_CONDITION,
+    CatalogPlace,
+    CatalogRows,
     Lost,
     MembershipRows,
-    Place,
     Raw,
-    Reading,
-    RowHeld,
+    RowCondition,
     Write,
     other_generation,
 )
 from metadata.catalog import Membership
 from metadata.service.protocol import (
-    Asker,
     BeatRequest,
     Changed,
     ChangeRequest,
     MembershipRequest,
     NoAnswer,
     NodeInfo,
+    NodeTransport,
     NotSent,
     ReadAnswer,
     ReadRequest,
@@ -151,7 +151,7 @@ class _Problem(msgspec.Struct):
     detail: str = ""
 
 
-class Nobody(Refused):
+class NoNodeAnswers(Refused):
     """No node could say. `is_sent`: one of them may have got the request."""
 
     def __init__(self, detail: str, *, is_sent: bool) -> None:
@@ -159,10 +159,10 @@ class Nobody(Refused):
         self.is_sent = is_sent
 
 
-class AskingNodes:
+class NodeClient:
     """See the module."""
 
-    def __init__(self, asker: Asker, choice: NodeChoice) -> None:
+    def __init__(self, asker: NodeTransport, choice: NodeChoice) -> None:
         self.choice = choice
         """Whom to ask first."""
         self._asker = asker
@@ -181,7 +181,7 @@ class AskingNodes:
         """The first answer of a node. `urls`: whom to ask instead of all.
 
         Raises:
-            Nobody: none could answer.
+            NoNodeAnswers: none could answer.
             TocsinError: what a node has refused, for what it was asked.
         """
         now = asyncio.get_running_loop().time()
@@ -190,7 +190,7 @@ class AskingNodes:
         for url in (urls or (lambda: self.choice.to_ask(now=now)))():
             try:
                 answer = await self.ask_one(url, method, target, body, form, try_s=try_s)
-            except Nobody as error:
+            except NoNodeAnswers as error:
                 reasons.append(error.detail)
                 is_sent = is_sent or error.is_sent
                 continue
@@ -198,19 +198,19 @@ class AskingNodes:
             return answer
         why = "; ".join(dict.fromkeys(reasons))
         self._told(is_well=False, why=why)
-        raise Nobody(f"no node of the metadata service answers: {why}", is_sent=is_sent)
+        raise NoNodeAnswers(f"no node of the metadata service answers: {why}", is_sent=is_sent)
 
     async def ask_one(
         self, url: str, method: str, target: str, body: object, form: type[FormT], *, try_s: float
     ) -> FormT:
-        """The same of one node, whose going is noted. Raises Nobody, TocsinError."""
+        """The same of one node, whose going is noted. Raises NoNodeAnswers, TocsinError."""
         loop = asyncio.get_running_loop()
         sent = None if body is None else msgspec.json.encode(body)
         try:
             answer = await self._asker.ask(url, method, target, sent, timeout_s=try_s)
         except (NotSent, NoAnswer) as error:
             self.choice.failed(url, now=loop.time())
-            raise Nobody(str(error), is_sent=isinstance(error, NoAnswer)) from None
+            raise NoNodeAnswers(str(error), is_sent=isinstance(error, NoAnswer)) from None
         try:
             if answer.status == 200:
                 self.choice.answered(url)
@@ -218,11 +218,11 @@ class AskingNodes:
             problem = msgspec.json.decode(answer.body, type=_Problem)
         except msgspec.DecodeError as error:
             self.choice.failed(url, now=loop.time())
-            raise Nobody(f"{url} answers {answer.status}: {error}", is_sent=True) from None
+            raise NoNodeAnswers(f"{url} answers {answer.status}: {error}", is_sent=True) from None
         if problem.code in _OWN or problem.code not in CODES:
             if problem.code != "not_found":
                 self.choice.failed(url, now=loop.time())
-            raise Nobody(f"{url}: {problem.detail}", is_sent=problem.code in _UNSURE)
+            raise NoNodeAnswers(f"{url}: {problem.detail}", is_sent=problem.code in _UNSURE)
         self.choice.answered(url)
         raise _error(problem)
 
@@ -243,7 +243,7 @@ def _error(problem: _Problem) -> TocsinError:
     return Refused(problem.code, problem.detail)
 
 
-def unknown(error: Nobody) -> TocsinError:
+def unknown(error: NoNodeAnswers) -> TocsinError:
     """What becomes of a change that nobody has answered."""
     if not error.is_sent:
         return error
@@ -269,7 +269,7 @@ class RemoteDatabase:
     poll_s = 5.0
     """See Database: `watch` tells."""
 
-    def __init__(self, nodes: AskingNodes, *, beats: MembershipRows | None = None) -> None:
+    def __init__(self, nodes: NodeClient, *, beats: MembershipRows | None = None) -> None:
         self._nodes = nodes
         self._members = _Memberships(nodes, beats)
         self._version = 0
@@ -316,7 +316,7 @@ class RemoteDatabase:
 
     # --- Reading ---------------------------------------------------------------------------------
 
-    async def read(self, seen: Place) -> Reading | None:
+    async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """See Database."""
         try:
             reading = await self._read(seen)
@@ -327,21 +327,21 @@ class RemoteDatabase:
         self._version = (reading.place if reading is not None else seen).version
         return reading
 
-    async def _read(self, seen: Place) -> Reading | None:
+    async def _read(self, seen: CatalogPlace) -> CatalogRows | None:
         answer = await self._ask_read(seen)
         if answer.kind == "same":
             return None
         if answer.kind == "rows":
-            return Reading(answer.place, answer.rows, False, answer.secret)
+            return CatalogRows(answer.place, answer.rows, False, answer.secret)
         return await self._read_all()
 
-    async def _ask_read(self, seen: Place, urls: list[str] | None = None) -> ReadAnswer:
+    async def _ask_read(self, seen: CatalogPlace, urls: list[str] | None = None) -> ReadAnswer:
         return await self._nodes.ask(
             "POST", "/v1/read", ReadRequest(seen), ReadAnswer, try_s=NEWS_TRY_S,
             urls=None if urls is None else lambda: urls,
         )  # fmt: skip
 
-    async def _doubt(self, seen: Place, error: Refused) -> Reading | None:
+    async def _doubt(self, seen: CatalogPlace, error: Refused) -> CatalogRows | None:
         """One node says that what was seen is lost. Raises Lost: all do."""
         for is_again in (False, True):
             if is_again:
@@ -360,12 +360,12 @@ class RemoteDatabase:
                 if answer.kind == "same":
                     return None
                 if answer.kind == "rows":
-                    return Reading(answer.place, answer.rows, False, answer.secret)
+                    return CatalogRows(answer.place, answer.rows, False, answer.secret)
             if not liars:
                 raise Refused("storage_unavailable", error.detail, 1.0)
         raise Lost(error.detail)
 
-    async def _read_all(self) -> Reading:
+    async def _read_all(self) -> CatalogRows:
         """Every shard, and what has changed since the first of them was read."""
         for _ in range(READ_AGAIN_MAX):
             places = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -381,11 +381,11 @@ class RemoteDatabase:
                     raw.setdefault(kind, {}).update(rows)
             answer = await self._ask_read(oldest)
             if answer.kind == "same":
-                return Reading(oldest, raw, True, shards[0].secret)
+                return CatalogRows(oldest, raw, True, shards[0].secret)
             if answer.kind == "rows":
                 for kind, changed in answer.rows.items():
                     raw[kind] = raw.get(kind, {}) | changed
-                return Reading(answer.place, raw, True, answer.secret)
+                return CatalogRows(answer.place, raw, True, answer.secret)
         raise Refused("storage_unavailable", "the catalog changes faster than it can be read", 1.0)
 
     async def _shard(self, number: int, places: asyncio.Semaphore) -> ShardAnswer:
@@ -397,7 +397,7 @@ class RemoteDatabase:
                     "GET", target, None, ShardAnswer, try_s=READ_TRY_S,
                     urls=lambda: choice.to_ask_for(number, now=loop.time()),
                 )  # fmt: skip
-            except Nobody:  # its holders have gone, or are others by now
+            except NoNodeAnswers:  # its holders have gone, or are others by now
                 return await self._nodes.ask(
                     "GET", f"{target}?how=through", None, ShardAnswer, try_s=2 * READ_TRY_S
                 )
@@ -405,7 +405,11 @@ class RemoteDatabase:
     # --- Changing --------------------------------------------------------------------------------
 
     async def change(
-        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+        self,
+        seen: CatalogPlace,
+        stamp: str,
+        writes: Sequence[Write],
+        row: RowCondition = NO_CONDITION,
     ) -> bool:
         """See Database."""
         request = ChangeRequest(seen, stamp, tuple(writes), row)
@@ -415,32 +419,34 @@ class RemoteDatabase:
                 answer = await self._nodes.ask_one(
                     url, "POST", "/v1/change", request, Changed, try_s=CHANGE_TRY_S
                 )
-            except Nobody as error:
+            except NoNodeAnswers as error:
                 is_sent, last = is_sent or error.is_sent, error
                 continue
             if answer.fenced:  # the catalog is as it was seen: who was asked before did not either
                 raise other_generation(row[0])
             is_changed = answer.changed
             if not is_changed and is_sent:
-                is_changed = await self._is_made(Place(seen.incarnation, seen.version + 1, stamp))
+                is_changed = await self._is_made(
+                    CatalogPlace(seen.incarnation, seen.version + 1, stamp)
+                )
             if is_changed:
                 self._version = max(self._version, seen.version + 1)
             return is_changed
-        raise unknown(Nobody(last.detail, is_sent=is_sent))
+        raise unknown(NoNodeAnswers(last.detail, is_sent=is_sent))
 
-    async def _is_made(self, place: Place) -> bool:
+    async def _is_made(self, place: CatalogPlace) -> bool:
         """Whether a change was made that may have been asked twice. Raises Unknown: nobody can
         tell, or so many have been made since that nobody knows any more."""
         try:
             answer = await self._ask_read(place)
-        except Nobody as error:
-            raise unknown(Nobody(error.detail, is_sent=True)) from None
+        except NoNodeAnswers as error:
+            raise unknown(NoNodeAnswers(error.detail, is_sent=True)) from None
         except Refused as error:
             if error.code.name == "position_unknown":
                 return False
             raise
         if answer.kind == "all":
-            raise unknown(Nobody("too much was changed since", is_sent=True))
+            raise unknown(NoNodeAnswers("too much was changed since", is_sent=True))
         return True
 
     async def is_taken(self, any_id: str) -> bool:
@@ -469,7 +475,7 @@ class RemoteDatabase:
 class _Memberships:
     """`metadata.backend.MembershipRows` over nodes."""
 
-    def __init__(self, nodes: AskingNodes, beats: MembershipRows | None) -> None:
+    def __init__(self, nodes: NodeClient, beats: MembershipRows | None) -> None:
         self._nodes = nodes
         self._beats = beats
         self._listeners: list[Callable[[str, int], None]] = []
@@ -495,13 +501,13 @@ class _Memberships:
                 answer = await self._nodes.ask_one(
                     url, "POST", "/v1/memberships", request, Changed, try_s=CHANGE_TRY_S
                 )
-            except Nobody as error:
+            except NoNodeAnswers as error:
                 is_sent, last = is_sent or error.is_sent, error
                 continue
             if answer.changed or not is_sent:
                 return answer.changed
             return await self.get(new.group_id) == new  # the first one may have changed it
-        raise unknown(Nobody(last.detail, is_sent=is_sent))
+        raise unknown(NoNodeAnswers(last.detail, is_sent=is_sent))
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from metadata.backend import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
+from metadata.backend import CHANGES_KEPT, NOWHERE, CatalogPlace, CatalogRows, Lost, NodeDatabase
 from metadata.heartbeats import BEAT_S, FORGOTTEN_S, Heartbeats
-from metadata.service.client import READ_TRY_S, AskingNodes, Nobody
+from metadata.service.client import READ_TRY_S, NodeClient, NoNodeAnswers
 from metadata.service.protocol import (
     LAYOUTS,
     ChangeRequest,
@@ -113,7 +113,7 @@ class Node:
     def __init__(
         self,
         database: NodeDatabase,
-        reading: Reading,
+        reading: CatalogRows,
         names: NodeNames,
         *,
         url: str,
@@ -145,7 +145,7 @@ class Node:
         """Number, when it was heard, group id, generation."""
         self._said = 0
         self._through = asyncio.Lock()
-        self._read_through: Reading | None = None
+        self._read_through: CatalogRows | None = None
         self._leaves: dict[int, float] = {}
         """Shards that are others' by the ring → until when they are kept."""
         self._number = 0
@@ -276,7 +276,7 @@ class Node:
                 f"this node has not read the catalog's database for {self.age_s:.1f} s", 1.0,
             )  # fmt: skip
 
-    async def fresh(self) -> Place:
+    async def fresh(self) -> CatalogPlace:
         """What was changed before this was called is known when it returns; the place of that.
         Raises Refused(storage_unavailable)."""
         if self.broken is not None:
@@ -332,7 +332,7 @@ class Node:
         boot, _, number = cursor.partition(".")
         return int(number) if boot == self._boot and number.isdigit() else None
 
-    async def read(self, seen: Place) -> ReadAnswer:
+    async def read(self, seen: CatalogPlace) -> ReadAnswer:
         """What has changed until a moment after this was asked.
 
         Raises:
@@ -453,7 +453,7 @@ THROUGH: Final = "through"
 class Shards:
     """Finds a shard's rows. `peers` asks other nodes; None: there are none to be asked."""
 
-    def __init__(self, node: Node, peers: AskingNodes | None) -> None:
+    def __init__(self, node: Node, peers: NodeClient | None) -> None:
         self._node = node
         self._peers = peers
 
@@ -475,6 +475,6 @@ class Shards:
                     "GET", f"/v1/shards/{number}?how={HERE}", None, ShardAnswer,
                     try_s=READ_TRY_S, urls=lambda: others,
                 )  # fmt: skip
-            except Nobody:
+            except NoNodeAnswers:
                 pass
         return await self._node.shard_through(number)

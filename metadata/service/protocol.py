@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import httptools
 import msgspec
 
-from metadata.backend import NO_ROW, Place, Raw, RowHeld, Write
+from metadata.backend import NO_CONDITION, CatalogPlace, Raw, RowCondition, Write
 from metadata.catalog import Membership
 from metadata.service.shards import Rows
 
@@ -37,7 +37,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 class ReadRequest(msgspec.Struct, frozen=True):
     """What has changed since this place?"""
 
-    seen: Place
+    seen: CatalogPlace
 
 
 class ReadAnswer(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     yet: read every shard, then this again from the lowest of their places."""
 
     kind: Literal["same", "rows", "all"]
-    place: Place
+    place: CatalogPlace
     rows: Raw
     secret: bytes
 
@@ -53,7 +53,7 @@ class ReadAnswer(msgspec.Struct, frozen=True):
 class ShardAnswer(msgspec.Struct, frozen=True):
     """A shard's rows, as they are at `place`."""
 
-    place: Place
+    place: CatalogPlace
     rows: Rows
     secret: bytes
 
@@ -61,10 +61,10 @@ class ShardAnswer(msgspec.Struct, frozen=True):
 class ChangeRequest(msgspec.Struct, frozen=True):
     """As Database.change."""
 
-    seen: Place
+    seen: CatalogPlace
     stamp: str
     writes: tuple[Write, ...]
-    row: RowHeld = NO_ROW
+    row: RowCondition = NO_CONDITION
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -123,19 +123,19 @@ class NoAnswer(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class NodeResponse:
     """What a node has answered."""
 
     status: int = 0
     body: bytes = b""
 
 
-class Asker(Protocol):
+class NodeTransport(Protocol):
     """Asks nodes. A connection may be shared by nobody and kept by everybody."""
 
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
-    ) -> Answer:
+    ) -> NodeResponse:
         """One request to the node at `url` (a scheme and an authority), and its answer. Raises
         NotSent, NoAnswer."""
 
@@ -177,8 +177,8 @@ def without_offer(head: bytes) -> bytes:
     return b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:"))
 
 
-class HttpAsker:
-    """`Asker` over TCP and TLS. `token`: what nodes want to be shown; `context`: for https."""
+class HttpNodeTransport:
+    """`NodeTransport` over TCP and TLS. `token`: what nodes want to be shown; `context` for TLS."""
 
     def __init__(
         self, token: str | None, context: ssl.SSLContext | None, *, body_bytes_max: int
@@ -191,8 +191,8 @@ class HttpAsker:
 
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
-    ) -> Answer:
-        """See Asker."""
+    ) -> NodeResponse:
+        """See NodeTransport."""
         parts = urlsplit(url)
         is_sent = False
         connection: _Connection | None = None
@@ -233,7 +233,7 @@ class HttpAsker:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode()
 
-    async def _answer(self, connection: _Connection) -> tuple[Answer, bool]:
+    async def _answer(self, connection: _Connection) -> tuple[NodeResponse, bool]:
         """The answer, and whether the connection may be used again."""
         reading = _Reading()
         reading.parser = parser = httptools.HttpResponseParser(reading)
@@ -251,7 +251,7 @@ class HttpAsker:
                 raise ValueError("the answer is too large")
         status = parser.get_status_code()
         reading.parser = None  # they would keep each other alive
-        return Answer(status, b"".join(reading.parts)), reading.is_kept
+        return NodeResponse(status, b"".join(reading.parts)), reading.is_kept
 
     def _kept(self, url: str) -> _Connection | None:
         idle = self._idle.get(url, [])
@@ -279,7 +279,7 @@ class HttpAsker:
             connection.writer.transport.abort()
 
     async def close(self) -> None:
-        """See Asker."""
+        """See NodeTransport."""
         self._closed = True
         for idle in self._idle.values():
             for connection in idle:

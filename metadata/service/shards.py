@@ -21,7 +21,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-from metadata.backend import CHANGES_KEPT, Place, Raw, Reading
+from metadata.backend import CHANGES_KEPT, CatalogPlace, CatalogRows, Raw
 from metadata.row_store import FOLLOWED
 
 SHARDS: Final = 64
@@ -41,7 +41,7 @@ def shard_of(kind: str, row_id: str) -> int:
 
 def holders(shard: int, nodes: Iterable[str], replicas: int = REPLICAS) -> tuple[str, ...]:
     """Who keeps a shard: `replicas` different nodes, or all there are. The first one is asked
-    first. Nobody is there: ()."""
+    first. No node: ()."""
     return _holders(shard, tuple(sorted(set(nodes))), replicas)
 
 
@@ -84,15 +84,15 @@ class NotInMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    before: Place
-    after: Place
+    before: CatalogPlace
+    after: CatalogPlace
     raw: Raw
 
 
 class ShardCopy:
     """See the module. Begins with a reading of everything."""
 
-    def __init__(self, reading: Reading, shards: Collection[int]) -> None:
+    def __init__(self, reading: CatalogRows, shards: Collection[int]) -> None:
         self.place = reading.place
         """What is here is as it was then."""
         self.secret = reading.secret
@@ -105,7 +105,7 @@ class ShardCopy:
         """Those that are held."""
         return frozenset(self._rows)
 
-    def learn(self, reading: Reading) -> None:
+    def learn(self, reading: CatalogRows) -> None:
         """What the database has told that has changed since `place`; or everything."""
         self.secret = reading.secret
         if reading.is_all:
@@ -121,7 +121,7 @@ class ShardCopy:
         while self._steps and self._steps[0].before.version < self.place.version - CHANGES_KEPT:
             self._steps.popleft()
 
-    def hold(self, shards: Collection[int], reading: Reading) -> bool:
+    def hold(self, shards: Collection[int], reading: CatalogRows) -> bool:
         """Hold these from now on, too; `reading` is of everything, not long ago. False: it was too
         long ago, or what is here is older: nothing happens."""
         if reading.place.version > self.place.version:
@@ -150,7 +150,7 @@ class ShardCopy:
             raise NotInMemory
         return rows
 
-    def since(self, seen: Place) -> Reading | None:
+    def since(self, seen: CatalogPlace) -> CatalogRows | None:
         """What has changed since. None: nothing has. Raises NotInMemory: it is not known here
         whether that was ever part of this catalog, or it was too long ago."""
         if seen == self.place:
@@ -160,7 +160,7 @@ class ShardCopy:
             for kind, rows in step.raw.items():
                 raw[kind] = rows | raw.get(kind, {})
             if step.before == seen:
-                return Reading(self.place, raw, False, self.secret)
+                return CatalogRows(self.place, raw, False, self.secret)
         raise NotInMemory
 
     def _take(self, raw: Raw, shards: Collection[int]) -> None:

@@ -22,10 +22,10 @@ import msgspec
 from metadata.backend import Alone, Contents, MembershipRows, News, other_generation
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
-from metadata.heartbeats import KeptBeats
+from metadata.heartbeats import LocalHeartbeats
 from metadata.rights import RightsError
 from metadata.row_store import columns_of, random_id
-from metadata.sqlite.file import HeldFile, unusable
+from metadata.sqlite.file import LockedFile, unusable
 from metadata.tokens import TokenRecord, rights_of
 from push.errors import Refused, Unknown
 
@@ -81,7 +81,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 RowT = TypeVar("RowT", Queue, Group)
 
 
-class CatalogStore(HeldFile):
+class CatalogFile(LockedFile):
     """`boot` is higher at each opening; `root_secret` (32 bytes) was made with the file."""
 
     application_id = APPLICATION_ID
@@ -89,7 +89,7 @@ class CatalogStore(HeldFile):
     whose = "Tocsin"
 
     def __init__(self, path: Path, *, draw_id: Callable[[], str] = random_id) -> None:
-        """As HeldFile. `draw_id`: makes ids of queues and groups, which may be taken."""
+        """As LockedFile. `draw_id`: makes ids of queues and groups, which may be taken."""
         self._draw_id = draw_id
         super().__init__(path)
 
@@ -293,7 +293,7 @@ ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
 
-class KeptMemberships:
+class LocalMemberships:
     """`metadata.backend.MembershipRows`. `boot` is higher at each start; `before` is what the
     process before this one has left; `put` makes rows durable, all or none."""
 
@@ -309,7 +309,7 @@ class KeptMemberships:
         self._before = {row.group_id: row for row in before}
         """What the process before this one has left, and what is kept for the next one."""
         self._unwritten: dict[str, Membership] = {}
-        self._beats = KeptBeats()
+        self._beats = LocalHeartbeats()
         self._ending: dict[str, asyncio.Future[bool]] = {}
         """Group → whether it has gone, as soon as that is decided."""
         self._put = put
@@ -395,7 +395,7 @@ class KeptMemberships:
         self._before.pop(group_id, None)
 
 
-class ThreadedStore:
+class SqliteCatalog:
     """`metadata.backend.Store` over one SQLite file, which nobody else changes; made by `open`."""
 
     is_shared = False
@@ -403,7 +403,7 @@ class ThreadedStore:
 
     def __init__(
         self,
-        file: CatalogStore,
+        file: CatalogFile,
         contents: Contents,
         thread: ThreadPoolExecutor,
         on_fatal: Callable[[str], None] | None,
@@ -411,14 +411,14 @@ class ThreadedStore:
         self.file = file
         """What the thread works on."""
         self._before: list[Membership] = contents.memberships
-        self._rows: KeptMemberships | None = None
+        self._rows: LocalMemberships | None = None
         self._thread = thread
         self._on_fatal = on_fatal
 
     @classmethod
     async def open(
         cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
-    ) -> "tuple[ThreadedStore, Contents]":
+    ) -> "tuple[SqliteCatalog, Contents]":
         """Open the file, or make it, and hold it alone until `close`; what is in it.
 
         `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
@@ -430,8 +430,8 @@ class ThreadedStore:
                 process, of a newer version, damaged, not readable or writable.
         """
 
-        def start() -> tuple[CatalogStore, Contents]:
-            file = CatalogStore(path)
+        def start() -> tuple[CatalogFile, Contents]:
+            file = CatalogFile(path)
             try:
                 return file, file.load()
             except BaseException:
@@ -470,7 +470,7 @@ class ThreadedStore:
 
     def memberships(self, alone: Alone) -> MembershipRows:
         """See Store."""
-        self._rows = KeptMemberships(self.file.boot, self._before, self._put_memberships, alone)
+        self._rows = LocalMemberships(self.file.boot, self._before, self._put_memberships, alone)
         return self._rows
 
     async def _put_memberships(self, rows: list[Membership]) -> None:
@@ -521,7 +521,7 @@ class ThreadedStore:
         await self._run(self.file.set_mark, name, value)
 
     async def copy_to(self, path: Path) -> None:
-        """See CatalogStore."""
+        """See CatalogFile."""
         await self._run(self.file.copy_to, path)
 
     async def close(self) -> None:

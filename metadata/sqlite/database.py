@@ -17,21 +17,21 @@ import msgspec
 
 from metadata.backend import (
     CHANGES_KEPT,
-    NO_ROW,
+    NO_CONDITION,
     NOWHERE,
+    CatalogPlace,
+    CatalogRows,
     Lost,
     MembershipRows,
-    Place,
     Raw,
-    Reading,
-    RowHeld,
+    RowCondition,
     Write,
     other_generation,
 )
 from metadata.catalog import Membership
-from metadata.heartbeats import KeptBeats
+from metadata.heartbeats import LocalHeartbeats
 from metadata.row_store import FOLLOWED, Damaged, pack, pack_struct, read_struct, unpack
-from metadata.sqlite.file import HeldFile, unusable
+from metadata.sqlite.file import LockedFile, unusable
 from push.errors import Refused, Unknown
 
 FILE: Final = "metadata.sqlite"
@@ -44,12 +44,12 @@ ResultT = TypeVar("ResultT")
 class _State(msgspec.Struct, frozen=True):
     """What there is one of."""
 
-    place: Place
+    place: CatalogPlace
     secret: bytes
     """The row, packed."""
 
 
-class RowFile(HeldFile):
+class RowFile(LockedFile):
     """The file. Every method raises as `metadata.sqlite.file` says."""
 
     application_id = APPLICATION_ID
@@ -58,7 +58,7 @@ class RowFile(HeldFile):
 
     def _made(self) -> None:
         secret = pack("catalog", "secret", secrets.token_bytes(32))
-        place = Place(secrets.token_hex(8), 1, secrets.token_hex(8))
+        place = CatalogPlace(secrets.token_hex(8), 1, secrets.token_hex(8))
         self._put_state(_State(place, secret), [])
 
     def _state(self) -> _State:
@@ -84,7 +84,7 @@ class RowFile(HeldFile):
 
     # --- The acts --------------------------------------------------------------------------------
 
-    def read(self, seen: Place) -> Reading | None:
+    def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """See Database."""
         with self._transaction() as run:
             state = self._state()
@@ -100,16 +100,16 @@ class RowFile(HeldFile):
                 (seen.version,),
             ).fetchall()
             if len(changes) != now.version - seen.version + 1:
-                return Reading(now, self._all_rows(), True, state.secret)
+                return CatalogRows(now, self._all_rows(), True, state.secret)
             if changes[0][1] != seen.stamp:
                 raise self._lost(seen)
             raw: Raw = {}
             for _, _, rows in changes[1:]:
                 for kind, row_id in msgspec.json.decode(rows, type=list[tuple[str, str]]):
                     raw.setdefault(kind, {})[row_id] = self._row(kind, row_id)
-            return Reading(now, raw, False, state.secret)
+            return CatalogRows(now, raw, False, state.secret)
 
-    def _lost(self, seen: Place) -> Lost:
+    def _lost(self, seen: CatalogPlace) -> Lost:
         return Lost(
             f"{self.path} is not the catalog that was followed, or an older copy of it: version "
             f"{seen.version} of the incarnation {seen.incarnation} is not part of it (any more)"
@@ -124,7 +124,9 @@ class RowFile(HeldFile):
                 raw[kind][row_id] = bytes(value)
         return raw
 
-    def change(self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld) -> int | None:
+    def change(
+        self, seen: CatalogPlace, stamp: str, writes: Sequence[Write], row: RowCondition
+    ) -> int | None:
         """See Database; the new version, None: others were faster."""
         group_id, generation = row
         with self._transaction():
@@ -135,7 +137,7 @@ class RowFile(HeldFile):
                 raise other_generation(group_id)
             for kind, row_id, value in writes:
                 self._write(kind, row_id, value)
-            place = Place(seen.incarnation, seen.version + 1, stamp)
+            place = CatalogPlace(seen.incarnation, seen.version + 1, stamp)
             rows = [(kind, row_id) for kind, row_id, _ in writes if kind in FOLLOWED]
             self._put_state(_State(place, state.secret), rows)
             return place.version
@@ -188,14 +190,14 @@ class SqliteDatabase:
         self._on_fatal = on_fatal
         self._heard: list[Callable[[int], None]] = []
         self._members = _Memberships(self)
-        self._nodes = KeptBeats()
+        self._nodes = LocalHeartbeats()
         self._closed = False
 
     @classmethod
     async def open(
         cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
     ) -> "SqliteDatabase":
-        """Open the file, or make it with an empty catalog. `on_fatal`: as CatalogStore. Raises
+        """Open the file, or make it with an empty catalog. `on_fatal`: as CatalogFile. Raises
         Refused(storage_unavailable)."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
         try:
@@ -226,12 +228,16 @@ class SqliteDatabase:
         """See Database. None is lost."""
         self._heard.append(heard)
 
-    async def read(self, seen: Place) -> Reading | None:
+    async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """See Database."""
         return await self.run(self._file.read, seen)
 
     async def change(
-        self, seen: Place, stamp: str, writes: Sequence[Write], row: RowHeld = NO_ROW
+        self,
+        seen: CatalogPlace,
+        stamp: str,
+        writes: Sequence[Write],
+        row: RowCondition = NO_CONDITION,
     ) -> bool:
         """See Database."""
         version = await self.run(self._file.change, seen, stamp, list(writes), row)
@@ -268,7 +274,7 @@ class _Memberships:
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
-        self._beats = KeptBeats()
+        self._beats = LocalHeartbeats()
         self._listeners: list[Callable[[str, int], None]] = []
 
     async def get(self, group_id: str) -> Membership:

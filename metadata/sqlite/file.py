@@ -20,7 +20,7 @@ BUSY_S: Final = 1.0
 _BUGS: Final = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 
 
-class HeldFile:
+class LockedFile:
     """One file, held exclusively while it is open. `broken` says why nothing is accepted any more;
     None: all is well."""
 

@@ -94,7 +94,7 @@ class ClusterKeeper:
         """Of the last step; None: there was none."""
 
     async def step(self, leader: Leader) -> float:
-        """Look, and do what is to be done now; in how many seconds the next one is due."""
+        """ClusterProbe, and do what is to be done now; in how many seconds the next one is due."""
         try:
             view = await self._observer.look(leader.name, leader.term)
             if leader.term != self._term:

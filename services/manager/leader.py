@@ -14,21 +14,21 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
-from metadata.redis.database import TAG, Arg, Shard
+from metadata.redis.database import TAG, Arg, CatalogShard
 from push.errors import TocsinError
-from services.manager.rules.leader import BEAT_S, Lead, Leading
+from services.manager.rules.leader import BEAT_S, LeaderRow, Leading
 
 _LOG: Final = logging.getLogger("tocsin.manager")
 _LAST_WORDS_S: Final = 1.0
 
 
 class Row(Protocol):
-    """Where the managers' row is: `services.manager.leader.RedisLead`."""
+    """Where the managers' row is: `services.manager.leader.RedisLeaderRow`."""
 
-    async def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
+    async def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
         """See there."""
 
-    async def say(self, lead: Lead, said: Mapping[str, bytes]) -> bool:
+    async def say(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
         """See there."""
 
     async def told(self) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ class Leader:
         """Have this told of clusters (by name). Nothing happens where it does not lead. Raises
         Refused, Unknown."""
         if self.leads:
-            await self._row.say(Lead(self.name, self.term, 0), said)
+            await self._row.say(LeaderRow(self.name, self.term, 0), said)
 
     async def told(self, cluster: str) -> bytes | None:
         """What was said of a cluster last, perhaps by the leader before. None: nothing. Raises
@@ -162,20 +162,20 @@ SAID: Final = f"{TAG}:clusters"
 """The hash cluster → what the leader says of it, JSON."""
 
 
-class RedisLead:
+class RedisLeaderRow:
     """The row that managers share, on the catalog's shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: CatalogShard) -> None:
         self._shard = shard
 
-    async def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
+    async def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
         """The row as it is now; with `change`, written before if it is as the first one says.
         Raises Refused, and Unknown: it may have been written."""
         args: list[Arg] = [word for row in change or () for word in row]
         holder, term, beat = await self._shard.act("lead", [LEADER], args, level="local")
-        return Lead(bytes(holder or b"").decode(), int(term or 0), int(beat or 0))
+        return LeaderRow(bytes(holder or b"").decode(), int(term or 0), int(beat or 0))
 
-    async def say(self, lead: Lead, said: Mapping[str, bytes]) -> bool:
+    async def say(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
         """Keep what is said of these clusters for `told`, if the leader of this term still has the
         row. Raises Refused, Unknown."""
         args: list[Arg] = [lead.holder, lead.term]

@@ -24,7 +24,7 @@ from runtime.metrics.exposition import MetricsServer, Samples
 from runtime.metrics.process import LoopLag, of_process
 from runtime.process import end_at_once
 from services.manager.keeper import ClusterKeeper, ClusterTold
-from services.manager.leader import Leader, RedisLead
+from services.manager.leader import Leader, RedisLeaderRow
 from services.manager.placement import Placing, PlacingDuty
 from services.manager.rules.election import AWAY_S
 from storage.redis.cluster import ClusterShard
@@ -100,7 +100,7 @@ class Manager:
     ) -> None:
         """`unseen`: clusters whose shards nobody could name yet."""
         self._shard = shard
-        self.leader = Leader(RedisLead(shard))
+        self.leader = Leader(RedisLeaderRow(shard))
         self.duties: list[Duty] = [*keepers, *others, *unseen]
         self._keepers = list(keepers)
         self._unseen = set(unseen)

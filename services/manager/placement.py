@@ -28,12 +28,12 @@ from metadata import placement as clusters
 from metadata import placement as scaling
 from metadata.backend import Contents
 from metadata.catalog import Queue
-from metadata.catalog_service import InProcessMetadata
-from metadata.placement import Clusters, Look, Scaling, Wish
+from metadata.catalog_service import CatalogService
+from metadata.placement import ClusterProbe, Clusters, Scaling, Wish
 from metadata.port import STORAGE_INCARNATION
-from metadata.redis.database import RedisDatabase, Shard
+from metadata.redis.database import CatalogShard, RedisDatabase
 from metadata.row_store import RowStore
-from metadata.service.client import AskingNodes, RemoteDatabase
+from metadata.service.client import NodeClient, RemoteDatabase
 from push.errors import Refused, TocsinError
 from runtime.webhook import HOOK_S, HookFailed, ScaleHook
 from services.manager.leader import Leader
@@ -87,7 +87,7 @@ class OutCluster:
         self,
         catalog: Catalog,
         storage: Dropping,
-        look: Callable[[], Awaitable[Sequence[Look]]],
+        look: Callable[[], Awaitable[Sequence[ClusterProbe]]],
         *,
         leads: Callable[[], bool],
         hook: ScaleHook | None = None,
@@ -135,7 +135,7 @@ class OutCluster:
 
     # --- What is found -------------------------------------------------------------------------
 
-    async def _facts(self, looks: Sequence[Look], now: float) -> None:
+    async def _facts(self, looks: Sequence[ClusterProbe], now: float) -> None:
         if self._clusters is None:
             marks = [self._catalog.mark(clusters.MARK + look.name) for look in looks]
             known = [facts for facts in map(clusters.read_facts, marks) if facts is not None]
@@ -263,7 +263,7 @@ class Placing:
     targets: Sequence[Target]
     hook: ScaleHook | None = None
     hot_share: float = clusters.HOT_SHARE
-    nodes: Callable[[], AskingNodes] | None = None
+    nodes: Callable[[], NodeClient] | None = None
     """Of the metadata service, where gateways have the catalog from one: it may stand over another
     database than the first cluster. None: the catalog is there."""
 
@@ -298,7 +298,7 @@ class PlacingDuty:
             mark = ClusterMark(incarnation=first.incarnation or "")  # without one it is refused
             shard = await open_shard(self._targets[0], mark, self._on_fatal)
             opened.push_async_callback(shard.close)
-            metadata = InProcessMetadata(*await self._rows(shard))
+            metadata = CatalogService(*await self._rows(shard))
             opened.push_async_callback(metadata.close)
             known = metadata.mark(STORAGE_INCARNATION)
             if known not in (None, mark.incarnation):  # what it has dropped is elsewhere (R30)
@@ -319,7 +319,7 @@ class PlacingDuty:
             self._opened = opened.pop_all()
         return out
 
-    async def _rows(self, shard: Shard) -> tuple[RowStore, Contents]:
+    async def _rows(self, shard: CatalogShard) -> tuple[RowStore, Contents]:
         nodes = self._placing.nodes
         database = RemoteDatabase(nodes()) if nodes is not None else RedisDatabase(shard)
         try:
@@ -328,13 +328,13 @@ class PlacingDuty:
             await database.close()
             raise
 
-    async def _look(self, metadata: InProcessMetadata) -> list[Look]:
+    async def _look(self, metadata: CatalogService) -> list[ClusterProbe]:
         """One that was emptied, or exchanged, is as good as away."""
         names = [INCARNATION_OF + target.cluster for target in self._targets]
         meant = map(metadata.mark, (STORAGE_INCARNATION, *names[1:]))
         uses = await asyncio.gather(*map(use_of, self._targets, meant))
         return [
-            Look(target.cluster, target.zone, use.memory.used, use.memory.bound, use.why)
+            ClusterProbe(target.cluster, target.zone, use.memory.used, use.memory.bound, use.why)
             for target, use in zip(self._targets, uses, strict=True)
         ]
 

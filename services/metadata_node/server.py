@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.settings import SQLITE
 from gateway.stores.clusters import check, examine_all, explained, open_shard, touches_of
 from gateway.stores.marks import ClusterMark, MarkKeeper, read_mark
-from gateway.stores.open import asking_nodes
+from gateway.stores.open import node_client
 from metadata.backend import NodeDatabase
 from metadata.redis.database import RedisDatabase
 from metadata.service.node import Node, Shards
@@ -84,7 +84,7 @@ class NodeServer:
                 database = await open_database(settings.config, opened, on_fatal)
                 node = await Node.open(database, url, settings.layout, on_fatal=on_fatal)
                 opened.push_async_callback(node.close)
-                peers = asking_nodes(settings.config, (url,))
+                peers = node_client(settings.config, (url,))
                 opened.push_async_callback(peers.close)
             except TocsinError as error:
                 why = error.detail.rstrip(".")

@@ -21,7 +21,7 @@ from gateway.wire import frames
 from gateway.wire.frames import Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.port import Metadata
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
 from runtime.loop.end_of_turn import EndOfTurn
@@ -305,7 +305,7 @@ class EchoBroker:
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
-        keys: Keys = ALL_KEYS,
+        keys: KeyScope = ALL_KEYS,
         origin: PublishOrigin | None = None,
     ) -> None:
         self.raise_bug()

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from push.errors import Refused
 from push.storage_port import Storage
 from storage.memory import MemoryStorage
@@ -35,7 +35,7 @@ class ClustersHouse(House):
     a: MadStorage
     b: MadStorage
     cycle: tuple[str, ...] = ("a", "b")
-    metadata: InProcessMetadata
+    metadata: CatalogService
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "memory")

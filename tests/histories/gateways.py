@@ -10,7 +10,7 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.delivery.group import GroupRuntime
 from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.port import Metadata
 from push.errors import TocsinError
 from push.places import GroupPartition, Partition
@@ -28,9 +28,7 @@ class SharedMetadata(MadMetadata):
 
     is_shared = True
 
-    def __init__(
-        self, real: InProcessMetadata, listeners: list[Callable[[str, int], None]]
-    ) -> None:
+    def __init__(self, real: CatalogService, listeners: list[Callable[[str, int], None]]) -> None:
         super().__init__(real)
         self._all = listeners
         self.is_deaf = False
@@ -167,7 +165,7 @@ class Town:
         self.folder = folder
         self.memory = MemoryStorage()
         self.inbox = MemoryInbox(self.memory.epoch_of)
-        self.catalog: InProcessMetadata
+        self.catalog: CatalogService
         self.listeners: list[Callable[[str, int], None]] = []
         self.wake_ups: list[WakeUp] = []
         self.owned: list[tuple[int, int]] = []

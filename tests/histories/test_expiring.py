@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from metadata.catalog import ANYBODY
-from metadata.catalog_service import InProcessMetadata
-from metadata.sqlite.catalog import ThreadedStore
+from metadata.catalog_service import CatalogService
+from metadata.sqlite.catalog import SqliteCatalog
 from push.errors import TocsinError, Unknown
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import numbered
@@ -106,10 +106,10 @@ async def test_nobody_joins_alone_while_the_group_is_on_its_way_out(house: MadHo
     await asyncio.sleep(1)
     consumer.leave()
     real = house.metadata.real
-    assert isinstance(real, InProcessMetadata)
+    assert isinstance(real, CatalogService)
     store: Any = real._store
     goes, begun = asyncio.Event(), asyncio.Event()
-    assert isinstance(real._store, ThreadedStore)
+    assert isinstance(real._store, SqliteCatalog)
     run = store._run
 
     async def slow(act: Any, *args: Any) -> Any:

@@ -10,7 +10,7 @@ from gateway.models import ParkedKey, WhichKey
 from gateway.stores.backup import Backups
 from gateway.stores.restore import restore, verify
 from metadata.catalog import ANYBODY, Group, Queue
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from push.errors import Refused
 from push.places import Verb
 from storage.sqlite.store import SqliteStorage
@@ -194,7 +194,7 @@ async def test_what_is_parked_comes_back_with_a_backup_and_can_be_decided(
     queue, group, _, _ = await stuck(house)
     await house.publish(queue, [message(3, "free")])
     (before,) = await parked(house, queue, group)
-    assert isinstance(house.broker.metadata.inner, InProcessMetadata)
+    assert isinstance(house.broker.metadata.inner, CatalogService)
     assert isinstance(house.broker.storage, SqliteStorage)
     backups = Backups(house.broker.metadata.inner, house.broker.storage)
     await backups.make(house.folder / "backup", lambda *_: None)

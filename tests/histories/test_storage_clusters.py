@@ -14,7 +14,7 @@ from gateway.stores import clusters as storage_clusters
 from gateway.stores.marks import read_mark
 from metadata import placement as clusters
 from metadata.catalog import ANYBODY, Queue, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.placement import ClusterFacts
 from push.errors import Refused, TocsinError
 from push.storage_port import Storage
@@ -298,7 +298,7 @@ async def test_no_new_partition_goes_to_a_hot_cluster(world: World) -> None:
     are: dead letters need their queue."""
     one = await world.gateway()
     inner = one.broker.metadata.inner
-    assert isinstance(inner, InProcessMetadata)
+    assert isinstance(inner, CatalogService)
 
     async def say(name: str, state: str) -> None:
         facts = ClusterFacts(name=name, state=state)  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ async def test_operators_see_where_partitions_are(world: World) -> None:
     one = await world.gateway("one")
     queue = await placed(one)
     inner = one.broker.metadata.inner
-    assert isinstance(inner, InProcessMetadata)
+    assert isinstance(inner, CatalogService)
     facts = ClusterFacts(name="b", state="hot", used_bytes=90, bound_bytes=100, since_unix_ms=7)
     await inner.set_mark(clusters.MARK + "b", clusters.encoded(facts))
     a, b = (await one.broker.clusters(ANYBODY)).clusters

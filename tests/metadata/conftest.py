@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from tests.memory import in_memory, tmp_path
 from tests.metadata.keepers import Keeper, LayoutKeeper, ServiceKeeper, SqliteKeeper
 from tests.servers.binaries import binaries
@@ -53,7 +53,7 @@ async def keeper(
 
 
 @pytest.fixture
-async def catalog(keeper: Keeper) -> AsyncIterator[InProcessMetadata]:
+async def catalog(keeper: Keeper) -> AsyncIterator[CatalogService]:
     """A new catalog."""
     opened = await keeper.open()
     yield opened

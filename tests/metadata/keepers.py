@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.redis.database import RedisDatabase, found_catalog
 from metadata.row_store import RowStore
-from metadata.service.client import Nobody
+from metadata.service.client import NoNodeAnswers
 from metadata.sqlite.database import FILE, SqliteDatabase
 from storage.redis.connection import Address, Reach
 from storage.redis.discovery import fixed
@@ -30,7 +30,7 @@ class SqliteKeeper:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
         """What the folder holds; by one at a time."""
         return await open_catalog(self._folder, on_fatal=on_fatal)
 
@@ -60,13 +60,13 @@ class RedisKeeper:
         self._shards.push_async_callback(shard.close)
         return shard
 
-    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
         """What the server holds, as one more gateway sees it; the first one makes it."""
         shard = await self.shard()
         await found_catalog(shard)
         opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
         await shard.heard()
-        return InProcessMetadata(*opened)
+        return CatalogService(*opened)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -84,14 +84,14 @@ class LayoutKeeper:
         """As when they were new."""
         await self._servers.empty(MARKS.incarnation)
 
-    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
         """What they hold, as one more gateway sees it; the first one makes it."""
         shard = await self._servers.open(MARKS.incarnation)
         self._shards.push_async_callback(shard.close)
         await found_catalog(shard)
         opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
         await shard.heard()
-        return InProcessMetadata(*opened)
+        return CatalogService(*opened)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -127,7 +127,7 @@ class ServiceKeeper:
             await service.start(name)
         return service
 
-    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
         """What it has, as one more gateway sees it."""
         if self._service is None:
             self._service = await self._start()
@@ -135,7 +135,9 @@ class ServiceKeeper:
             while True:
                 try:
                     return await self._service.gateway(on_fatal=on_fatal)
-                except Nobody:  # the machine stood still: each node says so until it has read again
+                except (
+                    NoNodeAnswers
+                ):  # the machine stood still: each node says so until it has read again
                     await asyncio.sleep(0.1)
 
     async def close(self) -> None:

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp
 
 from metadata.backend import NodeDatabase
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.row_store import RowStore
-from metadata.service.client import AskingNodes, NodeChoice, RemoteDatabase
+from metadata.service.client import NodeChoice, NodeClient, RemoteDatabase
 from metadata.service.node import Node, Shards
-from metadata.service.protocol import BODY_BYTES_MAX, Answer, Layout, NoAnswer, NotSent
+from metadata.service.protocol import BODY_BYTES_MAX, Layout, NoAnswer, NodeResponse, NotSent
 from metadata.sqlite.database import FILE, SqliteDatabase
 from services.metadata_node.routes import application
 
@@ -39,8 +39,8 @@ class Network:
 
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
-    ) -> Answer:
-        """As Asker.ask."""
+    ) -> NodeResponse:
+        """As NodeTransport.ask."""
         self.asked.append((url, method, target))
         if url == BALANCER:
             url = next(self._turns(), url)
@@ -70,12 +70,12 @@ class Network:
             yield ready[(self._turn + number) % len(ready)]
 
     async def close(self) -> None:
-        """As Asker.close."""
+        """As NodeTransport.close."""
 
 
-async def _call(app: ASGIApp, method: str, target: str, body: bytes | None) -> Answer:
+async def _call(app: ASGIApp, method: str, target: str, body: bytes | None) -> NodeResponse:
     parts = urlsplit(target)
-    answer = Answer()
+    answer = NodeResponse()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body or b"", "more_body": False}
@@ -105,7 +105,7 @@ class Service:
         self.network = Network()
         self.nodes = self.network.nodes
         self.fatal: list[str] = []
-        self._remotes: list[InProcessMetadata] = []
+        self._remotes: list[CatalogService] = []
         self._choices: list[NodeChoice] = []
 
     async def start(self, name: str, database: NodeDatabase | None = None) -> Node:
@@ -114,7 +114,7 @@ class Service:
         node = await Node.open(
             database or self.database, url, self.layout, on_fatal=self.fatal.append
         )
-        peers = AskingNodes(self.network, NodeChoice([url], Random(1).random))
+        peers = NodeClient(self.network, NodeChoice([url], Random(1).random))
         self.nodes[url] = node
         self.network.applications[url] = application(node, Shards(node, peers), None)
         return node
@@ -140,7 +140,7 @@ class Service:
         everybody = [BALANCER] if self.layout == "whole" else [*self.nodes]
         urls: Sequence[str] = [f"http://{name}" for name in names] or everybody
         self._choices.append(NodeChoice(urls, Random(seed).random))
-        return RemoteDatabase(AskingNodes(self.network, self._choices[-1]))
+        return RemoteDatabase(NodeClient(self.network, self._choices[-1]))
 
     def not_reached(self, name: str) -> None:
         """Every gateway has just asked this one for nothing, and asks another one first."""
@@ -154,7 +154,7 @@ class Service:
 
     async def gateway(
         self, *names: str, seed: int = 1, on_fatal: Callable[[str], None] | None = None
-    ) -> InProcessMetadata:
+    ) -> CatalogService:
         """A gateway's metadata over it."""
         remote = await self.remote(*names, seed=seed)
         try:
@@ -162,7 +162,7 @@ class Service:
         except BaseException:
             await remote.close()
             raise
-        metadata = InProcessMetadata(*opened)
+        metadata = CatalogService(*opened)
         self._remotes.append(metadata)
         return metadata
 

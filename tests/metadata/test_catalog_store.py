@@ -15,7 +15,7 @@ import pytest
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.data_keys import DataKey
 from metadata.row_store import random_id
-from metadata.sqlite.catalog import APPLICATION_ID, CatalogStore
+from metadata.sqlite.catalog import APPLICATION_ID, CatalogFile
 from metadata.sqlite.database import RowFile
 from metadata.sqlite.verify import verify_catalog
 from push.errors import Refused, Unknown
@@ -50,11 +50,11 @@ def raw(path: Path) -> Iterator[sqlite3.Connection]:
 
 def test_what_was_written_is_there_when_opened_again(path: Path) -> None:
     one, its_group = queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([one, its_group])
         store.set_mark("storage", "x")
         secret = store.root_secret
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         contents = store.load()
         assert (contents.queues, contents.groups, contents.dropped) == ([one], [its_group], [])
         assert contents.marks == {"storage": "x"}
@@ -66,14 +66,14 @@ def test_each_opening_raises_the_boot_number(path: Path) -> None:
     """R14: generations made of it grow over restarts."""
     boots = []
     for _ in range(3):
-        with closing(CatalogStore(path)) as store:
+        with closing(CatalogFile(path)) as store:
             boots.append(store.boot)
     assert boots == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", [CatalogStore, RowFile])
+@pytest.mark.parametrize("kind", [CatalogFile, RowFile])
 def test_a_commit_is_synced_and_leaves_nothing_behind(
-    path: Path, kind: type[CatalogStore] | type[RowFile]
+    path: Path, kind: type[CatalogFile] | type[RowFile]
 ) -> None:
     """synchronous=NORMAL loses acknowledged commits in a power cut; FULL is 2. Rows of data keys
     that an old master key opens are overwritten; also in the file of a metadata service."""
@@ -87,7 +87,7 @@ def test_a_commit_is_synced_and_leaves_nothing_behind(
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     """It holds the secret that authenticates receipts."""
     path = tmp_path / "new" / "folder" / "catalog.sqlite"
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one")])
         for file in path.parent.iterdir():
             assert file.stat().st_mode & 0o777 == 0o600, file
@@ -97,7 +97,7 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 def test_an_id_is_never_given_twice(path: Path) -> None:
     """R1: not to a second queue, not after a deletion, not after a restart."""
     drawn = iter(["aaaaaaaaaa", "aaaaaaaaaa", "bbbbbbbbbb", "aaaaaaaaaa", "cccccccccc"])
-    with closing(CatalogStore(path, draw_id=lambda: next(drawn))) as store:
+    with closing(CatalogFile(path, draw_id=lambda: next(drawn))) as store:
         store.create([queue(store.fresh_id(), "one")])
         store.create([group(store.fresh_id(), "aaaaaaaaaa", "g")])
         store.drop_queue("aaaaaaaaaa")
@@ -106,7 +106,7 @@ def test_an_id_is_never_given_twice(path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError):
             store.create([queue("aaaaaaaaaa", "one")])
     drawn = iter(["bbbbbbbbbb", "aaaaaaaaaa", "dddddddddd"])
-    with closing(CatalogStore(path, draw_id=lambda: next(drawn))) as store:
+    with closing(CatalogFile(path, draw_id=lambda: next(drawn))) as store:
         assert store.fresh_id() == "dddddddddd"
         assert store.load().queues == []
 
@@ -118,7 +118,7 @@ def test_ids_are_short_and_fit_into_names() -> None:
 
 
 def test_a_change_that_fails_in_the_middle_leaves_nothing(path: Path) -> None:
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one")])
         with pytest.raises(sqlite3.IntegrityError):
             store.create([queue("bbbbbbbbbb", "two"), queue("cccccccccc", "one")])
@@ -128,10 +128,10 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing(path: Path) -> None:
 
 def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from metadata.sqlite.catalog import CatalogStore\n"
-        + ("CatalogStore(Path(sys.argv[1]))")
+        "import sys; from pathlib import Path; from metadata.sqlite.catalog import CatalogFile\n"
+        + ("CatalogFile(Path(sys.argv[1]))")
     )
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         ran = subprocess.run(
             [sys.executable, "-c", script, str(path)],
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
@@ -139,25 +139,25 @@ def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
         assert ran.returncode == 1
         assert "another process is using it" in ran.stderr
         with pytest.raises(Refused, match="another process is using it"):
-            CatalogStore(path)
+            CatalogFile(path)
         store.create([queue("aaaaaaaaaa", "one")])
-    CatalogStore(path).close()
+    CatalogFile(path).close()
 
 
 def test_a_newer_schema_is_refused_with_a_sentence_and_left_alone(path: Path) -> None:
     """R4."""
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         boot = store.boot
     with raw(path) as connection:
         connection.execute("PRAGMA user_version=5")
     with pytest.raises(
         Refused, match=r"its schema is version 5, of a newer Tocsin; this one knows 4"
     ):
-        CatalogStore(path)
+        CatalogFile(path)
     with raw(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (5,)
         connection.execute("PRAGMA user_version=4")
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         assert store.boot == boot + 1
 
 
@@ -168,10 +168,10 @@ def test_a_catalog_of_the_first_schema_is_migrated(
     its_group = group("bbbbbbbbbb", "aaaaaaaaaa", "g")
     with monkeypatch.context() as before:
         before.setattr("metadata.sqlite.catalog.MIGRATIONS", ("catalog.sql",))
-        with closing(CatalogStore(path)) as store:
+        with closing(CatalogFile(path)) as store:
             store.create([queue("aaaaaaaaaa", "one"), its_group])
     assert verify_catalog(path).findings == []
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         contents = store.load()
         assert ([one.name for one in contents.queues], contents.groups) == (["one"], [its_group])
         assert contents.memberships == []
@@ -190,13 +190,13 @@ def data_key(number: int, master: str = "m") -> DataKey:
 
 def test_data_keys_are_kept_and_wrapped_anew_all_at_once(path: Path) -> None:
     keys = [data_key(number) for number in (1, 2, 3)]
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.put_data_keys(keys[:1])
         store.put_data_keys(keys[1:])
         assert store.load().data_keys == keys
         store.put_data_keys([data_key(number, "n") for number in (1, 2, 3)])
         assert b'"m"' not in path.with_name(path.name + "-wal").read_bytes()
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         assert {key.master_key_id for key in store.load().data_keys} == {"n"}
     assert b'"m"' not in path.read_bytes()  # what an old master key opens is not left behind
 
@@ -206,7 +206,7 @@ def test_data_keys_are_kept_and_wrapped_anew_all_at_once(path: Path) -> None:
 def test_one_flipped_bit_of_a_data_key_costs_nothing(path: Path, column: str, copy: int) -> None:
     """P13: else it would cost all that was sealed under the key. It is counted, and mended."""
     keys = [data_key(number) for number in (1, 2)]
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.put_data_keys(keys)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         (value,) = connection.execute(
@@ -218,7 +218,7 @@ def test_one_flipped_bit_of_a_data_key_costs_nothing(path: Path, column: str, co
             (flipped, copy, value),
         )
     assert verify_catalog(path).damaged == {"data_keys": 1}
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         assert sorted(store.load().data_keys, key=lambda key: key.created_unix_ms) == keys
     report = verify_catalog(path)
     assert (report.findings, report.rows["data_keys"], len(report.data_keys)) == ([], 4, 2)
@@ -226,12 +226,12 @@ def test_one_flipped_bit_of_a_data_key_costs_nothing(path: Path, column: str, co
 
 def test_a_data_key_that_is_damaged_twice_stops_the_start(path: Path) -> None:
     """A catalog without it would take all that was sealed under it for damaged."""
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.put_data_keys([data_key(1), data_key(2)])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE data_keys SET checksum = 1 WHERE key_id = ?", (b"\1" * 8,))
     with (
-        closing(CatalogStore(path)) as store,
+        closing(CatalogFile(path)) as store,
         pytest.raises(Refused, match="1 data keys are damaged, restore a copy"),
     ):
         store.load()
@@ -249,7 +249,7 @@ def membership(group_id: str, lingers: dict[str, float]) -> Membership:
 @pytest.fixture
 def grouped(path: Path) -> Path:
     """A catalog with one group, of which somebody lingers."""
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")])
         store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
     return path
@@ -257,7 +257,7 @@ def grouped(path: Path) -> Path:
 
 def test_who_lingers_is_there_when_opened_again(grouped: Path) -> None:
     """R22: as long as somebody does."""
-    with closing(CatalogStore(grouped)) as store:
+    with closing(CatalogFile(grouped)) as store:
         assert store.load().memberships == [membership("bbbbbbbbbb", {"s.1": 30.0})]
         store.put_memberships([membership("bbbbbbbbbb", {"s.2": 9.0})])
         assert store.load().memberships == [membership("bbbbbbbbbb", {"s.2": 9.0})]
@@ -267,7 +267,7 @@ def test_who_lingers_is_there_when_opened_again(grouped: Path) -> None:
 
 @pytest.mark.parametrize("what", ["group", "queue", "all"])
 def test_of_what_is_gone_nobody_is_waited_for(grouped: Path, what: str) -> None:
-    with closing(CatalogStore(grouped)) as store:
+    with closing(CatalogFile(grouped)) as store:
         if what == "group":
             store.drop_group("bbbbbbbbbb")
             store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
@@ -287,7 +287,7 @@ def test_a_damaged_membership_is_reported_and_left_out(grouped: Path, damage: st
     with raw(grouped) as connection:
         connection.execute(f"UPDATE memberships SET {damage}")
     assert verify_catalog(grouped).damaged == {"memberships": 1}
-    with closing(CatalogStore(grouped)) as store:
+    with closing(CatalogFile(grouped)) as store:
         contents = store.load()
         assert (len(contents.groups), contents.memberships) == (1, [])
 
@@ -296,20 +296,20 @@ def test_a_file_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:
     with raw(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     with pytest.raises(Refused, match="not a catalog of Tocsin"):
-        CatalogStore(path)
+        CatalogFile(path)
     with raw(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
     path.unlink()
     path.write_bytes(b"not a database, but long enough to have a header" * 100)
     with pytest.raises(Refused, match="cannot be used"):
-        CatalogStore(path)
+        CatalogFile(path)
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match="cannot be used"):
-        CatalogStore(tmp_path / "file" / "catalog.sqlite")
+        CatalogFile(tmp_path / "file" / "catalog.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -327,20 +327,20 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 )
 def test_a_damaged_row_stops_the_start_and_is_named(path: Path, damage: str) -> None:
     """R30: a queue left out would be made anew under its name, and its messages orphaned."""
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")])
         store.set_mark("storage", "x")
     with raw(path) as connection:
         connection.execute(damage)
     sentence = r"its row of the (queue|group|fact) .* is damaged"
-    with pytest.raises(Refused, match=sentence), closing(CatalogStore(path)) as store:
+    with pytest.raises(Refused, match=sentence), closing(CatalogFile(path)) as store:
         store.load()
 
 
 def test_an_interrupted_creation_is_finished(path: Path) -> None:
     """Killed between making the file and its schema: nothing was ever answered from it."""
     path.write_bytes(b"")
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one")])
     with raw(path) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
@@ -348,7 +348,7 @@ def test_an_interrupted_creation_is_finished(path: Path) -> None:
 
 def test_a_failed_commit_is_unknown_and_nothing_is_accepted_after_it(path: Path) -> None:
     """R31. A real failure: the file may not grow."""
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         store.create([queue("aaaaaaaaaa", "one")])
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         size = Path(f"{path}-wal").stat().st_size
@@ -361,7 +361,7 @@ def test_a_failed_commit_is_unknown_and_nothing_is_accepted_after_it(path: Path)
         with pytest.raises(Refused, match=r"storage_unavailable.*restart"):
             store.create([queue("cccccccccc", "three")])
         assert store.broken
-    with closing(CatalogStore(path)) as store:
+    with closing(CatalogFile(path)) as store:
         assert "one" in {one.name for one in store.load().queues}
 
 
@@ -406,7 +406,7 @@ def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
             verb, name = line.split()
             (there.add if verb == "put" else there.discard)(name)
             asked_last = name
-        with closing(CatalogStore(tmp_path / "catalog.sqlite")) as store:
+        with closing(CatalogFile(tmp_path / "catalog.sqlite")) as store:
             contents = store.load()
         found = {one.name for one in contents.queues}
         number = int(asked_last.split("-")[1])

@@ -11,8 +11,8 @@ from metadata.placement import (
     MARK,
     TOLD_EVERY_S,
     ClusterFacts,
+    ClusterProbe,
     Clusters,
-    Look,
     Scaling,
     State,
     Wish,
@@ -27,9 +27,9 @@ from metadata.placement import encoded_scaling as encoded_wish
 WALL = 1_700_000_000_000
 
 
-def look(used: int, name: str = "a", why: str = "") -> Look:
+def look(used: int, name: str = "a", why: str = "") -> ClusterProbe:
     """At one with a hundred bytes."""
-    return Look(name, "north", used, 100, why)
+    return ClusterProbe(name, "north", used, 100, why)
 
 
 def facts(used: int, name: str = "a", state: State = "well") -> ClusterFacts:
@@ -37,7 +37,7 @@ def facts(used: int, name: str = "a", state: State = "well") -> ClusterFacts:
     return ClusterFacts(name=name, used_bytes=used, bound_bytes=100, state=state)
 
 
-def states(clusters: Clusters, *looks: Look, now: float = 0.0) -> list[str]:
+def states(clusters: Clusters, *looks: ClusterProbe, now: float = 0.0) -> list[str]:
     """After these looks, one after another."""
     found: list[str] = []
     for one in looks:
@@ -60,7 +60,7 @@ def test_where_it_is_hot_can_be_said() -> None:
 
 
 def test_a_cluster_without_a_bound_is_never_hot() -> None:
-    assert states(Clusters(), Look("a", "", 10**12, 0)) == ["well"]
+    assert states(Clusters(), ClusterProbe("a", "", 10**12, 0)) == ["well"]
 
 
 def test_who_does_not_answer_is_away_after_a_while() -> None:
@@ -115,7 +115,7 @@ def test_a_manager_that_takes_over_goes_on_from_what_is_known() -> None:
     """A cluster between the lines stays hot, and nobody is told again."""
     known = facts(78, state="hot")
     clusters = Clusters([known])
-    same = Look("a", "", 78, 100)
+    same = ClusterProbe("a", "", 78, 100)
     assert clusters.looked([same], now=0.0, wall_unix_ms=WALL) == []
     assert clusters.facts[0].state == "hot"
     assert clusters.facts[0].since_unix_ms == known.since_unix_ms
@@ -175,9 +175,9 @@ def test_one_that_a_manager_does_not_reach_and_who_places_does_is_as_full_as_it_
 
 def test_the_line_that_a_manager_was_told_counts_also_when_it_says_away() -> None:
     seen = Clusters(hot_share=0.6)
-    seen.looked([Look("a", "", 70, 100)], now=0, wall_unix_ms=1)
+    seen.looked([ClusterProbe("a", "", 70, 100)], now=0, wall_unix_ms=1)
     for at in (1, 20):
-        seen.looked([Look("a", "", 0, 0, "no answer")], now=at, wall_unix_ms=1)
+        seen.looked([ClusterProbe("a", "", 0, 0, "no answer")], now=at, wall_unix_ms=1)
     (facts,) = seen.facts
     assert facts.state == "away"
     assert candidate("a", "", facts, answers=True).state == "hot"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from metadata.catalog import Drain, Membership
-from metadata.group_row import Part, drains, gateway_of, missing, next_row
+from metadata.group_row import GatewayPart, drains, gateway_of, missing, next_row
 
 PARTITIONS = range(6)
 GATEWAYS = st.sampled_from("xyz")
@@ -27,54 +27,56 @@ def row(
 
 
 def test_what_moves_to_another_gateway_names_who_has_it() -> None:
-    new = next_row(row({"x": ("a",)}, {0: "a", 1: "a"}), Part("y", ["b"]), [0, 1])
+    new = next_row(row({"x": ("a",)}, {0: "a", 1: "a"}), GatewayPart("y", ["b"]), [0, 1])
     (moved,) = [number for number, name in new.assignment.items() if name == "b"]
     assert new.draining == {moved: Drain("x", "a")}
     assert (drains(new, moved), drains(new, 1 - moved)) == ("x", None)
-    still = Part("x", ["a"], has=[0, 1])
+    still = GatewayPart("x", ["a"], has=[0, 1])
     assert next_row(new, still, [0, 1]) is new
-    assert next_row(new, Part("x", ["a"], has=[1 - moved]), [0, 1]).draining == {}
+    assert next_row(new, GatewayPart("x", ["a"], has=[1 - moved]), [0, 1]).draining == {}
 
 
 def test_what_moves_within_a_gateway_is_nobody_elses_business() -> None:
-    new = next_row(row({"x": ("a",)}, {0: "a", 1: "a"}), Part("x", ["a", "b"], has=[0, 1]), [0, 1])
+    new = next_row(
+        row({"x": ("a",)}, {0: "a", 1: "a"}), GatewayPart("x", ["a", "b"], has=[0, 1]), [0, 1]
+    )
     assert set(new.assignment.values()) == {"a", "b"}
     assert new.draining == {}
 
 
 def test_who_drains_goes_on_when_the_next_owner_is_another_one() -> None:
     before = row({"y": ("b",)}, {0: "b"}, draining={0: Drain("x", "a")})
-    new = next_row(before, Part("z", ["c"], gone=["y"]), [0])
+    new = next_row(before, GatewayPart("z", ["c"], gone=["y"]), [0])
     assert (new.assignment, new.draining) == ({0: "c"}, {0: Drain("x", "a")})
-    assert next_row(new, Part("z", ["c"], overdue=[0]), [0]).draining == {}
-    assert next_row(new, Part("z", ["c"], gone=["x"]), [0]).draining == {}
+    assert next_row(new, GatewayPart("z", ["c"], overdue=[0]), [0]).draining == {}
+    assert next_row(new, GatewayPart("z", ["c"], gone=["x"]), [0]).draining == {}
 
 
 def test_whoever_is_unresponsive_loses_its_partitions_to_those_who_work() -> None:
     before = row({"x": ("a", "b"), "y": ("c",)}, {0: "a", 1: "b", 2: "c"})
-    part = Part("x", ["a", "b"], unresponsive=["a"], has=[0, 1])
+    part = GatewayPart("x", ["a", "b"], unresponsive=["a"], has=[0, 1])
     new = next_row(before, part, [0, 1, 2])
     assert (new.members, new.unresponsive) == (("a", "b", "c"), ("a",))
     assert set(new.assignment.values()) == {"b", "c"}
     assert {new.assignment[1], new.assignment[2]} == {"b", "c"}, "these need not move"
-    elsewhere = next_row(new, Part("y", ["c"], has=[2]), [0, 1, 2])
+    elsewhere = next_row(new, GatewayPart("y", ["c"], has=[2]), [0, 1, 2])
     assert elsewhere.assignment == new.assignment, "all gateways compute the same"
-    back = next_row(elsewhere, Part("x", ["a", "b"], has=[0, 1]), [0, 1, 2])
+    back = next_row(elsewhere, GatewayPart("x", ["a", "b"], has=[0, 1]), [0, 1, 2])
     assert (back.unresponsive, set(back.assignment.values())) == ((), {"a", "b", "c"})
 
 
 def test_where_all_are_unresponsive_they_keep_what_they_have() -> None:
     before = row({"x": ("a",), "y": ("b",)}, {0: "a", 1: "b"})
-    new = next_row(before, Part("x", ["a"], unresponsive=["a"], has=[0]), [0, 1])
+    new = next_row(before, GatewayPart("x", ["a"], unresponsive=["a"], has=[0]), [0, 1])
     assert set(new.assignment.values()) == {"b"}
-    new = next_row(new, Part("y", ["b"], unresponsive=["b"], has=[1]), [0, 1])
+    new = next_row(new, GatewayPart("y", ["b"], unresponsive=["b"], has=[1]), [0, 1])
     assert (new.unresponsive, len(set(new.assignment.values()))) == (("a", "b"), 2)
-    alone = next_row(row({}, {}), Part("", ["a"], unresponsive=["a"]), [0, 1])
+    alone = next_row(row({}, {}), GatewayPart("", ["a"], unresponsive=["a"]), [0, 1])
     assert alone.assignment == {0: "a", 1: "a"}
-    assert next_row(alone, Part("", ["a", "b"], unresponsive=["a"]), [0, 1]).assignment == {
+    assert next_row(alone, GatewayPart("", ["a", "b"], unresponsive=["a"]), [0, 1]).assignment == {
         0: "b", 1: "b",
     }  # fmt: skip
-    left = next_row(new, Part("y", [], has=[1]), [0, 1])
+    left = next_row(new, GatewayPart("y", [], has=[1]), [0, 1])
     assert (left.members, left.unresponsive, left.assignment) == (("a",), ("a",), {0: "a", 1: "a"})
 
 
@@ -84,19 +86,21 @@ def test_who_moves_keeps_what_it_was_to_let_go_of() -> None:
         {"x": ("a",), "y": ("b",)}, {0: "a", 1: "b"}, draining={1: Drain("x", "a")},
         lingers={"a": 30.0},
     )  # fmt: skip
-    came = next_row(before, Part("z", ["a"], staying=["a"], lingers={"a": 30.0}), [0, 1])
+    came = next_row(before, GatewayPart("z", ["a"], staying=["a"], lingers={"a": 30.0}), [0, 1])
     assert came.assignment == {0: "a", 1: "a"}
     assert came.draining == {0: Drain("x", "a"), 1: Drain("x", "a")}
-    gone = next_row(before, Part("y", ["b"], absent=["a"], lingers={"a": 30.0}, gone=["x"]), [0, 1])
+    gone = next_row(
+        before, GatewayPart("y", ["b"], absent=["a"], lingers={"a": 30.0}, gone=["x"]), [0, 1]
+    )
     assert gone.assignment == {0: "a", 1: "a"}
     assert missing(gone, []) == {"a": 30.0}
 
 
 def test_one_gateway_alone_has_no_part() -> None:
     before = row({}, {})
-    new = next_row(before, Part("", ["a"], staying=["a"], has=[0]), [0, 1])
+    new = next_row(before, GatewayPart("", ["a"], staying=["a"], has=[0]), [0, 1])
     assert (new.gateways, new.staying, new.draining) == ({}, (), {})
-    assert next_row(new, Part("", ["a"], staying=["a"]), [0, 1]) is new
+    assert next_row(new, GatewayPart("", ["a"], staying=["a"]), [0, 1]) is new
 
 
 class Gateways(RuleBasedStateMachine):
@@ -120,7 +124,7 @@ class Gateways(RuleBasedStateMachine):
             told = self.seen[gateway].gateways.get(gateway, ())
             if name in told and gateway_of(self.row, name) not in (None, gateway):
                 self.here[gateway].discard(name)
-        part = Part(
+        part = GatewayPart(
             gateway, self.here[gateway], has=self.has[gateway], gone=gone,
             unresponsive=self.here[gateway] & self.unheard,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.catalog import Membership
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.heartbeats import GONE_S, Heartbeats, with_members
 
 
@@ -112,7 +112,7 @@ def test_everybody_is_a_member_of_one_gateway_and_generations_grow(
         now = new
 
 
-async def test_each_gateway_hears_of_all(catalog: InProcessMetadata) -> None:
+async def test_each_gateway_hears_of_all(catalog: CatalogService) -> None:
     """And those that stand still are forgotten, unless they have moved meanwhile."""
     assert await catalog.beat("x", 1, {}) == {"x": 1}
     assert await catalog.beat("x", 2, {}) == {"x": 2}
@@ -122,7 +122,7 @@ async def test_each_gateway_hears_of_all(catalog: InProcessMetadata) -> None:
     assert await catalog.beat("", 0, {}) == {"y": 11}
 
 
-async def test_a_beat_that_comes_late_says_nothing(catalog: InProcessMetadata) -> None:
+async def test_a_beat_that_comes_late_says_nothing(catalog: CatalogService) -> None:
     """Its number stays the highest that was said, by value and not as text."""
     assert await catalog.beat("x", 10, {}) == {"x": 10}
     assert await catalog.beat("x", 9, {}) == {"x": 10}
@@ -130,7 +130,7 @@ async def test_a_beat_that_comes_late_says_nothing(catalog: InProcessMetadata) -
 
 
 async def test_what_each_gateway_says_of_itself_is_what_it_said_last(
-    catalog: InProcessMetadata,
+    catalog: CatalogService,
 ) -> None:
     """And nothing is left of one that was forgotten."""
     await catalog.beat("x", 2, {}, "knows a key")

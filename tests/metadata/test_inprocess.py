@@ -20,10 +20,10 @@ from metadata.catalog import (
     Queue,
     QueueSettings,
 )
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.port import Metadata
 from metadata.settings import Difference
-from metadata.sqlite.catalog import FILE, CatalogStore, ThreadedStore
+from metadata.sqlite.catalog import FILE, CatalogFile, SqliteCatalog
 from push.errors import Fenced, Refused, Unknown
 from tests.catalogs import open_catalog
 from tests.metadata.keepers import Keeper
@@ -37,17 +37,17 @@ ON_DISK = pytest.mark.parametrize("keeper", ["sqlite"], indirect=True)
 """What only one gateway with a folder promises."""
 
 
-async def reopened(catalog: InProcessMetadata, keeper: Keeper) -> InProcessMetadata:
+async def reopened(catalog: CatalogService, keeper: Keeper) -> CatalogService:
     await catalog.close()
     return await keeper.open()
 
 
-def file_of(catalog: InProcessMetadata) -> CatalogStore:
-    assert isinstance(catalog._store, ThreadedStore)
+def file_of(catalog: CatalogService) -> CatalogFile:
+    assert isinstance(catalog._store, SqliteCatalog)
     return catalog._store.file
 
 
-async def test_it_is_the_client_interface(catalog: InProcessMetadata) -> None:
+async def test_it_is_the_client_interface(catalog: CatalogService) -> None:
     client: Metadata = catalog
     assert await client.state() == (True, "")
 
@@ -55,7 +55,7 @@ async def test_it_is_the_client_interface(catalog: InProcessMetadata) -> None:
 # --- Queues -------------------------------------------------------------------------------------
 
 
-async def test_a_created_queue_is_found_by_name_and_id(catalog: InProcessMetadata) -> None:
+async def test_a_created_queue_is_found_by_name_and_id(catalog: CatalogService) -> None:
     queue, created = await catalog.put_queue(ALICE, "orders", SETTINGS)
     assert created
     assert (queue.name, queue.tenant, queue.holder) == ("orders", "a", "alice")
@@ -67,9 +67,7 @@ async def test_a_created_queue_is_found_by_name_and_id(catalog: InProcessMetadat
     assert catalog.list_queues(ALICE) == [queue]
 
 
-async def test_a_pause_is_durable_and_no_setting(
-    catalog: InProcessMetadata, keeper: Keeper
-) -> None:
+async def test_a_pause_is_durable_and_no_setting(catalog: CatalogService, keeper: Keeper) -> None:
     """Listeners hear of each change, and of nothing where nothing changes; putting settings leaves
     it as it is; another tenant cannot do it (P11)."""
     await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -89,7 +87,7 @@ async def test_a_pause_is_durable_and_no_setting(
     await again.close()
 
 
-async def test_the_same_name_in_two_tenants_is_two_queues(catalog: InProcessMetadata) -> None:
+async def test_the_same_name_in_two_tenants_is_two_queues(catalog: CatalogService) -> None:
     """P11: and neither tenant sees, changes or deletes the other's."""
     ours, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     theirs, created = await catalog.put_queue(BOB, "orders", QueueSettings(partitions=8))
@@ -113,7 +111,7 @@ async def test_the_same_name_in_two_tenants_is_two_queues(catalog: InProcessMeta
 
 
 async def test_putting_what_is_there_changes_nothing(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     """With defaults, with the same settings named, and with others that nobody named: what is there
     stays, and no listener hears of anything."""
@@ -143,7 +141,7 @@ async def test_putting_what_is_there_changes_nothing(
 
 
 async def test_what_is_there_with_other_settings_is_refused_with_the_differences(
-    catalog: InProcessMetadata,
+    catalog: CatalogService,
 ) -> None:
     """Only of those that are named, and all of them; nothing changes."""
     queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, retention_s=60))
@@ -171,7 +169,7 @@ async def test_what_is_there_with_other_settings_is_refused_with_the_differences
     assert catalog.find_group(ALICE, queue, "g") == group
 
 
-async def test_the_value_in_effect_is_no_difference_of_a_group(catalog: InProcessMetadata) -> None:
+async def test_the_value_in_effect_is_no_difference_of_a_group(catalog: CatalogService) -> None:
     """Whether the group has it from its queue or of its own, and whichever of both is named."""
     queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=1, lease_s=40))
     own, of_queue = GroupSettings(lease_s=40), GroupSettings()
@@ -196,7 +194,7 @@ async def test_the_value_in_effect_is_no_difference_of_a_group(catalog: InProces
 
 
 async def test_a_change_touches_the_settings_that_it_names_and_no_others(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     before = QueueSettings(partitions=4, retention_s=60, attempts_max=0, message_ttl_s=9)
     old, _ = await catalog.put_queue(ALICE, "orders", before)
@@ -227,7 +225,7 @@ async def test_a_change_touches_the_settings_that_it_names_and_no_others(
 
 
 async def test_a_change_that_was_judged_on_other_settings_is_not_made(
-    catalog: InProcessMetadata,
+    catalog: CatalogService,
 ) -> None:
     """Nor of a queue that was made anew under the name."""
     judged, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -245,14 +243,14 @@ async def test_a_change_that_was_judged_on_other_settings_is_not_made(
     assert done is not None
 
 
-async def set_queue(catalog: InProcessMetadata, name: str, **named: object) -> Queue:
+async def set_queue(catalog: CatalogService, name: str, **named: object) -> Queue:
     """Change settings of Alice's queue."""
     done = await catalog.change_queue(ALICE, name, named)
     assert done is not None
     return done[1]
 
 
-async def set_group(catalog: InProcessMetadata, queue: Queue, name: str, **named: object) -> Group:
+async def set_group(catalog: CatalogService, queue: Queue, name: str, **named: object) -> Group:
     """Change settings of a group of Alice's queue."""
     done = await catalog.change_group(ALICE, queue, name, named)
     assert done is not None
@@ -260,7 +258,7 @@ async def set_group(catalog: InProcessMetadata, queue: Queue, name: str, **named
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "é", "x" * 129])
-async def test_invalid_names_are_refused(catalog: InProcessMetadata, name: str) -> None:
+async def test_invalid_names_are_refused(catalog: CatalogService, name: str) -> None:
     """P12."""
     with pytest.raises(Refused, match="invalid_name: queue"):
         await catalog.put_queue(ALICE, name, SETTINGS)
@@ -271,14 +269,14 @@ async def test_invalid_names_are_refused(catalog: InProcessMetadata, name: str) 
     assert catalog.list_groups(ALICE, queue) == []
 
 
-async def test_contradicting_settings_are_refused(catalog: InProcessMetadata) -> None:
+async def test_contradicting_settings_are_refused(catalog: CatalogService) -> None:
     with pytest.raises(Refused, match="invalid_request"):
         await catalog.put_queue(ALICE, "orders", QueueSettings(lease_s=9, lease_total_s=8))
     with pytest.raises(Refused, match="the queue itself"):
         await catalog.put_queue(ALICE, "orders", QueueSettings(dead_letter_queue="orders"))
 
 
-async def test_unknown_names_are_refused(catalog: InProcessMetadata) -> None:
+async def test_unknown_names_are_refused(catalog: CatalogService) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     with pytest.raises(Refused, match="queue_not_found"):
         catalog.find_queue(ALICE, "other")
@@ -292,7 +290,7 @@ async def test_unknown_names_are_refused(catalog: InProcessMetadata) -> None:
 
 
 async def test_a_queue_made_again_under_its_name_has_a_new_id(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     """R1: and nothing of the old one: no groups, no secrets of its hash."""
     old, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -319,7 +317,7 @@ async def test_a_queue_made_again_under_its_name_has_a_new_id(
 
 
 async def test_too_many_queues_or_groups_are_refused(
-    catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9. The bounds are 100,000 and 1,000: here two of each are as good."""
     monkeypatch.setattr("metadata.catalog_service.QUEUES_MAX", 2)
@@ -339,7 +337,7 @@ async def test_too_many_queues_or_groups_are_refused(
 # --- Groups -------------------------------------------------------------------------------------
 
 
-async def test_a_created_group_is_found_and_listed(catalog: InProcessMetadata) -> None:
+async def test_a_created_group_is_found_and_listed(catalog: CatalogService) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     second, _ = await catalog.put_group(ALICE, queue, "b", GroupSettings())
     first, created = await catalog.put_group(ALICE, queue, "a", GroupSettings(start="latest"))
@@ -349,7 +347,7 @@ async def test_a_created_group_is_found_and_listed(catalog: InProcessMetadata) -
     assert catalog.list_groups(ALICE, queue) == [first, second]
 
 
-async def test_a_groups_start_stays_as_it_was_created(catalog: InProcessMetadata) -> None:
+async def test_a_groups_start_stays_as_it_was_created(catalog: CatalogService) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(start="latest"))
     assert await catalog.put_group(ALICE, queue, "g", GroupSettings()) == (group, False)
@@ -360,7 +358,7 @@ async def test_a_groups_start_stays_as_it_was_created(catalog: InProcessMetadata
 
 
 async def test_a_deleted_group_is_gone_and_its_id_is_to_be_dropped(
-    catalog: InProcessMetadata,
+    catalog: CatalogService,
 ) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
@@ -372,7 +370,7 @@ async def test_a_deleted_group_is_gone_and_its_id_is_to_be_dropped(
 
 
 async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     """A crash between the two leaves no orphan for ever."""
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
@@ -402,9 +400,7 @@ async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
 
 
 @pytest.mark.layouts
-async def test_everything_is_there_after_a_restart(
-    catalog: InProcessMetadata, keeper: Keeper
-) -> None:
+async def test_everything_is_there_after_a_restart(catalog: CatalogService, keeper: Keeper) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     changed = await set_queue(catalog, "orders", lease_s=7)
     await catalog.put_group(ALICE, queue, "g", GroupSettings())
@@ -423,7 +419,7 @@ async def test_everything_is_there_after_a_restart(
 
 @ON_DISK
 async def test_secrets_differ_by_name_and_by_catalog(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: CatalogService, tmp_path: Path
 ) -> None:
     other = await open_catalog(tmp_path / "other")
     secrets = {catalog.secret("a"), catalog.secret("b"), other.secret("a")}
@@ -433,7 +429,7 @@ async def test_secrets_differ_by_name_and_by_catalog(
 
 @ON_DISK
 async def test_a_second_process_on_the_same_folder_is_refused(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: CatalogService, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused, match="another process is using it"):
         await open_catalog(tmp_path)
@@ -458,7 +454,7 @@ async def test_ten_thousand_queues_start_within_a_second_and_are_found_at_once(
         )
         for number, queue in enumerate(queues)
     ]  # fmt: skip
-    with closing(CatalogStore(tmp_path / FILE)) as store:
+    with closing(CatalogFile(tmp_path / FILE)) as store:
         store.create([*queues, *groups])
     began = time.process_time()
     catalog = await open_catalog(tmp_path)
@@ -485,14 +481,14 @@ def row(group: Group, generation: int, *members: str) -> Membership:
 
 
 @pytest.fixture
-async def group(catalog: InProcessMetadata) -> Group:
+async def group(catalog: CatalogService) -> Group:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     return (await catalog.put_group(ALICE, queue, "g", GroupSettings()))[0]
 
 
 @pytest.mark.layouts
 async def test_a_membership_changes_by_compare_and_set(
-    catalog: InProcessMetadata, group: Group
+    catalog: CatalogService, group: Group
 ) -> None:
     """R14: of two gateways with the same view one changes it, and the other looks again."""
     first = await catalog.membership(group.group_id)
@@ -512,7 +508,7 @@ async def test_a_membership_changes_by_compare_and_set(
 
 @pytest.mark.parametrize("step", [0, -1])
 async def test_a_generation_that_does_not_grow_is_refused(
-    catalog: InProcessMetadata, group: Group, step: int
+    catalog: CatalogService, group: Group, step: int
 ) -> None:
     seen = (await catalog.membership(group.group_id)).generation
     with pytest.raises(Refused, match="invalid_request"):
@@ -521,7 +517,7 @@ async def test_a_generation_that_does_not_grow_is_refused(
 
 @ON_DISK
 async def test_generations_grow_over_restarts(
-    catalog: InProcessMetadata, group: Group, keeper: Keeper
+    catalog: CatalogService, group: Group, keeper: Keeper
 ) -> None:
     """R14: an assignment of before the restart names an older generation, and is refused."""
     seen = (await catalog.membership(group.group_id)).generation
@@ -538,7 +534,7 @@ async def test_generations_grow_over_restarts(
 
 @ON_DISK
 async def test_who_lingers_is_known_after_a_restart(
-    catalog: InProcessMetadata, group: Group, keeper: Keeper
+    catalog: CatalogService, group: Group, keeper: Keeper
 ) -> None:
     """R22: by the assignment of before; who does not is forgotten, and with the last one all."""
     seen = (await catalog.membership(group.group_id)).generation
@@ -560,7 +556,7 @@ async def test_who_lingers_is_known_after_a_restart(
 
 @ON_DISK
 async def test_who_joins_at_once_is_kept_in_few_commits(
-    catalog: InProcessMetadata, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogService, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart everybody comes back in the same second, each to its group."""
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -592,7 +588,7 @@ async def test_who_joins_at_once_is_kept_in_few_commits(
 
 @ON_DISK
 async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
-    catalog: InProcessMetadata, group: Group, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogService, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R22 is a kindness: who lingers would not be waited for, and joins all the same."""
 
@@ -607,7 +603,7 @@ async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
 
 
 @pytest.mark.layouts
-async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, group: Group) -> None:
+async def test_a_deleted_group_has_no_membership(catalog: CatalogService, group: Group) -> None:
     queue = catalog.find_queue(ALICE, "orders")
     seen = (await catalog.membership(group.group_id)).generation
     await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
@@ -625,7 +621,7 @@ async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, gro
 
 @pytest.mark.layouts
 async def test_a_group_is_deleted_by_its_row_only_while_that_is_its_row(
-    catalog: InProcessMetadata, group: Group
+    catalog: CatalogService, group: Group
 ) -> None:
     """R11, R14: what was decided by a row is held to its id and its generation."""
     queue = catalog.find_queue(ALICE, "orders")
@@ -650,7 +646,7 @@ async def test_a_group_is_deleted_by_its_row_only_while_that_is_its_row(
 @ON_DISK
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_who_joins_while_its_group_is_deleted_waits_for_what_becomes_of_it(
-    catalog: InProcessMetadata, group: Group, monkeypatch: pytest.MonkeyPatch, is_full: bool
+    catalog: CatalogService, group: Group, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
     """R11: the row was looked at, and its group is on its way out: nobody joins in between."""
     queue = catalog.find_queue(ALICE, "orders")
@@ -714,7 +710,7 @@ async def test_listeners_hear_of_every_change_after_it_is_durable(keeper: Keeper
 
 
 async def test_a_listener_that_fails_does_not_undo_a_durable_change(
-    catalog: InProcessMetadata, caplog: pytest.LogCaptureFixture
+    catalog: CatalogService, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[str] = []
 
@@ -732,7 +728,7 @@ async def test_a_listener_that_fails_does_not_undo_a_durable_change(
 
 
 @pytest.mark.layouts
-async def test_concurrent_puts_of_one_name_make_one_queue(catalog: InProcessMetadata) -> None:
+async def test_concurrent_puts_of_one_name_make_one_queue(catalog: CatalogService) -> None:
     answers = await asyncio.gather(
         *(catalog.put_queue(ALICE, "orders", SETTINGS) for _ in range(20))
     )
@@ -741,7 +737,7 @@ async def test_concurrent_puts_of_one_name_make_one_queue(catalog: InProcessMeta
 
 
 async def test_a_change_whose_caller_is_cancelled_is_finished(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     """Memory and disk never part: what is on the disk is found, and the other way round."""
     task = asyncio.create_task(catalog.put_queue(ALICE, "orders", SETTINGS))
@@ -757,7 +753,7 @@ async def test_a_change_whose_caller_is_cancelled_is_finished(
 
 
 async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
-    catalog: InProcessMetadata, keeper: Keeper
+    catalog: CatalogService, keeper: Keeper
 ) -> None:
     begun = [asyncio.create_task(catalog.put_queue(ALICE, f"q{n}", SETTINGS)) for n in range(5)]
     await asyncio.sleep(0)

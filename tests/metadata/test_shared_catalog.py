@@ -11,7 +11,7 @@ import pytest
 
 from gateway.catalog.guarded import GuardedMetadata
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.data_keys import DataKey
 from metadata.redis.database import CHANGED, KEYS, STATE, RedisDatabase, found_catalog, key_of
 from metadata.row_store import RowStore
@@ -46,7 +46,7 @@ async def server(node: Node) -> AsyncIterator[RedisKeeper]:
 @pytest.fixture
 async def both(
     server: RedisKeeper,
-) -> AsyncIterator[tuple[InProcessMetadata, InProcessMetadata]]:
+) -> AsyncIterator[tuple[CatalogService, CatalogService]]:
     """Two gateways' catalogs."""
     async with AsyncExitStack() as stack:
         opened = []
@@ -57,10 +57,10 @@ async def both(
         yield opened[0], opened[1]
 
 
-def same(one: InProcessMetadata, other: InProcessMetadata) -> bool:
+def same(one: CatalogService, other: CatalogService) -> bool:
     """Whether both gateways see the same catalog."""
 
-    def seen(catalog: InProcessMetadata) -> object:
+    def seen(catalog: CatalogService) -> object:
         queues = catalog.list_queues(ALICE)
         return (
             queues, [catalog.list_groups(ALICE, queue) for queue in queues],
@@ -75,7 +75,7 @@ def same(one: InProcessMetadata, other: InProcessMetadata) -> bool:
 
 
 async def test_two_gateways_create_one_queue_at_once(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """One wins, both see one and the same."""
     for number in range(20):
@@ -89,7 +89,7 @@ async def test_two_gateways_create_one_queue_at_once(
 
 
 async def test_no_change_is_lost_when_two_gateways_change_at_once(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """Settings on one, a pause on the other: the later one keeps what the earlier one did."""
     for number in range(20):
@@ -107,7 +107,7 @@ async def test_no_change_is_lost_when_two_gateways_change_at_once(
 
 
 async def test_a_group_is_not_made_on_a_queue_that_another_gateway_deletes(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """Whichever comes first: no group is left without its queue."""
     for _ in range(10):
@@ -197,7 +197,7 @@ async def test_who_has_not_heard_of_a_queue_makes_it_without_changing_it(
 
 
 async def test_two_gateways_change_different_settings_at_once(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """Both changes count."""
     await both[0].put_queue(ALICE, "orders", SETTINGS)
@@ -215,7 +215,7 @@ async def test_two_gateways_change_different_settings_at_once(
 
 
 async def test_every_change_is_known_to_the_other_gateway_within_a_second(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """Queues, settings, groups, tokens, data keys, marks, what is dropped and forgotten; and its
     listeners hear of it as if it was done there."""
@@ -256,7 +256,7 @@ async def test_every_change_is_known_to_the_other_gateway_within_a_second(
 
 
 async def test_what_is_sealed_on_one_gateway_can_be_opened_on_the_other(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """Its data key is known there too, behind the guard; wrapped anew it is the new one."""
     guarded = GuardedMetadata(both[1])
@@ -380,7 +380,7 @@ async def test_a_change_that_a_replica_lacks_is_news_to_nobody(tmp_path: Path) -
         await server.close()
 
 
-async def settled(catalog: InProcessMetadata) -> Queue:
+async def settled(catalog: CatalogService) -> Queue:
     """Ask again until it is known."""
     while True:
         with suppress(Unknown, Refused):
@@ -514,7 +514,7 @@ async def test_an_id_is_never_given_twice(server: RedisKeeper) -> None:
     store, contents = await RowStore.open(
         RedisDatabase(await server.shard()), draw_id=lambda: next(drawn)
     )
-    catalog = InProcessMetadata(store, contents)
+    catalog = CatalogService(store, contents)
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     await catalog.delete_queue(ALICE, "orders")
     await catalog.forget(queue.queue_id, None)
@@ -544,14 +544,14 @@ def row(group: Group, generation: int, *members: str) -> Membership:
     )  # fmt: skip
 
 
-async def made(catalog: InProcessMetadata) -> tuple[Queue, Group]:
+async def made(catalog: CatalogService) -> tuple[Queue, Group]:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
     return queue, group
 
 
 async def test_of_two_gateways_with_one_view_one_changes_a_membership(
-    both: tuple[InProcessMetadata, InProcessMetadata],
+    both: tuple[CatalogService, CatalogService],
 ) -> None:
     """R14: no two views of one generation; and the row outlives the gateways."""
     _, group = await made(both[0])
@@ -574,7 +574,7 @@ async def test_of_two_gateways_with_one_view_one_changes_a_membership(
 async def test_gateways_hear_of_changed_memberships(server: RedisKeeper) -> None:
     shard = await server.shard()
     here = await server.open()
-    there = InProcessMetadata(*await RowStore.open(RedisDatabase(shard)))
+    there = CatalogService(*await RowStore.open(RedisDatabase(shard)))
     told: list[tuple[str, int]] = []
     there.on_membership_changed(lambda group_id, generation: told.append((group_id, generation)))
     await shard.heard()
@@ -589,7 +589,7 @@ async def test_gateways_hear_of_changed_memberships(server: RedisKeeper) -> None
 
 
 async def test_a_membership_goes_with_its_group(
-    both: tuple[InProcessMetadata, InProcessMetadata], server: RedisKeeper
+    both: tuple[CatalogService, CatalogService], server: RedisKeeper
 ) -> None:
     """Also for a gateway that has not heard of it yet: no row comes back."""
     queue, group = await made(both[0])

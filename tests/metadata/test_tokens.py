@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from metadata import token_store as token_book
 from metadata import tokens
-from metadata.catalog_service import InProcessMetadata
-from metadata.sqlite.catalog import FILE, CatalogStore
+from metadata.catalog_service import CatalogService
+from metadata.sqlite.catalog import FILE, CatalogFile
 from metadata.sqlite.verify import verify_catalog
 from metadata.tokens import TokenIndex, TokenRecord, check_record, id_of, judge, write_token
 from push import limits
@@ -155,7 +155,7 @@ async def test_tokens_outlive_a_restart_and_revoked_ones_do_not(keeper: Keeper) 
 
 
 def test_nothing_in_the_file_admits_anybody(tmp_path: Path) -> None:
-    with closing(CatalogStore(tmp_path / FILE)) as store:
+    with closing(CatalogFile(tmp_path / FILE)) as store:
         store.put_token(record("abcdefgh"))
     held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"abcdefgh" in held
@@ -164,7 +164,7 @@ def test_nothing_in_the_file_admits_anybody(tmp_path: Path) -> None:
 
 
 async def test_an_id_is_not_taken_twice_and_tokens_are_bounded(
-    catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9."""
     monkeypatch.setattr(token_book, "TOKENS_MAX", 2)
@@ -180,7 +180,7 @@ async def test_an_id_is_not_taken_twice_and_tokens_are_bounded(
 
 
 async def test_the_last_use_is_kept_to_the_hour(
-    catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write a request would be a disk's work."""
     kept: list[int | None] = []
@@ -213,7 +213,7 @@ async def test_a_damaged_token_admits_nobody_and_the_rest_goes_on(
     tmp_path: Path, damage: str
 ) -> None:
     """R30, P13."""
-    with closing(CatalogStore(tmp_path / FILE)) as store:
+    with closing(CatalogFile(tmp_path / FILE)) as store:
         store.put_token(record("abcdefgh"))
         store.put_token(record("bbbbbbbb"))
         store._connection.execute(f"UPDATE tokens SET {damage} WHERE token_id = 'abcdefgh'")

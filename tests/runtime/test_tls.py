@@ -33,7 +33,7 @@ from runtime import tls as tls_module
 from runtime.addresses import NO_PROXIES, Addresses, ClientAddress, client_address, parse_networks
 from runtime.http1 import http_class
 from runtime.listener import Listener, StartError, bind
-from runtime.tls import Files, Tls
+from runtime.tls import CertificateFiles, Tls
 from tests.authority import Authority, Pair, write_key
 from tests.gateway.conftest import never
 from tests.gateway.echo_broker import EchoBroker
@@ -138,7 +138,7 @@ async def serving(
 ) -> AsyncIterator[Gateway]:
     """The shipped listener, with the shipped protocol classes, on a free port."""
     registry = Registry(SessionServices(EchoBroker(), Authenticator(None)), addresses=addresses)
-    tls = Tls(Files(*pair, client_ca))
+    tls = Tls(CertificateFiles(*pair, client_ca))
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     websockets = websocket_class(registry)
@@ -174,52 +174,52 @@ def name_of(wire: Wire) -> str:
 # --- The files ------------------------------------------------------------------------------------
 
 
-def missing(authority: Authority, pair: Pair) -> Files:
-    return Files(pair.cert.with_name("absent.crt"), pair.key)
+def missing(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(pair.cert.with_name("absent.crt"), pair.key)
 
 
-def key_missing(authority: Authority, pair: Pair) -> Files:
-    return Files(pair.cert, pair.key.with_name("absent.key"))
+def key_missing(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(pair.cert, pair.key.with_name("absent.key"))
 
 
-def a_folder(authority: Authority, pair: Pair) -> Files:
-    return Files(pair.cert.parent, pair.key)
+def a_folder(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(pair.cert.parent, pair.key)
 
 
-def no_pem(authority: Authority, pair: Pair) -> Files:
+def no_pem(authority: Authority, pair: Pair) -> CertificateFiles:
     pair.cert.write_text("not a certificate")
-    return Files(*pair)
+    return CertificateFiles(*pair)
 
 
-def no_key(authority: Authority, pair: Pair) -> Files:
+def no_key(authority: Authority, pair: Pair) -> CertificateFiles:
     pair.key.write_text("not a key")
-    return Files(*pair)
+    return CertificateFiles(*pair)
 
 
-def mismatched(authority: Authority, pair: Pair) -> Files:
-    return Files(pair.cert, authority.issue("other").key)
+def mismatched(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(pair.cert, authority.issue("other").key)
 
 
-def with_passphrase(authority: Authority, pair: Pair) -> Files:
+def with_passphrase(authority: Authority, pair: Pair) -> CertificateFiles:
     key = ec.generate_private_key(ec.SECP256R1())
     write_key(pair.key, key, serialization.BestAvailableEncryption(b"secret"))
-    return Files(*pair)
+    return CertificateFiles(*pair)
 
 
-def expired(authority: Authority, pair: Pair) -> Files:
-    return Files(*authority.issue("old", ends=timedelta(seconds=-1)))
+def expired(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(*authority.issue("old", ends=timedelta(seconds=-1)))
 
 
-def not_yet(authority: Authority, pair: Pair) -> Files:
-    return Files(*authority.issue("young", begins=timedelta(hours=1)))
+def not_yet(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(*authority.issue("young", begins=timedelta(hours=1)))
 
 
-def ca_missing(authority: Authority, pair: Pair) -> Files:
-    return Files(*pair, pair.cert.with_name("absent.pem"))
+def ca_missing(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(*pair, pair.cert.with_name("absent.pem"))
 
 
-def ca_empty(authority: Authority, pair: Pair) -> Files:
-    return Files(*pair, pair.key)
+def ca_empty(authority: Authority, pair: Pair) -> CertificateFiles:
+    return CertificateFiles(*pair, pair.key)
 
 
 BROKEN = [
@@ -240,7 +240,7 @@ BROKEN = [
 @pytest.mark.parametrize(("breaking", "sentence"), BROKEN)
 @on_uvloop
 async def test_wrong_files_stop_the_start_with_a_sentence(
-    breaking: Callable[[Authority, Pair], Files],
+    breaking: Callable[[Authority, Pair], CertificateFiles],
     sentence: str,
     authority: Authority,
     pair: Pair,
@@ -262,7 +262,7 @@ async def test_wrong_files_stop_the_start_with_a_sentence(
 @pytest.mark.parametrize(("breaking", "sentence"), BROKEN)
 @on_uvloop
 async def test_wrong_new_files_are_told_once_and_the_pair_before_goes_on(
-    breaking: Callable[[Authority, Pair], Files],
+    breaking: Callable[[Authority, Pair], CertificateFiles],
     sentence: str,
     authority: Authority,
     pair: Pair,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from services.manager.leader import Leader
-from services.manager.rules.leader import NOBODY, Lead
+from services.manager.rules.leader import NOBODY, LeaderRow
 
 
 class HeldRow:
@@ -15,8 +15,8 @@ class HeldRow:
         self.hold = False
         self.held = asyncio.Event()
 
-    async def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
-        """As RedisLead.ask."""
+    async def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
+        """As RedisLeaderRow.ask."""
         await asyncio.sleep(0)
         if change is not None and self.row == change[0]:
             self.row = change[1]
@@ -26,7 +26,7 @@ class HeldRow:
                 await asyncio.Event().wait()
         return self.row
 
-    async def say(self, lead: Lead, said: Mapping[str, bytes]) -> bool:
+    async def say(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
         """Nothing is said here."""
         raise AssertionError((lead, said))
 
@@ -61,9 +61,9 @@ async def test_who_goes_down_while_it_takes_the_row_leaves_it_to_the_next_at_onc
 
 async def test_who_does_not_lead_takes_nothing_from_who_does() -> None:
     row = HeldRow()
-    row.row = Lead("another", 3, 7)
+    row.row = LeaderRow("another", 3, 7)
     leader = Leader(row)
     leader.start()
     await asyncio.sleep(0)
     await leader.stop()
-    assert row.row == Lead("another", 3, 7)
+    assert row.row == LeaderRow("another", 3, 7)

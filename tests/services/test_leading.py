@@ -9,7 +9,7 @@ from services.manager.rules.leader import (
     MARGIN_S,
     NOBODY,
     PATIENCE_S,
-    Lead,
+    LeaderRow,
     Leading,
     Patience,
 )
@@ -20,10 +20,10 @@ class Row:
 
     def __init__(self) -> None:
         self.now = NOBODY
-        self.before: list[Lead] = []
+        self.before: list[LeaderRow] = []
 
-    def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
-        """As `services.manager.leader.RedisLead.ask`."""
+    def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
+        """As `services.manager.leader.RedisLeaderRow.ask`."""
         if change is not None and change[0] == self.now:
             self.before.append(self.now)
             self.now = change[1]

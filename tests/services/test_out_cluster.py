@@ -19,8 +19,8 @@ from gateway.stores.clusters import place_on
 from metadata import placement as clusters
 from metadata import placement as scaling
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.catalog_service import InProcessMetadata
-from metadata.placement import HOLD_S, Look
+from metadata.catalog_service import CatalogService
+from metadata.placement import HOLD_S, ClusterProbe
 from push.errors import Refused
 from runtime.webhook import HOOK_S, HookFailed, ScaleHook, check_hook
 from services.manager.placement import HOOK_AGAIN_S, LEFT_S, OutCluster
@@ -34,7 +34,7 @@ class World:
     """A catalog, a storage, two clusters as they are found, and a hook that writes down what it is
     told."""
 
-    def __init__(self, folder: Path, metadata: InProcessMetadata) -> None:
+    def __init__(self, folder: Path, metadata: CatalogService) -> None:
         self.metadata = metadata
         self.storage = MemoryStorage()
         self.used = {"a": 10, "b": 10}
@@ -49,10 +49,10 @@ class World:
         self.program.write_text(text + f"sleep {seconds}\necho no room >&2\nexit {code}\n")
         self.program.chmod(0o700)
 
-    async def look(self) -> Sequence[Look]:
+    async def look(self) -> Sequence[ClusterProbe]:
         """At both."""
         return [
-            Look(name, "", used, 100, "no answer" if name in self.silent else "")
+            ClusterProbe(name, "", used, 100, "no answer" if name in self.silent else "")
             for name, used in self.used.items()
         ]
 
@@ -387,7 +387,7 @@ async def test_nothing_new_goes_to_a_cluster_that_a_hook_is_to_remove(world: Wor
 class Frozen:
     """A catalog to a manager that stands still while it writes."""
 
-    def __init__(self, catalog: InProcessMetadata) -> None:
+    def __init__(self, catalog: CatalogService) -> None:
         self._catalog = catalog
         self.writes = asyncio.Event()
         self.goes_on = asyncio.Event()
@@ -405,7 +405,7 @@ class Frozen:
 async def test_what_a_manager_of_before_writes_late_does_not_stay(world: World) -> None:
     catalog = Frozen(world.metadata)
     before = OutCluster(
-        cast(InProcessMetadata, catalog), world.storage, world.look, leads=lambda: True
+        cast(CatalogService, catalog), world.storage, world.look, leads=lambda: True
     )
     frozen = asyncio.create_task(before.step(now=0))
     await catalog.writes.wait()

@@ -15,15 +15,15 @@ import pytest
 from metadata import placement as clusters
 from metadata import placement as scaling
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.placement import ClusterFacts
 from metadata.port import STORAGE_INCARNATION
-from metadata.service.client import AskingNodes, NodeChoice
+from metadata.service.client import NodeChoice, NodeClient
 from push.errors import Refused
 from runtime.webhook import ScaleHook
 from services.manager import placement as out_cluster
 from services.manager import placement as placing_duty
-from services.manager.leader import RedisLead
+from services.manager.leader import RedisLeaderRow
 from services.manager.manager import Manager
 from services.manager.placement import Placing, PlacingDuty
 from storage.redis.target import parse, parse_all
@@ -65,7 +65,7 @@ async def gateway(urls: str, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 async def begun(
-    urls: str, hook: ScaleHook | None = None, nodes: Callable[[], AskingNodes] | None = None
+    urls: str, hook: ScaleHook | None = None, nodes: Callable[[], NodeClient] | None = None
 ) -> Manager:
     """A manager of both, which takes part."""
     targets = parse_all(urls)
@@ -117,7 +117,7 @@ async def test_the_catalog_is_where_gateways_have_it(urls: str, tmp_path: Path) 
         catalog = await made.gateway()
         network = made.network
         opened = await begun(
-            urls, nodes=lambda: AskingNodes(network, NodeChoice(["http://n1"], random))
+            urls, nodes=lambda: NodeClient(network, NodeChoice(["http://n1"], random))
         )
         await becomes(lambda: clusters.read_facts(catalog.mark(clusters.MARK + "b")) is not None)
         await opened.stop()
@@ -131,7 +131,7 @@ async def test_of_another_store_than_the_catalog_s_nothing_is_freed(
         catalog = await made.gateway()
         await catalog.set_mark(STORAGE_INCARNATION, "another")
         network = made.network
-        nodes = AskingNodes(network, NodeChoice(["http://n1"], random))
+        nodes = NodeClient(network, NodeChoice(["http://n1"], random))
         opened = await begun(urls)
         duty = PlacingDuty(Placing(parse_all(urls), nodes=lambda: nodes), never)
         with pytest.raises(Refused, match="exchanged"):
@@ -148,7 +148,7 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
     away = parse("redis+cluster://127.0.0.1:1")
     opened = await Manager.open([("a", home), ("c", away)])
     opened.start()
-    row = RedisLead(opened._shard)
+    row = RedisLeaderRow(opened._shard)
 
     async def tells() -> bool:
         return "a" in await row.told() and "no node of the cluster answers" in caplog.text
@@ -170,13 +170,13 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
 async def test_nothing_is_told_of_a_cluster_that_is_called_otherwise_now(urls: str) -> None:
     """Else it would be shown as it was seen last, for ever."""
 
-    async def tells(row: RedisLead, names: set[str]) -> bool:
+    async def tells(row: RedisLeaderRow, names: set[str]) -> bool:
         return set(await row.told()) == names
 
     for names in (("old", "b"), ("a", "b")):
         opened = await Manager.open(list(zip(names, parse_all(urls), strict=True)))
         opened.start()
-        await becomes(partial(tells, RedisLead(opened._shard), {"", *names}))
+        await becomes(partial(tells, RedisLeaderRow(opened._shard), {"", *names}))
         await opened.stop()
 
 
@@ -209,7 +209,7 @@ async def test_what_nobody_freed_is_freed(
     queue = await gateway.queue(partitions=16)
     assert set(queue.clusters) == {"a", "b"}
     inner = gateway.broker.metadata.inner
-    assert isinstance(inner, InProcessMetadata)
+    assert isinstance(inner, CatalogService)
     await inner.delete_queue(ANYBODY, "orders")
     manager = await begun(urls)
     try:

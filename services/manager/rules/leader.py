@@ -29,7 +29,7 @@ PATIENCE_S: Final = (15.0, 480.0)
 """So long a leader is held up before it gives way: the first time, and at most."""
 
 
-class Lead(NamedTuple):
+class LeaderRow(NamedTuple):
     """The row. `holder` "": nobody has it."""
 
     holder: str
@@ -37,7 +37,7 @@ class Lead(NamedTuple):
     beat: int
 
 
-NOBODY: Final = Lead("", 0, 0)
+NOBODY: Final = LeaderRow("", 0, 0)
 """There is no row yet."""
 
 
@@ -47,7 +47,7 @@ class Leading:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._row: Lead | None = None
+        self._row: LeaderRow | None = None
         self._since = 0.0
         self._until = float("-inf")
         self._quiet_until = float("-inf")
@@ -59,7 +59,7 @@ class Leading:
         """The last beat that was proposed, whether or not it was answered: none is said twice, or
         one that was written long ago would be taken for the one that was asked for last."""
 
-    def proposal(self, *, now: float) -> tuple[Lead, Lead] | None:
+    def proposal(self, *, now: float) -> tuple[LeaderRow, LeaderRow] | None:
         """(the row as it must be, the row to write): the next beat, or taking it over. None: the
         row is to be read only. What comes of it is told by `saw`."""
         row = self._row
@@ -69,12 +69,14 @@ class Leading:
             return self.release()
         self._said = max(self._said, row.beat) + 1
         if row.holder == self.name:
-            return row, Lead(self.name, max(row.term, self._top), self._said)
+            return row, LeaderRow(self.name, max(row.term, self._top), self._said)
         if not row.holder or now - self._since >= LEASE_S:
-            return row, Lead(self.name, self._top + 1, self._said)
+            return row, LeaderRow(self.name, self._top + 1, self._said)
         return None
 
-    def saw(self, row: Lead, *, now: float, asked_at: float, wrote: Lead | None = None) -> None:
+    def saw(
+        self, row: LeaderRow, *, now: float, asked_at: float, wrote: LeaderRow | None = None
+    ) -> None:
         """The row as it was answered at `now`, when it was asked for, and what was to be written.
         A row that is not what was written: somebody was faster, or an earlier answer was lost."""
         before = self._row
@@ -114,14 +116,14 @@ class Leading:
         """It leads no more, and for two leases does not take the row again."""
         self._quiet_until = now + 2 * LEASE_S
 
-    def release(self) -> tuple[Lead, Lead] | None:
+    def release(self) -> tuple[LeaderRow, LeaderRow] | None:
         """What to write so that another one takes over at once; None: it is not this one's. It
         leads no more, whether or not that is written."""
         self._until = float("-inf")
         row = self._row
         if row is None or row.holder != self.name:
             return None
-        return row, Lead("", row.term, row.beat + 1)
+        return row, LeaderRow("", row.term, row.beat + 1)
 
 
 class Patience:

@@ -27,7 +27,7 @@ from gateway.encryption.master_key import (
 from gateway.stores.open import open_keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys, Still
-from metadata.sqlite.catalog import ThreadedStore
+from metadata.sqlite.catalog import SqliteCatalog
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Partition
@@ -607,7 +607,7 @@ async def test_a_data_key_whose_commit_is_unknown_is_not_used(tmp_path: Path) ->
     def fails(_rows: object) -> None:
         raise Unknown("the commit's outcome is not known")
 
-    assert isinstance(metadata._store, ThreadedStore)
+    assert isinstance(metadata._store, SqliteCatalog)
     metadata._store.file.put_data_keys = fails  # type: ignore[method-assign,assignment]
     with pytest.raises(Unknown):
         await open_keyring(Config(data_dir=tmp_path, master_key=(OLD,)), metadata.data_keys)

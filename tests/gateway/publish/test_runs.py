@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.publish.batch import NO_ANSWER, PendingPublish, Route
 from gateway.publish.publisher import SendingOrders, cut, expires_unix_ms, id_digest
 from metadata.catalog import Queue, QueueSettings
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
 from push.ring import Ring, key_hash
@@ -36,11 +36,11 @@ class Plan(NamedTuple):
 
     messages: Sequence[Message]
     has_sequence: bool
-    allowed: Keys
+    allowed: KeyScope
     ttl_s: float | None
     names: Sequence[str | None] | None
     held: Sequence[str]
-    """Keys of which a message of the producer was refused before."""
+    """KeyScope of which a message of the producer was refused before."""
 
 
 def orders(plan: Plan, route: Route) -> SendingOrders:
@@ -129,7 +129,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(
         messages,
         draw(st.booleans()),
-        ALL_KEYS if draw(OFTEN_NONE) else Keys(("k1", "k2")),
+        ALL_KEYS if draw(OFTEN_NONE) else KeyScope(("k1", "k2")),
         None if draw(OFTEN_NONE) else 5.0,
         None if draw(OFTEN_NONE) else names,
         draw(st.sampled_from([(), (), ("k1",), ("k1", "k3")])),

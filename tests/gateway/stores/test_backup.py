@@ -28,7 +28,7 @@ from gateway.stores.backup import (
     write_manifest,
 )
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.tokens import TokenRecord
 from push.errors import Refused
 from storage.sqlite.store import SqliteStorage
@@ -397,7 +397,7 @@ async def test_what_came_and_went_between_the_two_copies_is_settled_after_the_ca
     folder = tmp_path / "backup"
     folder.mkdir()
     assert isinstance(broker.storage, SqliteStorage)
-    assert isinstance(broker.metadata.inner, InProcessMetadata)
+    assert isinstance(broker.metadata.inner, CatalogService)
     orders = broker.find_queue(ANYBODY, "orders")
     old, _ = await broker.create_queue(ANYBODY, "old", QueueSettings(partitions=1))
     await broker.put_group(ANYBODY, orders, "old", GroupSettings(), None)

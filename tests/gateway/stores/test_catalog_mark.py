@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gateway.stores.marks import CATALOG_MARK_FILE, catalog_keeper, check_mark
-from metadata.backend import Place
+from metadata.backend import CatalogPlace
 from push.errors import Refused
 
-HERE = Place("one", 7, "stamp")
+HERE = CatalogPlace("one", 7, "stamp")
 
 
 async def test_a_catalog_that_was_there_before_is_known_again(tmp_path: Path) -> None:
@@ -17,22 +17,22 @@ async def test_a_catalog_that_was_there_before_is_known_again(tmp_path: Path) ->
     keeper = catalog_keeper(tmp_path, lambda: places[-1])
     await keeper.start()
     check_mark(tmp_path, HERE)
-    places.append(Place("one", 9, "later"))
+    places.append(CatalogPlace("one", 9, "later"))
     await keeper.close()
     await keeper.close()
-    check_mark(tmp_path, Place("one", 9, "later"))
-    check_mark(tmp_path, Place("one", 12, "more"))
+    check_mark(tmp_path, CatalogPlace("one", 9, "later"))
+    check_mark(tmp_path, CatalogPlace("one", 12, "more"))
 
 
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        (Place("two", 9, ""), "incarnation two, and .* knows one"),
-        (Place("one", 6, ""), "version 6 .* knows 7: it was rolled back"),
+        (CatalogPlace("two", 9, ""), "incarnation two, and .* knows one"),
+        (CatalogPlace("one", 6, ""), "version 6 .* knows 7: it was rolled back"),
     ],
 )
 async def test_another_catalog_or_an_older_copy_is_refused(
-    tmp_path: Path, place: Place, why: str
+    tmp_path: Path, place: CatalogPlace, why: str
 ) -> None:
     """Its queues are not those whose messages are in the storage: an emptied one has none."""
     keeper = catalog_keeper(tmp_path, lambda: HERE)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.clusters import Described, place_on
+from gateway.stores.clusters import ClusterDescriber, place_on
 from metadata.catalog import ANYBODY, QueueSettings
 from push.errors import Refused
 from storage.redis.target import parse_all
@@ -29,9 +29,11 @@ async def test_nothing_new_is_placed_where_nobody_answers(tmp_path: Path, away: 
     place_on(TARGETS, metadata, shards)
     queue, _ = await metadata.put_queue(ANYBODY, "orders", QueueSettings(partitions=4))
     assert queue.clusters == ("b" if away == "a" else "a",)
-    told = {one.name: one.answers for one in await Described(TARGETS, metadata, shards)(None)}
+    told = {
+        one.name: one.answers for one in await ClusterDescriber(TARGETS, metadata, shards)(None)
+    }
     assert told == {"a": away != "a", "b": away != "b"}
-    behind = Described(TARGETS, metadata, shards, has_catalog=False)
+    behind = ClusterDescriber(TARGETS, metadata, shards, has_catalog=False)
     assert not any(one.has_catalog for one in await behind(None))
     shards["a"].answers = shards["b"].answers = False
     with pytest.raises(Refused, match="no storage cluster answers"):

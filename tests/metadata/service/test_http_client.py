@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from metadata.service.protocol import HttpAsker, NoAnswer, NotSent
+from metadata.service.protocol import HttpNodeTransport, NoAnswer, NotSent
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -29,8 +29,8 @@ async def server(serve: Serve) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
 
 
-def asker() -> HttpAsker:
-    return HttpAsker("secret", None, body_bytes_max=1000)
+def asker() -> HttpNodeTransport:
+    return HttpNodeTransport("secret", None, body_bytes_max=1000)
 
 
 async def test_one_connection_serves_many_requests() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metadata.catalog import GroupSettings, Membership, Principal, QueueSettings
-from metadata.catalog_service import InProcessMetadata
+from metadata.catalog_service import CatalogService
 from metadata.service.protocol import LAYOUTS, Layout
 from metadata.service.shards import REPLICAS, held, shard_of
 from push.errors import Fenced, Refused
@@ -35,7 +35,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metadata.service.node.KEPT_S", 0.3)
 
 
-def names(metadata: InProcessMetadata) -> list[str]:
+def names(metadata: CatalogService) -> list[str]:
     return [queue.name for queue in metadata.list_queues(ALICE)]
 
 

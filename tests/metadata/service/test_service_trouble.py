@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from metadata.backend import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
+from metadata.backend import CHANGES_KEPT, NOWHERE, CatalogPlace, CatalogRows, Lost, NodeDatabase
 from metadata.catalog import Principal
-from metadata.service.client import Nobody
+from metadata.service.client import NoNodeAnswers
 from metadata.service.node import CUT_OFF_S
 from metadata.sqlite.database import FILE, SqliteDatabase
 from metadata.tokens import TokenRecord
@@ -76,12 +76,14 @@ async def test_what_is_changed_through_one_node_is_read_through_another(
         first = None
         async with asyncio.timeout(20):
             while first is None:
-                with suppress(Nobody):  # a machine that stood still: the node says nothing then
+                with suppress(
+                    NoNodeAnswers
+                ):  # a machine that stood still: the node says nothing then
                     first = await nodes.gateway("n1")
         assert names(first) == names(here)
     place = await behind.fresh()
     way_of(nodes).stall("read")
-    before = Place(place.incarnation, place.version + 1, "of another node")
+    before = CatalogPlace(place.incarnation, place.version + 1, "of another node")
     with pytest.raises(Refused, match="storage_unavailable"):
         await behind.read(before)
     with pytest.raises(Refused, match="storage_unavailable"):
@@ -168,11 +170,11 @@ async def test_what_nobody_knows_any_more_is_unknown(
     seen = place = reading.place
     for number in range(6):
         assert await remote.change(place, f"s{number}", [("marks", f"m{number}", b"v")])
-        place = Place(place.incarnation, place.version + 1, f"s{number}")
+        place = CatalogPlace(place.incarnation, place.version + 1, f"s{number}")
     with pytest.raises(Unknown, match="not known"):
-        await remote._is_made(Place(seen.incarnation, seen.version + 1, "mine"))
+        await remote._is_made(CatalogPlace(seen.incarnation, seen.version + 1, "mine"))
     assert await remote._is_made(place)
-    assert not await remote._is_made(Place(place.incarnation, place.version, "mine"))
+    assert not await remote._is_made(CatalogPlace(place.incarnation, place.version, "mine"))
     await remote.close()
 
 
@@ -184,7 +186,7 @@ class Late:
         self.held = asyncio.Event()
         self.held.set()
 
-    async def read(self, seen: Place) -> Reading | None:
+    async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         """As Database.read."""
         reading = await self.real.read(seen)
         await self.held.wait()
@@ -221,18 +223,19 @@ async def test_the_file_knows_whom_it_was_read_by(tmp_path: Path) -> None:
         writes = [("marks", f"m{number}", b"v")]
         assert await database.change(place, f"s{number}", writes)
         assert not await database.change(place, "again", writes)
-        place = Place(place.incarnation, place.version + 1, f"s{number}")
+        place = CatalogPlace(place.incarnation, place.version + 1, f"s{number}")
     again = await database.read(first.place)
     assert again is not None
     assert (again.is_all, len(again.raw["marks"])) == (True, CHANGES_KEPT + 5)
-    near = Place(place.incarnation, place.version - 1, f"s{CHANGES_KEPT + 3}")
+    near = CatalogPlace(place.incarnation, place.version - 1, f"s{CHANGES_KEPT + 3}")
     last = await database.read(near)
     assert last is not None
     assert (last.is_all, last.raw) == (False, {"marks": {f"m{CHANGES_KEPT + 4}": b"v"}})
     assert await database.read(place) is None
     for other in (
-        Place("another", 1, ""), Place(place.incarnation, place.version, "x"),
-        Place(place.incarnation, near.version, "x"), Place(place.incarnation, 1 << 40, "x"),
+        CatalogPlace("another", 1, ""), CatalogPlace(place.incarnation, place.version, "x"),
+        CatalogPlace(place.incarnation, near.version, "x"),
+        CatalogPlace(place.incarnation, 1 << 40, "x"),
     ):  # fmt: skip
         with pytest.raises(Lost):
             await database.read(other)

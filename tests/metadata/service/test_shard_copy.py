@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.backend import NOWHERE, Place, Raw, Reading
+from metadata.backend import NOWHERE, CatalogPlace, CatalogRows, Raw
 from metadata.service.shards import SHARDS, NotInMemory, Rows, ShardCopy, rows_of, shard_of
 
 ALL = frozenset(range(SHARDS))
@@ -28,15 +28,15 @@ class Model:
     def version(self) -> int:
         return len(self.versions)
 
-    def place(self, version: int) -> Place:
-        return Place("i", version, f"s{version}")
+    def place(self, version: int) -> CatalogPlace:
+        return CatalogPlace("i", version, f"s{version}")
 
-    def read(self, since: int) -> Reading:
+    def read(self, since: int) -> CatalogRows:
         """0: everything."""
         now, raw = self.versions[-1], Raw()
         if not since:
             raw["queues"] = dict(now)
-            return Reading(self.place(self.version), raw, True, b"secret")
+            return CatalogRows(self.place(self.version), raw, True, b"secret")
         before = self.versions[since - 1]
         raw["queues"] = {
             row_id: now.get(row_id)
@@ -46,7 +46,7 @@ class Model:
                 for one, two in zip(self.versions[since - 1 :], self.versions[since:], strict=False)
             )
         }
-        return Reading(self.place(self.version), raw, False, b"secret")
+        return CatalogRows(self.place(self.version), raw, False, b"secret")
 
 
 ACTS = st.lists(
@@ -112,12 +112,17 @@ def test_what_is_not_here_is_not_guessed() -> None:
     copy = ShardCopy(model.read(0), [])
     model.change("a", b"1")
     copy.learn(model.read(1))
-    for seen in (NOWHERE, Place("i", 2, "another"), Place("i", 3, "s3"), Place("j", 1, "s1")):
+    for seen in (
+        NOWHERE,
+        CatalogPlace("i", 2, "another"),
+        CatalogPlace("i", 3, "s3"),
+        CatalogPlace("j", 1, "s1"),
+    ):
         with pytest.raises(NotInMemory):
             copy.since(seen)
     with pytest.raises(NotInMemory):
         copy.shard(0)
-    assert copy.since(Place("i", 2, "s2")) is None
+    assert copy.since(CatalogPlace("i", 2, "s2")) is None
 
 
 def test_a_shard_is_not_taken_from_a_reading_that_is_newer_or_forgotten() -> None:
