@@ -80,13 +80,14 @@ def _letters(
     return OwnerServer(inbox, looking, groups), OwnerClient(inbox)
 
 
-def _limiter_of(config: Config, pool: RatePool | None) -> Limiter:
+def _limiter_of(config: Config, pool: RatePool | None, counters: Counters) -> Limiter:
     return Limiter(
         parse_limits(config.limit_principal, OF_PRINCIPAL),
         parse_limits(config.limit_address, OF_ADDRESS),
         parse_limits(config.limit_queue, OF_QUEUE),
         parse_limits(config.limit_session, OF_SESSION),
         shared=SharedLimits(pool) if pool is not None else None,
+        counters=counters,
     )
 
 
@@ -129,8 +130,7 @@ class Broker:
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counters()
         self.nack_reasons = NackReasons(sealer)
-        self.limiter = _limiter_of(config, pool)
-        self.limiter.on_refused = self._limited
+        self.limiter = _limiter_of(config, pool, self.counting)
         self.stock = QueueStatsCache(looking, is_shared=metadata.is_shared)
         log = self.delivery_log
         self.publisher = Publisher(
@@ -297,9 +297,6 @@ class Broker:
             self.limiter.forget_queue(queue.queue_id)
             for number in queue.members:
                 self.tail.forget(Partition(queue.queue_id, number))
-
-    def _limited(self, queue: Queue, count: int) -> None:
-        self.counting.queue(queue.queue_id).refused += count
 
     def _touch(self, queue: Queue) -> None:
         for number in queue.members:

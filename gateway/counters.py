@@ -1,28 +1,31 @@
-"""What is counted since this gateway began: of queues, what was published; of groups, their tally.
+"""Counters since this gateway began: of queues, what was published; of groups, their tally; of
+caches, hits and misses.
 
-Counted per record, push and range, never per message of the ordinary case, and never from a rate:
-whoever looks takes the difference of two looks.
+Queues and groups are counted per record, push and range, never per message of the ordinary case.
+There are no rates: a reader takes the difference of two readings.
 
-How often caches answer: each counts its hits and misses, `tocsin admin status` shows them.
-
-A cache takes part with two lines, and adds to the numbers itself:
+`tocsin admin status` shows how often caches answer. A cache takes part with two lines, and adds to
+the numbers itself:
 
     self.hit_rate = HitRate()
     broker.hit_rates["jwts"] = cache.hit_rate
 
-What `functools.lru_cache` keeps counts by itself: FunctionHitRate shows it.
+A function with `functools.lru_cache` counts by itself: FunctionHitRate shows it.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from push.delivery import COUNTED as OF_GROUPS
 from push.delivery import Tally
 from push.errors import TocsinError, Unknown
 from push.histogram import Histogram
 from push.storage_port import Appended, NotStored
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
 
 OF_QUEUES: Final = ("published", "published_bytes", "duplicates", "refused", "unknown")
 """The plain counters of Published."""
@@ -34,11 +37,11 @@ class PublishCounters:
 
     published: int = 0
     published_bytes: int = 0
-    """Of these messages as JSON, as they are stored."""
+    """Bytes of these messages as JSON, as they are stored."""
     duplicates: int = 0
     refused: int = 0
     unknown: int = 0
-    """Of which nobody knows whether they are stored: their publisher was told so."""
+    """Messages of which nobody knows whether they are stored; their publisher was told so."""
     certify_s: Histogram = field(default_factory=Histogram)
     """From accepted to certified, of what was stored: of a record's messages that of the first."""
     read: int = 0
@@ -55,7 +58,8 @@ class PublishCounters:
         self.read_s.merge(other.read_s)
 
     def stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
-        """The storage answered a record of `size` bytes; `sizes` are those of its messages."""
+        """Count a record of `size` bytes that the storage answered; `sizes` are those of its
+        messages."""
         if appended.outcomes is None:
             self.published += appended.count
             self.published_bytes += size
@@ -70,7 +74,7 @@ class PublishCounters:
                 self.published_bytes += length
 
     def failed(self, count: int, error: TocsinError) -> None:
-        """None of these messages was stored, or nobody knows."""
+        """Count messages none of which was stored, or of which nobody knows."""
         if isinstance(error, Unknown):
             self.unknown += count
         else:
@@ -84,25 +88,26 @@ class Counters:
         self.since_unix_ms = int(time.time() * 1000)
         self._queues: dict[str, PublishCounters] = {}
         self._groups: dict[str, Tally] = {}
-        self.on_forgotten: Callable[[str, PublishCounters | Tally], None] = lambda place, counted: (
-            None
-        )
-        """Told of what a queue or a group, by its id, had come to when it was deleted."""
+        self._on_forgotten: list[Callable[[str, PublishCounters | Tally], None]] = []
+
+    def on_forgotten(self, listener: Callable[[str, PublishCounters | Tally], None]) -> None:
+        """Have this called with the id of a queue or group that was deleted, and its counters."""
+        self._on_forgotten.append(listener)
 
     def queue(self, queue_id: str) -> PublishCounters:
-        """Those of a queue."""
+        """Find the counters of a queue; the first call makes them."""
         return self._queues.setdefault(queue_id, PublishCounters())
 
     def group(self, group_id: str) -> Tally:
-        """Those of a group."""
+        """Find the tally of a group; the first call makes it."""
         return self._groups.setdefault(group_id, Tally())
 
     def of_queue(self, queue_id: str) -> dict[str, int]:
-        """Those of a queue, as they are shown."""
+        """Show the counters of a queue."""
         return self._shown(self._queues.get(queue_id, PublishCounters()), OF_QUEUES)
 
     def of_group(self, group_id: str) -> dict[str, int]:
-        """Those of a group, as they are shown."""
+        """Show the tally of a group."""
         return self._shown(self._groups.get(group_id, Tally()), OF_GROUPS)
 
     def _shown(self, counted: PublishCounters | Tally, names: Sequence[str]) -> dict[str, int]:
@@ -112,65 +117,59 @@ class Counters:
         }
 
     def queues(self) -> dict[str, PublishCounters]:
-        """Those of all queues that have some, by id."""
+        """Return the counters of all queues that have some, by id."""
         return self._queues
 
     def groups(self) -> dict[str, Tally]:
-        """Those of all groups that have some, by id."""
+        """Return the tallies of all groups that have one, by id."""
         return self._groups
 
     def forget(self, queue_id: str, group_id: str | None) -> None:
-        """The group, or (None) the queue, is deleted. Not there: nothing happens."""
+        """Forget a deleted group or, where that is None, queue. Not there: nothing happens."""
         counted: PublishCounters | Tally | None
         if group_id is None:
             counted = self._queues.pop(queue_id, None)
         else:
             counted = self._groups.pop(group_id, None)
         if counted is not None:
-            self.on_forgotten(queue_id if group_id is None else group_id, counted)
+            for listener in self._on_forgotten:
+                listener(queue_id if group_id is None else group_id, counted)
 
 
 class HitRateSource(Protocol):
     """The hit rate of one cache."""
 
     def shown(self) -> dict[str, object]:
-        """As HitRate.shown."""
+        """Show hits, misses and the share of hits."""
 
 
 @dataclass(slots=True)
 class HitRate:
-    """Of one cache, since the process began."""
+    """Hits and misses of one cache, since the process began."""
 
     hits: int = 0
     misses: int = 0
 
     def shown(self) -> dict[str, object]:
-        """With the share of hits, from 0 to 1; null: it was never asked."""
+        """Show hits, misses and the share of hits, from 0 to 1; null: it was never asked."""
         hits = max(0, self.hits)  # some are taken for hits first, and found to be none
         asked = hits + self.misses
         rate = round(hits / asked, 4) if asked else None
         return {"hits": hits, "misses": self.misses, "rate": rate}
 
 
-class Cached(Protocol):
-    """A function with `functools.lru_cache`."""
-
-    def cache_info(self) -> Any:
-        """Its hits and misses, among others."""
-
-
 @dataclass(frozen=True, slots=True)
 class FunctionHitRate:
-    """Of what a function with `functools.lru_cache` keeps, for all who call it in this process."""
+    """Hit rate of a function with `functools.lru_cache`, for all its callers in this process."""
 
-    function: Cached
+    function: "_lru_cache_wrapper[Any]"
 
     def shown(self) -> dict[str, object]:
-        """As HitRate.shown."""
+        """Show hits, misses and the share of hits."""
         info = self.function.cache_info()
         return HitRate(info.hits, info.misses).shown()
 
 
 def described(rates: Mapping[str, HitRateSource]) -> dict[str, object]:
-    """All of them, by the cache's name."""
+    """Show the hit rates of all caches, by name."""
     return {name: rates[name].shown() for name in sorted(rates)}

@@ -117,7 +117,7 @@ class Server:
             limiter=broker.limiter,
             tracer=tracer,
         )
-        broker.metrics.parts.append(self._measure)
+        broker.metrics.add_part(self._measure)
         self._port: int = bound.getsockname()[1]
         routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)
         self._scraped: MetricsServer | None = None

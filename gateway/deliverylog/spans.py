@@ -1,29 +1,20 @@
-"""When the messages of a commit passed each stage of publishing.
+"""Spans of the delivery log: what was published, what was given out, what became of it. Pure.
 
-Kept with the record as long as it is in memory, because a time that was not taken cannot be asked
-for later: who is given the record at once learns how long it took (`gateway.deliverylog`).
+**Certified.** A `PublishOrigin` goes with the messages of a publish to their record and back. When
+their commit has ended it holds where they are, in runs, and the log writes one line of it: for a
+publish of a hundred messages as for a hundred publishes of one that came within RUN_US.
+`CommitTimes` stay with the record as long as it is in memory, because a time that was not taken
+cannot be asked for later. `OriginTracker` makes the origins of a session with its clock, and
+`origin_of_request` those of a request.
 
-What was given out and what became of it: the dispatched and the settled spans of one place in a
-group, and the dispatched spans of readers. Pure, but for the log's clock.
+**Dispatched and settled.** A `LoggedPlace` is one place in a group. What it is given at once is
+one span for each attempt, cause and time of certification; what it settles within SETTLED_US is
+one span for each outcome. Readers have dispatched spans alone.
 
-What a place is given at once is one span for each attempt, cause and time of
-certification; what it settles within SETTLED_US is one for each outcome.
-
-What was published, until the commit that it went with has ended: the certified spans. Pure.
-
-A `PublishOrigin` goes with the messages of a publish to their record and back. When their commit
-has ended it holds where they are, in runs, and the log writes one line of it: for a publish of a
-hundred messages as for a hundred publishes of one that came within RUN_US.
-
-Where publishes come from, as the delivery log is told it: a session with its clock, or a
-request.
-
-The clock of the delivery log: monotonic microseconds in, unix microseconds out. Pure.
-
-What is measured is monotonic: whoever steps the wall clock changes no duration. It becomes unix
-time when a line is written, by one sum for all times of the line. When the wall clock has left
-that sum behind, it was stepped: the sum follows, and `stepped_us` says by how much in all, so that
-times of two lines can still be compared exactly (t - stepped_us).
+**Times.** What is measured is monotonic, so that a step of the wall clock changes no duration. The
+`LogClock` makes unix time of it when a line is written, by one sum for all times of the line. If
+the wall clock has left that sum behind, it was stepped: the sum follows, and `stepped_us` says by
+how much in all, so that times of two lines can still be compared exactly (t - stepped_us).
 """
 
 from array import array
@@ -43,8 +34,8 @@ from runtime.trace_context import PARENT, Trace, trace_from
 
 @dataclass(frozen=True, slots=True)
 class CommitTimes:
-    """Monotonic microseconds of this process. One for all records of a commit, and named by its
-    identity."""
+    """Times of a commit, in monotonic microseconds of this process. One object for all records of
+    the commit, and named by its identity."""
 
     asked_us: int
     """When it was handed to the storage."""
@@ -59,13 +50,13 @@ LOOK_US_MAX: Final = 10_000
 
 
 class LogClock:
-    """See the module. Made with both clocks, in microseconds, read at the same moment."""
+    """Clock of the log. Made with both clocks, in microseconds, read at the same moment."""
 
     __slots__ = ("base_us", "stepped_us")
 
     def __init__(self, *, now_us: int, wall_us: int) -> None:
         self.base_us = wall_us - now_us
-        """What makes unix time of monotonic time."""
+        """Sum that makes unix time of monotonic time."""
         self.stepped_us = 0
 
     def unix_us(self, now_us: int) -> int:
@@ -93,7 +84,7 @@ CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-pol
 
 
 class LoggedSession(Protocol):
-    """Whoever is given something over a session."""
+    """A session that is given something."""
 
     @property
     def session_id(self) -> str: ...
@@ -188,15 +179,19 @@ class SettledSpan:
         self.count = 0
 
 
-class PlaceLog(Protocol):
-    """The delivery log, as a place writes to it. The log holds places, so they cannot import it."""
+class SpanLog(Protocol):
+    """The delivery log, as places and origins write to it; the log holds them, so they cannot
+    import it."""
 
     @property
     def clock(self) -> LogClock: ...
 
     @property
+    def is_on(self) -> bool: ...
+
+    @property
     def counts(self) -> Counts:
-        """What has happened, by kind; a place adds to it."""
+        """Counts of everything that has happened, by kind; a place adds to them."""
 
     @property
     def holds(self) -> bool:
@@ -217,6 +212,9 @@ class PlaceLog(Protocol):
     def settled(self, place: "LoggedPlace", span: SettledSpan) -> None:
         """Write the line of a settled span that has ended."""
 
+    def unknown(self, origin: "PublishOrigin", count: int) -> None:
+        """Note that for this number of its messages nobody knows whether they are stored."""
+
 
 class LoggedPlace:
     """One place in a group. `session` None: that of the pulls, or with `is_nobody` of the broker
@@ -236,7 +234,7 @@ class LoggedPlace:
 
     def __init__(
         self,
-        log: PlaceLog,
+        log: SpanLog,
         queue: Queue,
         group: str,
         session: LoggedSession | None = None,
@@ -378,23 +376,6 @@ Owned = tuple[LoggedPublish, Sequence[int], int]
 """A publish, which of its messages stand in a record, and their bytes as JSON."""
 
 
-class OriginLog(Protocol):
-    """The delivery log, as an origin writes to it. The log holds origins, so they cannot import
-    it."""
-
-    @property
-    def clock(self) -> LogClock: ...
-
-    @property
-    def is_on(self) -> bool: ...
-
-    def now_us(self) -> int:
-        """Monotonic microseconds."""
-
-    def unknown(self, origin: "PublishOrigin", count: int) -> None:
-        """Note that for this number of its messages nobody knows whether they are stored."""
-
-
 class PublishOrigin:
     """Where messages of one queue come from, and when they were accepted; then, where they are.
 
@@ -421,7 +402,7 @@ class PublishOrigin:
 
     def __init__(
         self,
-        log: OriginLog,
+        log: SpanLog,
         queue: Queue,
         accepted_us: int,
         messages: int,
@@ -599,7 +580,7 @@ class OriginTracker:
         self._origin: PublishOrigin | None = None
 
     def origin(
-        self, log: OriginLog, host: PublishingSession, queue: Queue, frame: Frame
+        self, log: SpanLog, host: PublishingSession, queue: Queue, frame: Frame
     ) -> PublishOrigin:
         """That of this publish; also of the one before, where both came at one time."""
         now_us, first, origin = log.now_us(), frame.messages[0], self._origin
@@ -635,7 +616,7 @@ class OriginTracker:
 
 
 def origin_of_request(
-    log: OriginLog,
+    log: SpanLog,
     queue: Queue,
     producer: str,
     messages: Sequence[Message],

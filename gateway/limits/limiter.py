@@ -1,14 +1,12 @@
-"""How much a principal, an address, a queue and a credential may: one debtor for each.
+"""Limits of principals, addresses, queues and credentials: an account for each.
 
-A session or request has an **allowance**: the debtors that it is charged to, all or none. What is
-over is refused with `rate_limited` and the time after which the same is admitted.
+A session or request has an **allowance**: the accounts that it is charged to, all or none. What is
+over a limit is refused with `rate_limited` and the time after which the same is admitted.
 
-Everything is kept in memory, of this gateway: `gateway.limits.accounts` says for how long. Where
-several gateways share a store, what is kept of a rate is what this one holds of it ahead of time
-(`push.rates.shared`, `gateway.limits.shared`): a take never waits for anybody.
-Bounds, and what a session says, are counted by each gateway for itself.
-
-What publishes of one session to one queue are charged to.
+Everything is kept in the memory of this gateway; `gateway.limits.accounts` says for how long. If
+several gateways share a store, this gateway holds a share of each rate ahead of time
+(`push.rates.shared`, `gateway.limits.shared`), so that a take never waits for the store. Each
+gateway counts for itself what has a bound, and the frames of a session.
 """
 
 import asyncio
@@ -17,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
+from gateway.counters import Counters
 from gateway.limits.accounts import Account, Claim, LimitAccounts, Name, own, published_bytes
 from gateway.limits.shared import SOON_S, SharedLimits
 from gateway.limits.spec import NONE, Kind, Limits, per_second
@@ -33,22 +32,23 @@ Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
 
 
 class PublishQuota:
-    """Found once for many of them."""
+    """The rate limiters that one session's publishes to one queue draw from; found once for many
+    publishes."""
 
     __slots__ = (
         "_limits",
         "_pour",
+        "accounts",
         "at_once",
         "bytes",
         "counted",
-        "debtors",
         "messages",
         "settings",
     )
 
     def __init__(
         self,
-        debtors: Sequence[Account],
+        accounts: Sequence[Account],
         of_queue: Account | None,
         settings: object,
         pour: Pour,
@@ -56,11 +56,11 @@ class PublishQuota:
         self._pour = pour
         self.settings = settings
         """The queue's, of which it was made."""
-        self.debtors = debtors if of_queue is None else (*debtors, of_queue)
-        self._limits = [debtor.limits for debtor in self.debtors]
-        self.counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
+        self.accounts = accounts if of_queue is None else (*accounts, of_queue)
+        self._limits = [account.limits for account in self.accounts]
+        self.counted = [account for account in accounts if account.limits.in_flight is not None]
         """Those whose messages in flight have a bound."""
-        buckets = [debtor.buckets for debtor in self.debtors]
+        buckets = [account.buckets for account in self.accounts]
         self.messages = [own["messages"] for own in buckets if "messages" in own]
         self.at_once = min((bucket.rate.burst for bucket in self.messages), default=None)
         """So many messages of one publish are admitted at most; None: all."""
@@ -68,9 +68,9 @@ class PublishQuota:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a debtor has other limits by now."""
-        for debtor, limits_then in zip(self.debtors, self._limits, strict=True):
-            if debtor.limits is not limits_then:
+        """Whether an account has other limits by now."""
+        for account, limits_then in zip(self.accounts, self._limits, strict=True):
+            if account.limits is not limits_then:
                 return True
         return False
 
@@ -91,55 +91,11 @@ class PublishQuota:
 BUSY_S: Final = 1.0
 """Advised where a bound is reached: nobody knows when a session ends."""
 IN_FLIGHT_BUSY_S: Final = 0.05
-_TILLS_MAX: Final = 64
-
-
-class Allowance(Protocol):
-    """What one session or request may. `now`: seconds, monotonic."""
-
-    def take(self, kind: Kind, cost: int = 1, *, now: float) -> None:
-        """Raises Refused(rate_limited) with `retry_after_s`; nothing is charged then."""
-
-    def at_once(self, queue: Queue, *, now: float) -> int | None:
-        """How many messages of one publish are admitted at most; None: all. The others are answered
-        with what `beyond` says."""
-
-    def beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
-        """Why these, which came behind those that were admitted at once, are not; counted."""
-
-    def publish(
-        self, queue: Queue, messages: Sequence[Message], *, now: float
-    ) -> Callable[[], None]:
-        """These are to be published, together, and no more than `at_once`. What is returned is to
-        be called once when they have their answer.
-
-        Raises:
-            Refused: rate_limited, too_many_in_flight; nothing is charged then.
-        """
-
-    def publish_all(
-        self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
-    ) -> Callable[[], None] | None:
-        """As `publish`, of so many publishes that are to be one. None: not all of them may be, and
-        each is to be asked for: nothing is charged, and nobody was refused."""
-
-    async def heard(self, refused: Refused) -> bool:
-        """Whether to try once more what was refused: that may only say that the store, which the
-        limit is shared through, had not been asked yet. Not shared: False, at once."""
-
-    def open(self, *, now: float, goes_on: bool = False) -> None:
-        """A session begins. `goes_on`: it had begun before, and nobody is asked.
-
-        Raises:
-            Refused: rate_limited (connections), too_many (sessions).
-        """
-
-    def close(self) -> None:
-        """It has ended; again: nothing happens."""
+_QUOTAS_MAX: Final = 64
 
 
 class Limiter:
-    """See the module."""
+    """Limiter of a gateway: its limits, and the accounts of everyone whom they concern."""
 
     def __init__(
         self,
@@ -148,10 +104,12 @@ class Limiter:
         queue: Limits = NONE,
         session: Limits = NONE,
         *,
-        debtors_max: int = limits.DEBTORS_MAX,
+        accounts_max: int = limits.DEBTORS_MAX,
         shared: SharedLimits | None = None,
+        counters: Counters | None = None,
     ) -> None:
-        """`shared`: rates are of all gateways together. None: of this one."""
+        """`shared`: rates are of all gateways together. None: of this one. `counters`: where the
+        refused messages of a queue are counted."""
         self.shared = shared
         self._make = own if shared is None else shared.bucket
         self.pour = pour_all if shared is None else shared.shares.pour
@@ -161,11 +119,10 @@ class Limiter:
         self._queue = queue
         self.session = session
         """What each session may (runtime.loop.fairness)."""
-        self.debtors = LimitAccounts(debtors_max, self._make)
+        self.accounts = LimitAccounts(accounts_max, self._make)
         self._queues: dict[str, tuple[object, Account | None]] = {}
-        """Of a queue: the settings of which its debtor was made, and that."""
-        self.on_refused: Callable[[Queue, int], None] = lambda queue, count: None
-        """Is told of a queue's messages that were refused."""
+        """Of a queue: the settings of which its account was made, and that."""
+        self._counters = counters
         self.refused: Counter[str] = Counter()
         """What was refused, by scope and kind."""
 
@@ -188,9 +145,9 @@ class Limiter:
         *,
         own: Limits | None = None,
         credential: str = "",
-    ) -> Allowance:
-        """Of who asks, from where; `address`: a name of runtime.addresses, None: not counted.
-        `own`: what is allowed to this credential alone."""
+    ) -> "Allowance":
+        """Make the allowance of a client; `address`: a name of runtime.addresses, None: not
+        counted. `own`: what is allowed to this credential alone."""
         claims: list[Claim] = []
         if self._principal != NONE:
             name = f"{principal.tenant}/{principal.name}"
@@ -199,27 +156,27 @@ class Limiter:
             claims.append((("address", address), self._address))
         if own is not None and own != NONE:
             claims.append((("credential", credential), own))
-        return _Charged(self, claims)
+        return Allowance(self, claims)
 
     def connect(self, address: str | None, *, now: float) -> None:
-        """A transport is opened from there, by whomever. Raises Refused(rate_limited)."""
+        """Charge a transport that is opened from this address. Raises Refused(rate_limited)."""
         self._take_of(address, "connections", now)
 
     @contextmanager
-    def guessing(self, address: str | None, *, now: float) -> Iterator[None]:
-        """Inside, a credential from there is looked at: it counts if it is wrong.
+    def checking_credential(self, address: str | None, *, now: float) -> Iterator[None]:
+        """Check a credential from this address inside: it counts if it is wrong.
 
         Raises:
             Refused: rate_limited: too many were wrong, no other one is looked at now.
         """
-        debtor = self._of_address(address, now)
-        bucket = debtor.buckets.get("failures") if debtor is not None else None
-        if debtor is None or bucket is None:
+        account = self._of_address(address, now)
+        bucket = account.buckets.get("failures") if account is not None else None
+        if account is None or bucket is None:
             yield
             return
         after_s = bucket.after_s(1, now=now)
         if after_s:
-            raise self.refusal(debtor, "failures", bucket.rate, after_s)
+            raise self.refusal(account, "failures", bucket.rate, after_s)
         try:
             yield
         except Refused as error:
@@ -230,15 +187,15 @@ class Limiter:
     def _of_address(self, address: str | None, now: float) -> Account | None:
         if address is None or self._address == NONE:
             return None
-        return self.debtors.find(((("address", address), self._address),), now=now)[0]
+        return self.accounts.find(((("address", address), self._address),), now=now)[0]
 
     def _take_of(self, address: str | None, kind: Kind, now: float) -> None:
-        debtor = self._of_address(address, now)
-        if debtor is not None:
-            self.charge((debtor,), kind, 1, now)
+        account = self._of_address(address, now)
+        if account is not None:
+            self.charge((account,), kind, 1, now)
 
     def of_queue(self, queue: Queue, now: float) -> Account | None:
-        """The debtor of a queue; None: nothing limits it."""
+        """Find the account of a queue; None: nothing limits it."""
         known = self._queues.get(queue.queue_id)
         if known is not None and known[0] is queue.settings:
             return known[1]
@@ -248,57 +205,62 @@ class Limiter:
             or self._queue.messages,
             bytes=per_second("bytes", settings.publish_bytes_per_s) or self._queue.bytes,
         )
-        debtor = known[1] if known is not None else None
+        account = known[1] if known is not None else None
         if wanted == NONE:
-            debtor = None
-        elif debtor is None:
-            debtor = Account(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
+            account = None
+        elif account is None:
+            account = Account(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
         else:
-            debtor.change(wanted, now=now)
-        self._queues[queue.queue_id] = (settings, debtor)
-        return debtor
+            account.change(wanted, now=now)
+        self._queues[queue.queue_id] = (settings, account)
+        return account
 
     def _of_id(self, queue_id: str, name: Name, kind: Kind, rate: Rate) -> Bucket:
         return self._make((name[0], queue_id), kind, rate)  # a name may be another queue's later
 
     def forget_queue(self, queue_id: str) -> None:
-        """It is deleted. Not there: nothing happens."""
+        """Forget a queue that is deleted. Not there: nothing happens."""
         self._queues.pop(queue_id, None)
+
+    def count_refused(self, queue: Queue, count: int) -> None:
+        """Count messages of a queue that were refused."""
+        if self._counters is not None:
+            self._counters.queue(queue.queue_id).refused += count
 
     # --- Charging ------------------------------------------------------------------------------
 
-    def charge(self, debtors: Sequence[Account], kind: Kind, cost: int, now: float) -> None:
-        """All of these, or none. Raises Refused(rate_limited)."""
-        charges = [(a.buckets[kind], cost) for a in debtors if kind in a.buckets]
+    def charge(self, accounts: Sequence[Account], kind: Kind, cost: int, now: float) -> None:
+        """Charge all of these, or none. Raises Refused(rate_limited)."""
+        charges = [(a.buckets[kind], cost) for a in accounts if kind in a.buckets]
         if charges and not self.pour(charges, nanoseconds(now)):
-            raise self._refused(debtors, {kind: cost}, now)
+            raise self._refused(accounts, {kind: cost}, now)
 
-    def over(self, debtors: Sequence[Account], messages: Sequence[Message], now: float) -> Refused:
-        """These cannot be published now: why, and when."""
+    def over(self, accounts: Sequence[Account], messages: Sequence[Message], now: float) -> Refused:
+        """Explain why these cannot be published now, and when they can."""
         costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
-        return self._refused(debtors, costs, now)
+        return self._refused(accounts, costs, now)
 
-    def too_many_in_flight(self, debtor: Account) -> Refused:
-        """Counted, and in words."""
-        scope, most = debtor.name[0], debtor.limits.in_flight
+    def too_many_in_flight(self, account: Account) -> Refused:
+        """Count and explain a refusal."""
+        scope, most = account.name[0], account.limits.in_flight
         self.refused[f"{scope}.in_flight"] += 1
         detail = f"of this {scope} at most {most} messages await their answer"
         return Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
 
-    def _refused(self, debtors: Sequence[Account], costs: dict[Kind, int], now: float) -> Refused:
-        """Names the limit that is waited for longest."""
+    def _refused(self, accounts: Sequence[Account], costs: dict[Kind, int], now: float) -> Refused:
+        """Refuse by the limit that is waited for longest."""
         waits = [
-            (bucket.after_s(min(cost, bucket.rate.burst), now=now), debtor, kind, bucket.rate)
-            for debtor in debtors
+            (bucket.after_s(min(cost, bucket.rate.burst), now=now), account, kind, bucket.rate)
+            for account in accounts
             for kind, cost in costs.items()
-            if (bucket := debtor.buckets.get(kind)) is not None
+            if (bucket := account.buckets.get(kind)) is not None
         ]
-        after_s, debtor, kind, rate = max(waits, key=lambda wait: wait[0])
-        return self.refusal(debtor, kind, rate, after_s)
+        after_s, account, kind, rate = max(waits, key=lambda wait: wait[0])
+        return self.refusal(account, kind, rate, after_s)
 
-    def refusal(self, debtor: Account, kind: Kind, rate: Rate, after_s: float) -> Refused:
-        """Counted, and in words."""
-        scope, name = debtor.name
+    def refusal(self, account: Account, kind: Kind, rate: Rate, after_s: float) -> Refused:
+        """Count and explain a refusal."""
+        scope, name = account.name
         self.refused[f"{scope}.{kind}"] += 1
         if kind == "failures":
             detail = f"too many wrong credentials came from this address ({kind}={rate}): wait"
@@ -310,148 +272,164 @@ class Limiter:
         """For `tocsin admin status`."""
         shared = {} if self.shared is None else {"shared": self.shared.described()}
         refused = dict(sorted(self.refused.items()))
-        return {"debtors": len(self.debtors), "refused": refused, **shared}
+        return {"debtors": len(self.accounts), "refused": refused, **shared}
 
 
-class _Charged:
-    """As Allowance. The debtors of a session are looked up once, and held; those of a request are
-    looked up each time: it may wait long, and what nobody holds may be forgotten meanwhile.
+class Allowance:
+    """Limits of one session or request: the accounts that it is charged to. `now`: seconds,
+    monotonic. A session looks its accounts up once, and holds them; a request looks them up each
+    time, because it may wait long, and accounts that nobody holds may be forgotten meanwhile.
 
     [Kept by requests that trickle in, each would begin with a whole burst of its own.]
     """
 
-    __slots__ = ("_claims", "_held", "_limiter", "_tills")
+    __slots__ = ("_claims", "_held", "_limiter", "_quotas")
 
     def __init__(self, limiter: Limiter, claims: Sequence[Claim]) -> None:
         self._limiter = limiter
         self._claims = claims
         self._held: Sequence[Account] = ()
         """Of a session that is open."""
-        self._tills: dict[str, PublishQuota] = {}
+        self._quotas: dict[str, PublishQuota] = {}
         """By queue id, while it is."""
 
     def _found(self, now: float) -> Sequence[Account]:
         if self._held or not self._claims:
             return self._held
-        return self._limiter.debtors.find(self._claims, now=now)
+        return self._limiter.accounts.find(self._claims, now=now)
 
     def take(self, kind: Kind, cost: int = 1, *, now: float) -> None:
-        """As Allowance.take."""
+        """Charge `cost`. Raises Refused(rate_limited) with `retry_after_s`; nothing is charged
+        then."""
         if self._claims:
             self._limiter.charge(self._found(now), kind, cost, now)
 
     def at_once(self, queue: Queue, *, now: float) -> int | None:
-        """As Allowance.at_once."""
-        return self._fresh_till(queue, now).at_once
+        """Return how many messages of one publish are admitted at most; None: all. The others are
+        answered with what `beyond` says."""
+        return self._fresh_quota(queue, now).at_once
 
     def beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
-        """As Allowance.beyond."""
-        self._limiter.on_refused(queue, len(messages))
-        return self._limiter.over(self._fresh_till(queue, now).debtors, messages, now)
+        """Count and explain the refusal of these messages, which came behind those that were
+        admitted at once."""
+        self._limiter.count_refused(queue, len(messages))
+        return self._limiter.over(self._fresh_quota(queue, now).accounts, messages, now)
 
     def publish(
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
-        """As Allowance.publish."""
-        till = self._fresh_till(queue, now)
-        if not till.debtors:
+        """Charge a publish of these messages, no more than `at_once`. Call what is returned once
+        when they have their answer.
+
+        Raises:
+            Refused: rate_limited, too_many_in_flight; nothing is charged then.
+        """
+        quota = self._fresh_quota(queue, now)
+        if not quota.accounts:
             return _nothing
         count = len(messages)
-        debtor = _over_in_flight(till, count)
-        if debtor is not None:
-            self._limiter.on_refused(queue, count)
-            raise self._limiter.too_many_in_flight(debtor)
-        if not till.pour(messages, now):
-            self._limiter.on_refused(queue, count)
-            raise self._limiter.over(till.debtors, messages, now)
-        return self._owed(till, count)
+        account = _over_in_flight(quota, count)
+        if account is not None:
+            self._limiter.count_refused(queue, count)
+            raise self._limiter.too_many_in_flight(account)
+        if not quota.pour(messages, now):
+            self._limiter.count_refused(queue, count)
+            raise self._limiter.over(quota.accounts, messages, now)
+        return self._owed(quota, count)
 
     def publish_all(
         self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
     ) -> Callable[[], None] | None:
-        """As Allowance.publish_all."""
-        till, count = self._fresh_till(queue, now), len(messages)
-        if till.at_once is not None and count > till.at_once:
+        """Charge several publishes that are to be one, as `publish`. None: not all of them may be,
+        and each is to be asked for: nothing is charged, and nobody was refused."""
+        quota, count = self._fresh_quota(queue, now), len(messages)
+        if quota.at_once is not None and count > quota.at_once:
             return None
-        if _over_in_flight(till, count) or not till.pour(messages, now, publishes=publishes):
+        if _over_in_flight(quota, count) or not quota.pour(messages, now, publishes=publishes):
             return None
-        return self._owed(till, count)
+        return self._owed(quota, count)
 
-    def _owed(self, till: PublishQuota, count: int) -> Callable[[], None]:
-        if not till.counted:
+    def _owed(self, quota: PublishQuota, count: int) -> Callable[[], None]:
+        if not quota.counted:
             return _nothing
-        for debtor in till.counted:
-            debtor.in_flight += count
-        self._limiter.debtors.hold(till.counted)
-        return partial(self._answered, till.counted, count)
+        for account in quota.counted:
+            account.in_flight += count
+        self._limiter.accounts.hold(quota.counted)
+        return partial(self._on_answered, quota.counted, count)
 
-    def _fresh_till(self, queue: Queue, now: float) -> PublishQuota:
-        till = self._tills.get(queue.queue_id)
-        if till is None or till.settings is not queue.settings or till.is_stale:
-            till = self._till(queue, now)
-        return till
+    def _fresh_quota(self, queue: Queue, now: float) -> PublishQuota:
+        quota = self._quotas.get(queue.queue_id)
+        if quota is None or quota.settings is not queue.settings or quota.is_stale:
+            quota = self._quota(queue, now)
+        return quota
 
-    def _till(self, queue: Queue, now: float) -> PublishQuota:
-        debtors, limiter = self._found(now), self._limiter
-        till = PublishQuota(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
+    def _quota(self, queue: Queue, now: float) -> PublishQuota:
+        accounts, limiter = self._found(now), self._limiter
+        quota = PublishQuota(accounts, limiter.of_queue(queue, now), queue.settings, limiter.pour)
         if self._held or not self._claims:  # else they may be forgotten meanwhile
-            if len(self._tills) >= _TILLS_MAX:
-                self._tills.clear()
-            self._tills[queue.queue_id] = till
-        return till
+            if len(self._quotas) >= _QUOTAS_MAX:
+                self._quotas.clear()
+            self._quotas[queue.queue_id] = quota
+        return quota
 
-    async def heard(self, refused: Refused) -> bool:
-        """As Allowance.heard."""
+    async def wait_for_share(self, refused: Refused) -> bool:
+        """Wait where a refusal may only say that the store, which the limit is shared through, had
+        not been asked yet, and return whether to try once more. Not shared: False, at once."""
         after_s = refused.retry_after_s or math.inf
         if self._limiter.shared is None or after_s > SOON_S:
             return False
         await asyncio.sleep(after_s)
         return True
 
-    def _answered(self, debtors: Sequence[Account], count: int) -> None:
-        for debtor in debtors:
-            debtor.in_flight -= count
-        self._limiter.debtors.release(debtors)
+    def _on_answered(self, accounts: Sequence[Account], count: int) -> None:
+        for account in accounts:
+            account.in_flight -= count
+        self._limiter.accounts.release(accounts)
 
     def open(self, *, now: float, goes_on: bool = False) -> None:
-        """As Allowance.open. Where it comes from has been charged when it connected."""
-        debtors = self._found(now)
-        if not goes_on:
-            self._ask(debtors, now)
-        self._held = debtors
-        self._tills.clear()
-        self._limiter.debtors.hold(debtors)
-        for debtor in debtors:
-            debtor.sessions += 1
+        """Begin a session; its address was charged when it connected. `goes_on`: the session had
+        begun before, and is not charged again.
 
-    def _ask(self, debtors: Sequence[Account], now: float) -> None:
-        for debtor in debtors:
-            most = debtor.limits.sessions
-            if most is not None and debtor.sessions >= most:
-                self._limiter.refused[f"{debtor.name[0]}.sessions"] += 1
-                detail = f"this {debtor.name[0]} has {most} sessions open, as many as it may"
+        Raises:
+            Refused: rate_limited (connections), too_many (sessions).
+        """
+        accounts = self._found(now)
+        if not goes_on:
+            self._ask(accounts, now)
+        self._held = accounts
+        self._quotas.clear()
+        self._limiter.accounts.hold(accounts)
+        for account in accounts:
+            account.sessions += 1
+
+    def _ask(self, accounts: Sequence[Account], now: float) -> None:
+        for account in accounts:
+            most = account.limits.sessions
+            if most is not None and account.sessions >= most:
+                self._limiter.refused[f"{account.name[0]}.sessions"] += 1
+                detail = f"this {account.name[0]} has {most} sessions open, as many as it may"
                 raise Refused("too_many", detail, retry_after_s=BUSY_S)
-        others = [debtor for debtor in debtors if debtor.name[0] != "address"]
+        others = [account for account in accounts if account.name[0] != "address"]
         self._limiter.charge(others, "connections", 1, now)
 
     def close(self) -> None:
-        """As Allowance.close."""
+        """End the session; again: nothing happens."""
         held, self._held = self._held, ()
-        self._tills.clear()
-        for debtor in held:
-            debtor.sessions -= 1
-        self._limiter.debtors.release(held)
+        self._quotas.clear()
+        for account in held:
+            account.sessions -= 1
+        self._limiter.accounts.release(held)
 
 
 UNLIMITED: Final = Limiter()
 """Everybody may as much as they like."""
 
 
-def _over_in_flight(till: PublishQuota, count: int) -> Account | None:
+def _over_in_flight(quota: PublishQuota, count: int) -> Account | None:
     """Who would have too much in flight with so many more."""
-    for debtor in till.counted:
-        if debtor.in_flight + count > (debtor.limits.in_flight or 0):
-            return debtor
+    for account in quota.counted:
+        if account.in_flight + count > (account.limits.in_flight or 0):
+            return account
     return None
 
 

@@ -62,7 +62,7 @@ def shake_hands(
             peer = addresses.behind(peer, _headers(request))
         name = name_of(peer.text)
         limiter.connect(name, now=now)
-        with limiter.guessing(name, now=now) if _is_guess(request) else nullcontext():
+        with limiter.checking_credential(name, now=now) if _is_guess(request) else nullcontext():
             admission = _admit(request, auth, now, wall, peer)
     except Refused as error:
         return _refuse(error, error.code.http_status, peer)

@@ -292,19 +292,22 @@ class GatewayMetrics:
         self._rest = RemoteFigures(sources)
         self._under_way: asyncio.Task[Samples] | None = None
         self.lag = LoopLag()
-        self.parts: list[Part] = []
-        """What others add, who know what the broker does not: sessions, refusals."""
-        sources.counting.on_forgotten = self._forgotten
+        self._parts: list[Part] = []
+        sources.counting.on_forgotten(self._on_forgotten)
 
-    def _forgotten(self, place: str, counted: PublishCounters | Tally) -> None:
+    def _on_forgotten(self, place: str, counted: PublishCounters | Tally) -> None:
         if isinstance(counted, PublishCounters):
             if self._queues.forget(place):
                 self._queues.gone.merge(counted)
         elif self._groups.forget(place):
             self._groups.gone.merge(counted)
 
+    def add_part(self, part: Part) -> None:
+        """Add the figures of something that the broker does not know: sessions, refusals."""
+        self._parts.append(part)
+
     def start(self) -> None:
-        """From now on the loop is looked at."""
+        """Begin to measure the loop."""
         self.lag.start()
 
     def close(self) -> None:
@@ -333,7 +336,7 @@ class GatewayMetrics:
         self._work(samples)
         self._log(samples)
         self._alerting.measure(samples)
-        for part in self.parts:
+        for part in self._parts:
             part(samples)
         await self._of_queues(samples)
         samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))

@@ -132,7 +132,7 @@ class Access:
         """As Limiter.guessing. Who brings no credential is told so, and has guessed nothing; a
         cookie cannot be guessed."""
         now = asyncio.get_running_loop().time()
-        return self._limiter.guessing(_address(scope), now=now)
+        return self._limiter.checking_credential(_address(scope), now=now)
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._below)

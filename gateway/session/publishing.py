@@ -46,7 +46,7 @@ class Charges:
 
     def guessing(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
         """As Limiter.guessing, of where its client is."""
-        return self._limiter.guessing(name_of(address.text), now=now)
+        return self._limiter.checking_credential(name_of(address.text), now=now)
 
     def begin(
         self, admission: Admission, address: ClientAddress, *, now: float, goes_on: bool = False

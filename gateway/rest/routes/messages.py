@@ -98,7 +98,7 @@ async def _published(
     try:
         owed = charged.publish(queue, messages, now=loop.time())
     except Refused as refused:
-        if not await charged.heard(refused):
+        if not await charged.wait_for_share(refused):
             raise
         owed = charged.publish(queue, messages, now=loop.time())
     beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None

@@ -254,7 +254,7 @@ def test_what_awaits_its_answer_is_bounded() -> None:
     allowance.publish(queue(), messages(500), now=0.0)
     answered()
     allowance.publish(queue(), messages(1000), now=0.0)
-    limiter.debtors.check()
+    limiter.accounts.check()
 
 
 def test_connections_count_where_they_come_from_and_then_to_whom_they_belong() -> None:
@@ -275,7 +275,7 @@ def test_wrong_credentials_close_the_door_for_a_while_and_to_their_address_only(
 
     def guess(address: str | None, code: str | None, now: float) -> str:
         try:
-            with limiter.guessing(address, now=now):
+            with limiter.checking_credential(address, now=now):
                 if code is not None:
                     raise Refused(code)
         except Refused as error:
@@ -290,7 +290,7 @@ def test_wrong_credentials_close_the_door_for_a_while_and_to_their_address_only(
     assert guess("192.0.2.7", None, 0.0) == "rate_limited"  # it is not looked at
     assert guess("192.0.2.8", None, 0.0) == "in"
     assert [guess(None, "unauthorized", 0.0) for _ in range(9)] == ["unauthorized"] * 9
-    with pytest.raises(Refused) as refused, limiter.guessing("192.0.2.7", now=0.25):
+    with pytest.raises(Refused) as refused, limiter.checking_credential("192.0.2.7", now=0.25):
         raise AssertionError("it is not looked at")
     assert refused.value.retry_after_s == 0.75
     assert guess("192.0.2.7", None, 1.0) == "in"
@@ -303,7 +303,7 @@ def test_without_limits_nothing_is_kept() -> None:
         allowance.take("requests", now=0.0)
         allowance.open(now=0.0)
         allowance.publish(queue(), messages(1), now=0.0)
-    assert len(limiter.debtors) == 0
+    assert len(limiter.accounts) == 0
 
 
 # --- For how long it is remembered (P9) -----------------------------------------------------------
@@ -313,35 +313,35 @@ def test_what_is_empty_again_is_forgotten() -> None:
     limiter = Limiter(address=parse_limits("connections=1/s+5"))
     for number in range(1000):
         limiter.connect(f"192.0.{number % 250}.{number // 250}", now=float(number * 2))
-        limiter.debtors.check()
-    assert len(limiter.debtors) <= 5
+        limiter.accounts.check()
+    assert len(limiter.accounts) <= 5
 
 
 def test_invented_names_do_not_make_a_debt_forgotten() -> None:
-    limiter = Limiter(address=parse_limits("connections=1/s+100"), debtors_max=50)
+    limiter = Limiter(address=parse_limits("connections=1/s+100"), accounts_max=50)
     for _ in range(100):
         limiter.connect("192.0.2.7", now=0.0)
     for number in range(5000):
         limiter.connect(f"198.51.{number % 250}.{number // 250}", now=0.0)
-        limiter.debtors.check()
-    assert len(limiter.debtors) == 50
+        limiter.accounts.check()
+    assert len(limiter.accounts) == 50
     with pytest.raises(Refused):
         limiter.connect("192.0.2.7", now=0.0)
 
 
 def test_whom_a_session_is_charged_to_is_not_forgotten() -> None:
     """[Forgotten and made anew for the next session, the same principal would have it twice.]"""
-    limiter = Limiter(parse_limits("messages=1000/s"), debtors_max=4)
+    limiter = Limiter(parse_limits("messages=1000/s"), accounts_max=4)
     held = limiter.allowance(WHO, None)
     held.open(now=0.0)
     for number in range(50):
         limiter.allowance(Principal(f"p{number}"), None)
-        limiter.debtors.check()
+        limiter.accounts.check()
     held.publish(queue(), messages(1000), now=2000.0)
     with pytest.raises(Refused):
         limiter.allowance(WHO, None).publish(queue(), messages(1), now=2000.0)
     held.close()
-    limiter.debtors.check()
+    limiter.accounts.check()
 
 
 def test_a_request_that_trickles_in_has_no_burst_of_its_own() -> None:
@@ -370,7 +370,7 @@ def test_a_request_that_trickles_in_has_no_burst_of_its_own() -> None:
 def test_memory_is_bounded_whatever_comes(acts: list[tuple[str, int, float]]) -> None:
     """P9."""
     limits = parse_limits("connections=2/s+3,messages=1000/s,sessions=2")
-    limiter = Limiter(limits, limits, debtors_max=3)
+    limiter = Limiter(limits, limits, accounts_max=3)
     now, sessions, owed, waits = 0.0, [], [], []
     for verb, number, pause_s in acts:
         now += pause_s
@@ -390,8 +390,8 @@ def test_memory_is_bounded_whatever_comes(acts: list[tuple[str, int, float]]) ->
                 owed.pop(number % len(owed))()
         except Refused as error:
             waits.append(error.retry_after_s or 0.0)
-        limiter.debtors.check()
-        assert len(limiter.debtors) <= 3 + 2 * len(sessions) + 2 * len(owed)
+        limiter.accounts.check()
+        assert len(limiter.accounts) <= 3 + 2 * len(sessions) + 2 * len(owed)
     assert all(wait_s > 0 for wait_s in waits)
 
 

@@ -132,7 +132,7 @@ async def test_wrong_credentials_are_counted_wherever_they_are_tried(server: Set
         for number in range(300):
             limiter = (one, other)[number % 2]
             try:
-                with limiter.guessing("192.0.2.7", now=now()):
+                with limiter.checking_credential("192.0.2.7", now=now()):
                     admitted += 1
                     raise Refused("unauthorized")
             except Refused:
@@ -169,12 +169,12 @@ async def test_a_large_request_waits_for_the_store_and_is_not_refused(server: Se
         allowance = limiter.allowance(WHO, None)
         with pytest.raises(Refused) as refused:
             allowance.publish(queue(), [ONE] * 900, now=now())
-        assert await allowance.heard(refused.value)
+        assert await allowance.wait_for_share(refused.value)
         assert not publish(allowance, 900, queue())
         with pytest.raises(Refused) as refused:
             allowance.publish(queue(), [ONE] * 1000, now=now())
     alone = Limiter(parse_limits("messages=1000/s")).allowance(WHO, None)
-    assert not await alone.heard(Refused("rate_limited", retry_after_s=0.01))
+    assert not await alone.wait_for_share(Refused("rate_limited", retry_after_s=0.01))
 
 
 async def test_without_the_store_nobody_is_locked_out(server: Settings) -> None:
