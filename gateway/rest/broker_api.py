@@ -192,8 +192,8 @@ class Metrics(Protocol):
 class ProcessMetrics(Metrics, Protocol):
     """As the process sees it."""
 
-    parts: list[Callable[[Samples], None]]
-    """What adds to everything."""
+    def add_part(self, part: Callable[[Samples], None]) -> None:
+        """Add the figures of something that the broker does not know."""
 
     def start(self) -> None:
         """Look at the event loop from now on."""
