@@ -383,9 +383,9 @@ COUNTS = """
 import sys
 from pathlib import Path
 from gateway.deliverylog.batches import SETTLED, SPANS
-from gateway.deliverylog.writer import Writer
+from gateway.deliverylog.writer import LogWriter
 from tests.gateway.deliverylog.test_delivery_log_files import BOUNDS, chunk
-writer = Writer.open(Path(sys.argv[1]), sys.argv[2], BOUNDS)
+writer = LogWriter.open(Path(sys.argv[1]), sys.argv[2], BOUNDS)
 print("open", flush=True)
 sys.stdin.readline()
 for kind in (SPANS, SETTLED):
