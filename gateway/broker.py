@@ -47,7 +47,7 @@ from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
 from gateway.stores.backup import Backups
-from gateway.stores.marks import recognise
+from gateway.stores.marks import check_storage
 from gateway.stores.open import guarded, open_stores
 from metadata.catalog import (
     Group,
@@ -270,7 +270,7 @@ class Broker:
         Raises:
             Refused: storage_unavailable: the storage is not the one of this catalog (P13).
         """
-        await recognise(self.storage, self.metadata)
+        await check_storage(self.storage, self.metadata)
         self.storage.on_certified(self._certified)
         self.metadata.on_queue_changed(self._changed)
         await self.agreement.start()

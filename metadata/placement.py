@@ -1,30 +1,26 @@
-"""On which storage clusters a new queue's partitions are placed. Pure.
+"""Storage clusters: their facts, where a new queue's partitions go, and whether they suffice. Pure.
 
-A queue is spread over all clusters that take new partitions, zone by zone: what is lost with one of
-them is part of each queue, and not all of some. Where one has more room than others it takes more.
-Nothing new goes to a cluster that is overheated or away. Where all are overheated the queue is made
-all the same, where there is most room: an empty queue takes none, dead letters need theirs made at
-any time, and publishing stops by itself below the reserve (R29). Where none answers it is refused.
-
-The same facts and queue give the same places, whoever computes them.
-
-What is known of each storage cluster, and when that becomes something else. Pure.
+Places. A queue is spread over all clusters that take new partitions, zone by zone, so that a lost
+one takes part of each queue with it, and not all of some. One with more room takes more. Nothing
+new goes to a cluster that is hot or away. If all are hot, the queue is made all the same, where
+there is most room: an empty queue takes none, dead letters need theirs at any time, and publishing
+stops by itself below the reserve (R29). If none answers it is refused. The same facts and queue
+give the same places, whoever computes them.
 
     well ── used ≥ hot_share ──▶ hot ── used < hot_share - COOLER ──▶ well
     any  ── not answered for AWAY_S ──▶ away ── answers ──▶ well or hot
 
-A manager looks at them and keeps these facts as marks of the catalog, where whoever places a new
-queue finds them, also while no manager is there. So a fact is written when it has become another
-one, and not each time that it is looked at.
-
-When storage clusters are too few or too many, and that it is said once. Pure.
+Facts. A manager probes the clusters and keeps these facts as marks of the catalog, where a gateway
+that places a new queue finds them, also while no manager is there. A fact is written when it has
+changed, and not at each probe.
 
     enough ── all that answer are hot, for HOLD_S ──▶ add
     enough ── all are idle, two at least, one of them empty, for HOLD_S ──▶ remove
     add, remove ── it is not so any more, for HOLD_S ──▶ enough
 
-Each wish has a number, and is kept in the catalog before anybody is told: a manager that takes over
-knows what was said, and says again, under the same number, what may not have been.
+Wishes. Each wish for more or fewer clusters has a number, and is kept in the catalog before its
+hook is called: a manager that takes over knows the last one, and calls again, under the same
+number, if that call may not have happened.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -135,7 +131,7 @@ TOLD_EVERY_S: Final = 10.0
 """Of how full one is; a mark is a change of the catalog, which every gateway reads."""
 TOLD_STEP: Final = 0.02
 """Of its memory: what is placed does not change noticeably for less."""
-MARK: Final = "storage cluster "
+CLUSTER_MARK: Final = "storage cluster "
 """And its name: the mark of its facts."""
 
 
@@ -253,7 +249,7 @@ class Clusters:
             assert facts.since_unix_ms >= 0
 
 
-def encoded(facts: ClusterFacts) -> str:
+def encode_facts(facts: ClusterFacts) -> str:
     """As the mark has them."""
     return msgspec.json.encode(facts).decode()
 
@@ -308,12 +304,16 @@ class Scaling:
         self._other_since = 0.0
 
     def looked(
-        self, facts: Sequence[ClusterFacts], in_use: Collection[str], *, now: float,
+        self,
+        facts: Sequence[ClusterFacts],
+        in_use: Collection[str],
+        *,
+        now: float,
         wall_unix_ms: int,
-    ) -> Wish | None:  # fmt: skip
+    ) -> Wish | None:
         """All clusters were looked at; `in_use`: those that have partitions of some queue, or the
         catalog. The wish that is to be kept and told now; None: it is as before."""
-        found = wanted(facts, in_use)
+        found = wish_for(facts, in_use)
         if found == (self.wish.kind, self.wish.clusters):
             self._other = None
             return None
@@ -323,9 +323,12 @@ class Scaling:
             return None
         kind, clusters = found
         return Wish(
-            number=self.wish.number + 1, kind=kind, clusters=clusters,
-            since_unix_ms=wall_unix_ms, is_told=False,
-        )  # fmt: skip
+            number=self.wish.number + 1,
+            kind=kind,
+            clusters=clusters,
+            since_unix_ms=wall_unix_ms,
+            is_told=False,
+        )
 
     def kept(self, wish: Wish) -> None:
         """The catalog has it."""
@@ -338,7 +341,9 @@ class Scaling:
         return float("inf") if self._other is None else self._other_since + HOLD_S
 
 
-def wanted(facts: Sequence[ClusterFacts], in_use: Collection[str]) -> tuple[Kind, tuple[str, ...]]:
+def wish_for(
+    facts: Sequence[ClusterFacts], in_use: Collection[str]
+) -> tuple[Kind, tuple[str, ...]]:
     """What these facts alone speak for."""
     answering = [one for one in facts if one.state != "away"]
     if answering and all(one.state == "hot" for one in answering):
@@ -359,13 +364,13 @@ def read_wish(text: str | None) -> Wish | None:
         return None
 
 
-def going(text: str | None) -> tuple[str, ...]:
+def clusters_to_remove(text: str | None) -> tuple[str, ...]:
     """Of the mark: the clusters that a hook was told to remove, by name. Nothing new belongs there.
     Where there is no hook they stay."""
     wish = read_wish(text)
     return wish.clusters if wish is not None and wish.kind == "remove" and wish.has_hook else ()
 
 
-def encoded_scaling(wish: Wish) -> str:
+def encode_wish(wish: Wish) -> str:
     """As the mark has it."""
     return msgspec.json.encode(wish).decode()

@@ -11,11 +11,16 @@ from typing import Final, Protocol
 
 from gateway.models import ClusterDescription
 from gateway.stores.marks import ClusterMark, Mark, MarkKeeper
-from metadata import placement as clusters
-from metadata import placement as scaling
 from metadata.catalog import Principal, QueueSettings
 from metadata.catalog_service import CatalogService
-from metadata.placement import place
+from metadata.placement import (
+    CLUSTER_MARK,
+    SCALING_MARK,
+    candidate,
+    clusters_to_remove,
+    place,
+    read_facts,
+)
 from push.errors import Refused, TocsinError
 from push.storage_port import PLAIN, Sealer
 from runtime.loop.fairness import TimeSlices
@@ -156,15 +161,15 @@ def place_on(
 
     def placing(queue_id: str, settings: QueueSettings) -> tuple[str, ...]:
         candidates = [
-            clusters.candidate(
+            candidate(
                 target.cluster,
                 target.zone,
-                clusters.read_facts(metadata.mark(clusters.MARK + target.cluster)),
+                read_facts(metadata.mark(CLUSTER_MARK + target.cluster)),
                 answers=shards[target.cluster].answers,
             )
             for target in targets
         ]
-        going = scaling.going(metadata.mark(scaling.SCALING_MARK))
+        going = clusters_to_remove(metadata.mark(SCALING_MARK))
         staying = [one for one in candidates if one.name not in going]
         if any(one.state == "well" for one in staying):
             candidates = staying
@@ -222,7 +227,7 @@ class ClusterDescriber:
         ]
 
     def _described(self, name: str, zone: str, queues: int, partitions: int) -> ClusterDescription:
-        facts = clusters.read_facts(self._metadata.mark(clusters.MARK + name))
+        facts = read_facts(self._metadata.mark(CLUSTER_MARK + name))
         shard = self._shards.get(name)
         return ClusterDescription(
             name=name,

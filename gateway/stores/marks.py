@@ -1,22 +1,17 @@
-"""A mark: a small file in the data folder, in which a gateway remembers what it has seen of
-something that is kept elsewhere (R30).
+"""Marks: what a gateway remembers, outside of it, of a store that is kept elsewhere (R30).
 
-It is written down now and then while it changes. Who loses it, or never had it, believes what that
-says of itself: gateways come and go, and one that was there before tells when something is wrong.
+A mark is a small file in the data folder, written now and then while it changes. A gateway that
+loses it, or never had it, believes what the store says of itself: gateways come and go, and one
+that was there before notices when something is wrong.
 
-What a gateway remembers of the store, outside of it (R30): its incarnation, and how many touches
-every copy had once. A store with another one, or with fewer, was exchanged or rolled back.
+    store.mark     the incarnation of each storage cluster, and how many touches every copy had
+                   once. A store with another one, or with fewer, was exchanged or rolled back
+    catalog.mark   the incarnation of a metadata service's catalog, and its version. Another
+                   one, or an older version, is refused at the start, never adopted: its queues are
+                   not those whose messages are in the storage (P13). While a gateway runs it knows
+                   better, by the stamps of single changes (`metadata.service.client`)
 
-See `gateway.stores.marks`.
-
-What a gateway remembers of the catalog behind a metadata service, outside of it (R30, P13): its
-incarnation, and how far it had come. Another one, or one that has gone back, is refused at the
-start, never adopted: its queues are not those whose messages are in the storage.
-
-See `gateway.stores.marks`. While a gateway runs it knows better, by the stamps of single
-changes (`metadata.service.client`).
-
-Which storage belongs to the catalog: the catalog remembers its incarnation.
+The catalog itself remembers the incarnation of the storage that belongs to it.
 """
 
 import asyncio
@@ -67,8 +62,8 @@ def write_file(path: Path, mark: object) -> None:
 
 
 class FileKeeper(Generic[MarkT]):
-    """Writes down what `found` says, where that has changed: every WRITTEN_EVERY_S from `start` on,
-    and at the end."""
+    """Write the mark that `found` returns, if it has changed: every WRITTEN_EVERY_S from `start`
+    on, and at the end."""
 
     def __init__(self, path: Path, found: Callable[[], MarkT], log: logging.Logger) -> None:
         self._path = path
@@ -108,12 +103,12 @@ class FileKeeper(Generic[MarkT]):
             await asyncio.to_thread(self._write)
 
 
-FILE: Final = "store.mark"
-_WHAT: Final = (
+STORE_MARK_FILE: Final = "store.mark"
+_STORE_MARK_HELP: Final = (
     "it says which store belongs to this gateway; remove it when you know that the store is the "
     "right one"
 )
-_LOG: Final = logging.getLogger("tocsin.storage")
+_STORAGE_LOG: Final = logging.getLogger("tocsin.storage")
 
 
 class ClusterMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,10 +124,10 @@ class Mark(ClusterMark, frozen=True, kw_only=True):
     others: dict[str, ClusterMark] = {}
 
 
-def read_mark(data_dir: Path) -> Mark | None:
+def read_store_mark(data_dir: Path) -> Mark | None:
     """None: this gateway was never at a store. Raises Refused(storage_unavailable): it cannot be
     read, with what to do."""
-    return read_file(data_dir / FILE, Mark, _WHAT)
+    return read_file(data_dir / STORE_MARK_FILE, Mark, _STORE_MARK_HELP)
 
 
 class MarkKeeper:
@@ -144,7 +139,7 @@ class MarkKeeper:
         self._incarnation = incarnation
         self._touches = touches
         self._others: dict[str, Callable[[], ClusterMark]] = {}
-        self._file = FileKeeper(data_dir / FILE, self._found, _LOG)
+        self._file = FileKeeper(data_dir / STORE_MARK_FILE, self._found, _STORAGE_LOG)
 
     def add(self, cluster: str, mark: Callable[[], ClusterMark]) -> None:
         """Of one more storage cluster, in place of what was said of it before."""
@@ -167,18 +162,18 @@ class MarkKeeper:
 
 
 CATALOG_MARK_FILE: Final = "catalog.mark"
-_WHAT_CATALOG: Final = (
+_CATALOG_MARK_HELP: Final = (
     "it says which catalog belongs to this gateway; remove it when you know that the metadata "
     "service has the right one"
 )
 _CATALOG_LOG: Final = logging.getLogger("tocsin.metadata")
 
 
-def check_mark(data_dir: Path, place: CatalogPlace) -> None:
+def check_catalog_mark(data_dir: Path, place: CatalogPlace) -> None:
     """That this is the catalog that was here, or there was none. Raises Refused
     (storage_unavailable), with what to do."""
     path = data_dir / CATALOG_MARK_FILE
-    before = read_file(path, CatalogPlace, _WHAT_CATALOG)
+    before = read_file(path, CatalogPlace, _CATALOG_MARK_HELP)
     if before is None:
         return
     if before.incarnation != place.incarnation:
@@ -199,7 +194,7 @@ def catalog_keeper(data_dir: Path, place: Callable[[], CatalogPlace]) -> FileKee
     return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
 
 
-async def recognise(storage: Storage, metadata: Metadata) -> None:
+async def check_storage(storage: Storage, metadata: Metadata) -> None:
     """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
     partition anew, below every cursor and position. The first one is remembered.
 

@@ -45,7 +45,13 @@ from gateway.stores.clusters import (
     places_of,
     touches_of,
 )
-from gateway.stores.marks import ClusterMark, MarkKeeper, catalog_keeper, check_mark, read_mark
+from gateway.stores.marks import (
+    ClusterMark,
+    MarkKeeper,
+    catalog_keeper,
+    check_catalog_mark,
+    read_store_mark,
+)
 from metadata.catalog import Principal
 from metadata.catalog_service import CatalogService
 from metadata.data_keys import DataKeys
@@ -90,7 +96,7 @@ async def open_metadata(
     remote = RemoteDatabase(node_client(config, config.metadata_urls), beats=database.memberships())
     try:
         store, contents = await RowStore.open(remote, on_fatal=on_fatal)
-        await asyncio.to_thread(check_mark, config.data_dir, store.place)
+        await asyncio.to_thread(check_catalog_mark, config.data_dir, store.place)
     except BaseException:
         await remote.close()
         raise
@@ -216,7 +222,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
         opened.callback(os.close, lock)
         found = await examine_all(home)
         check(found, home)
-        mark = await asyncio.to_thread(read_mark, data_dir)
+        mark = await asyncio.to_thread(read_store_mark, data_dir)
         known = mark or ClusterMark(incarnation=found[0].incarnation or "")
         with explained([doubt for one in found for doubt in one.doubts]):
             shard = await open_shard(home, known, on_fatal)

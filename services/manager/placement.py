@@ -24,12 +24,23 @@ import msgspec
 
 from gateway.stores.clusters import INCARNATION_OF, Others, examine_all, open_shard, places_of
 from gateway.stores.marks import ClusterMark
-from metadata import placement as clusters
-from metadata import placement as scaling
 from metadata.backend import Contents
 from metadata.catalog import Queue
 from metadata.catalog_service import CatalogService
-from metadata.placement import ClusterProbe, Clusters, Scaling, Wish
+from metadata.placement import (
+    CLUSTER_MARK,
+    HOT_SHARE,
+    SCALING_MARK,
+    ClusterFacts,
+    ClusterProbe,
+    Clusters,
+    Scaling,
+    Wish,
+    encode_facts,
+    encode_wish,
+    read_facts,
+    read_wish,
+)
 from metadata.port import STORAGE_INCARNATION
 from metadata.redis.database import CatalogShard, RedisDatabase
 from metadata.row_store import RowStore
@@ -91,7 +102,7 @@ class OutCluster:
         *,
         leads: Callable[[], bool],
         hook: ScaleHook | None = None,
-        hot_share: float = clusters.HOT_SHARE,
+        hot_share: float = HOT_SHARE,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._catalog = catalog
@@ -137,10 +148,10 @@ class OutCluster:
 
     async def _facts(self, looks: Sequence[ClusterProbe], now: float) -> None:
         if self._clusters is None:
-            marks = [self._catalog.mark(clusters.MARK + look.name) for look in looks]
-            known = [facts for facts in map(clusters.read_facts, marks) if facts is not None]
+            marks = [self._catalog.mark(CLUSTER_MARK + look.name) for look in looks]
+            known = [facts for facts in map(read_facts, marks) if facts is not None]
             self._clusters = Clusters(known, hot_share=self._hot_share)
-            self._scaling = Scaling(scaling.read_wish(self._catalog.mark(scaling.SCALING_MARK)))
+            self._scaling = Scaling(read_wish(self._catalog.mark(SCALING_MARK)))
             self._tell_at = now + HOOK_S  # who led before may be telling it still
         found = self._clusters.looked(looks, now=now, wall_unix_ms=int(self._wall() * 1000))
         found += [
@@ -151,8 +162,8 @@ class OutCluster:
         for facts in found:
             if not self._leads():
                 return
-            before = clusters.read_facts(self._catalog.mark(clusters.MARK + facts.name))
-            await self._catalog.set_mark(clusters.MARK + facts.name, clusters.encoded(facts))
+            before = read_facts(self._catalog.mark(CLUSTER_MARK + facts.name))
+            await self._catalog.set_mark(CLUSTER_MARK + facts.name, encode_facts(facts))
             self._clusters.told(facts, now=now)
             if before is None or before.state != facts.state:
                 level = logging.INFO if facts.state == "well" else logging.WARNING
@@ -162,9 +173,9 @@ class OutCluster:
                     f"; {facts.why}" if facts.why else "",
                 )  # fmt: skip
 
-    def _is_another_in_the_catalog(self, one: clusters.ClusterFacts) -> bool:
+    def _is_another_in_the_catalog(self, one: ClusterFacts) -> bool:
         """A manager that led before may have written what it had found, late."""
-        held = clusters.read_facts(self._catalog.mark(clusters.MARK + one.name))
+        held = read_facts(self._catalog.mark(CLUSTER_MARK + one.name))
         return held is None or held.state != one.state
 
     # --- Too few, too many ---------------------------------------------------------------------
@@ -188,7 +199,7 @@ class OutCluster:
             self._telling.add_done_callback(self._told)
 
     async def _keep(self, wish: Wish) -> None:
-        await self._catalog.set_mark(scaling.SCALING_MARK, scaling.encoded_scaling(wish))
+        await self._catalog.set_mark(SCALING_MARK, encode_wish(wish))
         self._scaling.kept(wish)
 
     async def _tell(self, hook: ScaleHook, wish: Wish) -> None:
@@ -208,7 +219,7 @@ class OutCluster:
         )
         try:
             await hook.tell(body)
-            held = scaling.read_wish(self._catalog.mark(scaling.SCALING_MARK))
+            held = read_wish(self._catalog.mark(SCALING_MARK))
             if self._leads() and self._scaling.wish == wish == held:  # else another one led since
                 await self._keep(msgspec.structs.replace(wish, is_told=True))
         except HookFailed as error:
@@ -262,7 +273,7 @@ class Placing:
 
     targets: Sequence[Target]
     hook: ScaleHook | None = None
-    hot_share: float = clusters.HOT_SHARE
+    hot_share: float = HOT_SHARE
     nodes: Callable[[], NodeClient] | None = None
     """Of the metadata service, where gateways have the catalog from one: it may stand over another
     database than the first cluster. None: the catalog is there."""

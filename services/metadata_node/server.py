@@ -21,7 +21,7 @@ import uvloop
 from gateway.config import Config
 from gateway.settings import SQLITE
 from gateway.stores.clusters import check, examine_all, explained, open_shard, touches_of
-from gateway.stores.marks import ClusterMark, MarkKeeper, read_mark
+from gateway.stores.marks import ClusterMark, MarkKeeper, read_store_mark
 from gateway.stores.open import node_client
 from metadata.backend import NodeDatabase
 from metadata.redis.database import RedisDatabase
@@ -142,7 +142,7 @@ async def open_database(
     opened.callback(os.close, lock)
     found = await examine_all(target)
     check(found, target)
-    mark = await asyncio.to_thread(read_mark, data_dir)
+    mark = await asyncio.to_thread(read_store_mark, data_dir)
     known = mark or ClusterMark(incarnation=found[0].incarnation or "")
     with explained([doubt for one in found for doubt in one.doubts]):
         shard = await open_shard(target, known, on_fatal)

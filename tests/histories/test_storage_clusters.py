@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.stores import clusters as storage_clusters
-from gateway.stores.marks import read_mark
+from gateway.stores.marks import read_store_mark
 from metadata import placement as clusters
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from metadata.catalog_service import CatalogService
@@ -244,7 +244,7 @@ async def test_a_cluster_that_is_another_one_is_not_used(world: World) -> None:
     one = await world.gateway("one")
     queue = await placed(one)
     await world.stop(one)
-    mark = read_mark(world.folder / "one")
+    mark = read_store_mark(world.folder / "one")
     assert mark is not None
     assert set(mark.others) == {"b"}
     world.b.ask("FLUSHALL")
@@ -302,7 +302,7 @@ async def test_no_new_partition_goes_to_a_hot_cluster(world: World) -> None:
 
     async def say(name: str, state: str) -> None:
         facts = ClusterFacts(name=name, state=state)  # type: ignore[arg-type]
-        await inner.set_mark(clusters.MARK + name, clusters.encoded(facts))
+        await inner.set_mark(clusters.CLUSTER_MARK + name, clusters.encode_facts(facts))
 
     await say("b", "hot")
     assert (await one.queue("q1", partitions=16)).clusters == ("a",)
@@ -323,7 +323,7 @@ async def test_operators_see_where_partitions_are(world: World) -> None:
     inner = one.broker.metadata.inner
     assert isinstance(inner, CatalogService)
     facts = ClusterFacts(name="b", state="hot", used_bytes=90, bound_bytes=100, since_unix_ms=7)
-    await inner.set_mark(clusters.MARK + "b", clusters.encoded(facts))
+    await inner.set_mark(clusters.CLUSTER_MARK + "b", clusters.encode_facts(facts))
     a, b = (await one.broker.clusters(ANYBODY)).clusters
     assert (a.name, a.zone, a.state, a.since_unix_ms, a.answers) == (
         "a",

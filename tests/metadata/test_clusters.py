@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from metadata.placement import (
     AWAY_S,
+    CLUSTER_MARK,
     HOLD_S,
-    MARK,
     TOLD_EVERY_S,
     ClusterFacts,
     ClusterProbe,
@@ -17,12 +17,12 @@ from metadata.placement import (
     State,
     Wish,
     candidate,
-    encoded,
+    encode_facts,
+    encode_wish,
     read_facts,
     read_wish,
-    wanted,
+    wish_for,
 )
-from metadata.placement import encoded_scaling as encoded_wish
 
 WALL = 1_700_000_000_000
 
@@ -149,10 +149,10 @@ def test_any_history_of_looks_keeps_the_rules(steps: list[tuple[int, bool, float
 
 def test_facts_are_read_as_they_are_written() -> None:
     one = facts(85, state="hot")
-    assert read_facts(encoded(one)) == one
+    assert read_facts(encode_facts(one)) == one
     assert read_facts(None) is None
     assert read_facts("{") is None
-    assert MARK.endswith(" ")
+    assert CLUSTER_MARK.endswith(" ")
 
 
 def test_who_places_knows_itself_who_answers() -> None:
@@ -186,14 +186,14 @@ def test_the_line_that_a_manager_was_told_counts_also_when_it_says_away() -> Non
 def test_what_is_wished_for() -> None:
     hot = [facts(85, "a", "hot"), facts(90, "b", "hot")]
     idle = [facts(5, "a"), facts(5, "b")]
-    assert wanted(hot, {"a", "b"}) == ("add", ())
-    assert wanted([*hot, facts(50, "c")], {"a"}) == ("enough", ())
-    assert wanted([*hot, facts(0, "c", "away")], {"a"}) == ("add", ())
-    assert wanted(idle, {"a"}) == ("remove", ("b",))
-    assert wanted(idle, {"a", "b"}) == ("enough", ())
-    assert wanted(idle[:1], set()) == ("enough", ())
-    assert wanted([*idle, facts(5, "c", "away")], {"a"}) == ("enough", ())
-    assert wanted([], set()) == ("enough", ())
+    assert wish_for(hot, {"a", "b"}) == ("add", ())
+    assert wish_for([*hot, facts(50, "c")], {"a"}) == ("enough", ())
+    assert wish_for([*hot, facts(0, "c", "away")], {"a"}) == ("add", ())
+    assert wish_for(idle, {"a"}) == ("remove", ("b",))
+    assert wish_for(idle, {"a", "b"}) == ("enough", ())
+    assert wish_for(idle[:1], set()) == ("enough", ())
+    assert wish_for([*idle, facts(5, "c", "away")], {"a"}) == ("enough", ())
+    assert wish_for([], set()) == ("enough", ())
 
 
 def test_a_wish_is_told_once_and_when_it_has_held() -> None:
@@ -213,7 +213,7 @@ def test_a_wish_is_told_once_and_when_it_has_held() -> None:
 def test_who_takes_over_does_not_say_again_what_was_said() -> None:
     hot = [facts(85, state="hot")]
     known = Wish(number=4, kind="add", is_told=True)
-    scaling = Scaling(read_wish(encoded_wish(known)))
+    scaling = Scaling(read_wish(encode_wish(known)))
     for at in (0.0, 100.0, 1000.0):
         assert scaling.looked(hot, {"a"}, now=at, wall_unix_ms=WALL) is None
     assert scaling.wish == known

@@ -16,11 +16,16 @@ from typing import Any, cast
 import pytest
 
 from gateway.stores.clusters import place_on
-from metadata import placement as clusters
-from metadata import placement as scaling
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.catalog_service import CatalogService
-from metadata.placement import HOLD_S, ClusterProbe
+from metadata.placement import (
+    CLUSTER_MARK,
+    HOLD_S,
+    SCALING_MARK,
+    ClusterProbe,
+    read_facts,
+    read_wish,
+)
 from push.errors import Refused
 from runtime.webhook import HOOK_S, HookFailed, ScaleHook, check_hook
 from services.manager.placement import HOOK_AGAIN_S, LEFT_S, OutCluster
@@ -63,7 +68,7 @@ class World:
 
     def state(self, name: str) -> str | None:
         """As the catalog has it."""
-        facts = clusters.read_facts(self.metadata.mark(clusters.MARK + name))
+        facts = read_facts(self.metadata.mark(CLUSTER_MARK + name))
         return facts.state if facts is not None else None
 
     def told(self) -> list[dict[str, Any]]:
@@ -215,7 +220,7 @@ async def test_a_hook_that_has_not_heard_is_told_again_under_the_same_number(
     assert len(world.told()) == 2
     await steps(successor, HOOK_S, 1000)
     assert [one["number"] for one in world.told()] == [1, 1, 1]
-    wish = scaling.read_wish(world.metadata.mark(scaling.SCALING_MARK))
+    wish = read_wish(world.metadata.mark(SCALING_MARK))
     assert wish is not None
     assert wish.is_told
 
@@ -364,13 +369,13 @@ async def test_nothing_new_goes_to_a_cluster_that_a_hook_is_to_remove(world: Wor
     await steps(
         OutCluster(world.metadata, world.storage, world.look, leads=lambda: True), 0, HOLD_S
     )
-    wish = scaling.read_wish(world.metadata.mark(scaling.SCALING_MARK))
+    wish = read_wish(world.metadata.mark(SCALING_MARK))
     assert wish is not None
     assert (wish.kind, wish.clusters) == ("remove", ("b",))  # and there is nobody who would
     queue, _ = await world.metadata.put_queue(ANYBODY, "first", QueueSettings())
     assert set(queue.clusters) == {"a", "b"}
     await world.metadata.delete_queue(ANYBODY, "first")
-    await world.metadata.set_mark(scaling.SCALING_MARK, "")
+    await world.metadata.set_mark(SCALING_MARK, "")
     await steps(world.manager(), 0, HOLD_S)
     assert world.told()[-1]["remove"] == ["b"]
     queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
@@ -442,9 +447,9 @@ async def test_a_hook_s_answer_to_a_manager_of_before_takes_no_newer_wish_back(
     world.used = {"a": 50, "b": 50}
     after = 100 + HOLD_S + HOOK_S
     await steps(world.manager(), 100, 100 + HOLD_S, after, after + HOOK_AGAIN_S)
-    wish = scaling.read_wish(world.metadata.mark(scaling.SCALING_MARK))
+    wish = read_wish(world.metadata.mark(SCALING_MARK))
     assert wish is not None
     assert (wish.number, wish.kind, wish.is_told) == (2, "enough", True)
     answers.set()
     await telling
-    assert scaling.read_wish(world.metadata.mark(scaling.SCALING_MARK)) == wish
+    assert read_wish(world.metadata.mark(SCALING_MARK)) == wish

@@ -98,7 +98,7 @@ def fill(node: Node, share: float) -> None:
 
 def facts(gateway: Gateway, name: str) -> ClusterFacts | None:
     """As the gateway knows them."""
-    return clusters.read_facts(gateway.broker.metadata.mark(clusters.MARK + name))
+    return clusters.read_facts(gateway.broker.metadata.mark(clusters.CLUSTER_MARK + name))
 
 
 def is_in(gateway: Gateway, name: str, state: str) -> Any:
@@ -119,7 +119,9 @@ async def test_the_catalog_is_where_gateways_have_it(urls: str, tmp_path: Path) 
         opened = await begun(
             urls, nodes=lambda: NodeClient(network, NodeChoice(["http://n1"], random))
         )
-        await becomes(lambda: clusters.read_facts(catalog.mark(clusters.MARK + "b")) is not None)
+        await becomes(
+            lambda: clusters.read_facts(catalog.mark(clusters.CLUSTER_MARK + "b")) is not None
+        )
         await opened.stop()
 
 

@@ -15,7 +15,7 @@ from gateway.cli.store import doctor, forget_server, provision, set_replicas
 from gateway.config import Config
 from gateway.encryption.keyring import Rotated
 from gateway.encryption.master_key import replace_keys
-from gateway.stores.marks import FILE, Mark, MarkKeeper, read_mark, write_file
+from gateway.stores.marks import STORE_MARK_FILE, Mark, MarkKeeper, read_store_mark, write_file
 from gateway.stores.open import Stores, open_stores
 from loadtests.server import free_port
 from metadata.catalog import Principal, QueueSettings
@@ -299,19 +299,19 @@ async def test_a_mark_is_written_at_the_end_too(tmp_path: Path) -> None:
     touches = {"s": 1}
     keeper = MarkKeeper(tmp_path, "i", lambda: touches)
     await keeper.start()
-    assert read_mark(tmp_path) == Mark(incarnation="i", touches={"s": 1})
+    assert read_store_mark(tmp_path) == Mark(incarnation="i", touches={"s": 1})
     touches["s"] = 7
     await keeper.close()
     await keeper.close()
-    assert read_mark(tmp_path) == Mark(incarnation="i", touches={"s": 7})
+    assert read_store_mark(tmp_path) == Mark(incarnation="i", touches={"s": 7})
 
 
 def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    assert read_mark(tmp_path) is None
-    write_file(tmp_path / FILE, Mark(incarnation="i"))
-    (tmp_path / FILE).write_bytes(b'{"incar')
+    assert read_store_mark(tmp_path) is None
+    write_file(tmp_path / STORE_MARK_FILE, Mark(incarnation="i"))
+    (tmp_path / STORE_MARK_FILE).write_bytes(b'{"incar')
     with pytest.raises(Refused, match="remove it when you know"):
-        read_mark(tmp_path)
+        read_store_mark(tmp_path)
 
 
 def at(node: Node) -> str:
@@ -327,6 +327,6 @@ def sentinel_url(shard: Guarded, user: str) -> str:
 
 def read_marks(tmp_path: Path) -> Mark:
     """The gateway's."""
-    mark = read_mark(tmp_path / "gateway")
+    mark = read_store_mark(tmp_path / "gateway")
     assert mark is not None
     return mark
