@@ -173,8 +173,6 @@ class Broker:
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self._rest = AsyncExitStack()
         """What is closed last."""
-        self.drain_sessions: Callable[[], Awaitable[None]] | None = None
-        """Sends the sessions elsewhere; set by whoever has sessions."""
 
     def _caches(self) -> dict[str, HitRateSource]:
         return {
@@ -244,12 +242,12 @@ class Broker:
 
     @property
     def gateway(self) -> str:
-        """As BrokerPort.gateway."""
+        """The name of this gateway; "": there are never others."""
         return self.groups.presence.gateway
 
     @property
     def gateways(self) -> tuple[str, ...]:
-        """As BrokerPort.gateways."""
+        """The names of all live gateways, this one included; empty: there are never others."""
         return self.groups.presence.there()
 
     @property
@@ -303,15 +301,14 @@ class Broker:
             self.janitor.touched(Partition(queue.queue_id, number))
 
     def leave(self) -> None:
-        """As WholeBroker.leave."""
+        """Be `draining`, and so not ready, from now on; everything else goes on."""
         self._availability.leave()
 
     async def drain(self) -> None:
-        """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
+        """Be not ready, and answer the pulls that wait. Sessions are sent away by the server, at
+        the same time."""
         self._availability.leave()
         self.pulls.drain()
-        if self.drain_sessions is not None:
-            await self.drain_sessions()
 
     async def stop(self) -> None:
         """Answer every publish, write every cursor, close the stores."""
@@ -399,8 +396,9 @@ class Broker:
         start: GroupStart | None, *, named: frozenset[str] = frozenset(),
         deletes_max: int | None = None,
     ) -> tuple[Group, bool]:  # fmt: skip
-        """Create it, durably with all its cursors (R11), or find it as it is (False). See
-        BrokerPort.put_group."""
+        """Create it, durably with all its cursors (R11), or find it as it is (False). `start` None:
+        that of the settings. Raises Refused(would_delete): more than `deletes_max` messages would
+        leave the queue, because they were kept for the first group; None: nobody asks how many."""
         asked = settings.start if start is None else start
         if deletes_max is not None and asked != "earliest":
             await self._check_beginning(principal, queue, name, asked, deletes_max)
@@ -422,7 +420,9 @@ class Broker:
         self, principal: Principal, queue: Queue, name: str, row: Membership | None = None,
         *, deletes_max: int | None = None, begin: Begin | None = None,
     ) -> Removed:  # fmt: skip
-        """Delete it with its cursors. `row`: see Metadata.delete_group; the others: BrokerPort."""
+        """Delete it with its cursors; returns what goes with it. `row`: see Metadata.delete_group.
+        `deletes_max` None: nobody asks how much that is. `begin` is awaited before. Raises
+        Refused(would_delete): more messages."""
         removed = Removed()
         if deletes_max is not None:
             group = self.metadata.find_group(principal, queue, name)
@@ -443,7 +443,7 @@ class Broker:
         self, principal: Principal, queue: Queue, name: str, to: SeekTo,
         *, deletes_max: int | None = None, begin: Begin | None = None,
     ) -> Removed:  # fmt: skip
-        """As BrokerPort.seek_group."""
+        """Set the cursors of a group anew: `Upkeep.seek`."""
         return await self.upkeep.seek(
             principal, queue, name, to, deletes_max=deletes_max, begin=begin
         )
@@ -467,7 +467,8 @@ class Broker:
         return await self.backups.make(folder, progress)
 
     async def clusters(self, who: Principal | None) -> ClusterList:
-        """See BrokerPort."""
+        """The storage clusters; none where messages are in files of this machine. `who`: of whose
+        tenant queues are counted; None: all."""
         return ClusterList(clusters=await self._clusters(who) if self._clusters is not None else [])
 
     async def describe(self) -> dict[str, object]:

@@ -15,12 +15,12 @@ Whole numbers in texts that anybody may have written: queries, headers, places.
 
 from collections.abc import Callable
 from math import inf
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from gateway.limits.spec import NONE, Limits
-from metadata.catalog import Principal, Queue
+from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, Rights
 from push import limits
 from push.delivery import State
@@ -685,26 +685,3 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many more there were that this call did not reach, or was refused: call again."""
     refused: list[RefusedKeys] = []
     """Of these, those that were refused; left out: none was."""
-
-
-class Upkeeping(Protocol):
-    """What operators ask about queues. Every call raises TocsinError for what it refuses."""
-
-    async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """Give nothing out to groups, or go on; as it is then, durably."""
-
-    async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
-        """Drop what stands there, for a group, or (None) for everybody; durably."""
-
-    async def peek(
-        self, principal: Principal, queue: Queue, look: Look, group: str | None
-    ) -> Peeked:
-        """Show messages without taking them; with a group those that it has not settled."""
-
-    async def dead_letters(
-        self, principal: Principal, queue: Queue, look: Look
-    ) -> FoundDeadLetters:
-        """The dead letters of a queue that have not gone back."""
-
-    async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
-        """Send dead letters back into the queue that they come from; durably."""

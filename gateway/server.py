@@ -26,12 +26,12 @@ from gateway.accounting.books import AccountingWriter
 from gateway.admin.socket import AdminSocket, token_routes
 from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer
+from gateway.broker import Broker
 from gateway.config import Config, describe
 from gateway.net.connections import Registry, drain_sessions
 from gateway.net.longpoll import Polls
 from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
-from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import NO_PAGES, Pages
 from gateway.session.session import SessionServices
 from gateway.wire.protocol import Timing
@@ -67,7 +67,7 @@ FINISH_S: Final = 2.0
 """Of `drain_s`, kept for writing and closing after the sessions have gone."""
 
 OnFatal = Callable[[str], None]
-Build = Callable[[Config, OnFatal], Awaitable[WholeBroker]]
+Build = Callable[[Config, OnFatal], Awaitable[Broker]]
 """Opens the broker. What it calls OnFatal with ends the process."""
 
 
@@ -77,7 +77,7 @@ class Server:
     def __init__(
         self,
         config: Config,
-        broker: WholeBroker,
+        broker: Broker,
         bound: socket,
         pages: Pages,
         *,
@@ -254,7 +254,7 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
         raise StartError(str(error)) from None
 
 
-def _scraped_of(config: Config, broker: WholeBroker) -> MetricsServer | None:
+def _scraped_of(config: Config, broker: Broker) -> MetricsServer | None:
     """The port for metrics alone; None: there is none. Raises StartError."""
     if config.metrics_port is None:
         return None

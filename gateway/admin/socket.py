@@ -32,10 +32,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.accounting.audit import LOCAL, Actor, Audit
 from gateway.accounting.books import AccountingWriter
 from gateway.auth.auth import Authenticator
+from gateway.broker import Broker
+from gateway.encryption.keyring import Keyring
 from gateway.encryption.master_key import parse_new_key
 from gateway.limits.spec import limits_of
 from gateway.rest.accounting import shown_keys
-from gateway.rest.broker_api import BrokerPort, Keys
 from gateway.rest.routes.keys import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import NAME, Principal
 from metadata.port import Tokens
@@ -167,7 +168,7 @@ _ROTATE: Final = msgspec.json.Decoder(RotateMasterKey)
 _NOTED: Final = ("master_key_id", "master_key_id_before", "data_keys")
 
 
-def key_routes(broker: BrokerPort, audit: Audit) -> list[Route]:
+def key_routes(broker: Broker, audit: Audit) -> list[Route]:
     """Look at the keys, without a key, and rotate the master key."""
 
     async def master_key(request: Request) -> Response:
@@ -188,7 +189,7 @@ def key_routes(broker: BrokerPort, audit: Audit) -> list[Route]:
     ]
 
 
-def _keys(broker: BrokerPort) -> Keys:
+def _keys(broker: Broker) -> Keyring:
     if broker.keyring is None:
         raise Refused("invalid_request", "this broker seals nothing: its encryption is off")
     return broker.keyring
@@ -207,7 +208,7 @@ class PartitionsOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _PARTITIONS_OF: Final = msgspec.json.Decoder(PartitionsOf)
 
 
-def cluster_routes(broker: BrokerPort) -> list[BaseRoute]:
+def cluster_routes(broker: Broker) -> list[BaseRoute]:
     """Both only look."""
 
     async def clusters(request: Request) -> Response:
@@ -278,7 +279,7 @@ class AdminSocket:
     def __init__(
         self,
         data_dir: Path,
-        broker: BrokerPort,
+        broker: Broker,
         routes: Sequence[BaseRoute] = (),
         books: AccountingWriter | None = None,
         *,
@@ -368,7 +369,7 @@ def _administrator(tenant: str) -> tuple[Principal, Actor]:
     return who, msgspec.structs.replace(LOCAL, principal=who)
 
 
-async def _delete_queue(broker: BrokerPort, audit: Audit, request: Request) -> Response:
+async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Response:
     wanted = decode(await read_body(request), _DELETE_QUEUE)
     who, by = _administrator(wanted.tenant)
     if wanted.confirm is None:
@@ -384,7 +385,7 @@ async def _delete_queue(broker: BrokerPort, audit: Audit, request: Request) -> R
     return reply({"deleted": queue.name, "queue_id": queue.queue_id, **held})
 
 
-async def _held(broker: BrokerPort, who: Principal, name: str) -> dict[str, Any]:
+async def _held(broker: Broker, who: Principal, name: str) -> dict[str, Any]:
     """How many messages and groups go with a queue; without what a storage that is away does not
     say, for the queue can be deleted all the same. Raises Refused(queue_not_found)."""
     queue = broker.find_queue(who, name)
@@ -439,13 +440,13 @@ class _Backup:
     manifest, or `problem`. Whoever asked goes away: it is broken off."""
 
     def __init__(
-        self, broker: BrokerPort, audit: Audit, folder: Path, ended: Callable[["_Backup"], None]
+        self, broker: Broker, audit: Audit, folder: Path, ended: Callable[["_Backup"], None]
     ) -> None:
         self._told: tuple[str, int, int] | None = None
         self._task = asyncio.create_task(self._make(broker, audit, folder))
         self._task.add_done_callback(lambda _task: ended(self))
 
-    async def _make(self, broker: BrokerPort, audit: Audit, folder: Path) -> dict[str, object]:
+    async def _make(self, broker: Broker, audit: Audit, folder: Path) -> dict[str, object]:
         async with audit.act("broker.backup", LOCAL, subject=str(folder)):
             return await broker.backup(folder, self._note)
 

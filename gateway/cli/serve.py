@@ -21,7 +21,6 @@ from gateway.cli.parked import park
 from gateway.cli.store import doctor, forget_server, provision, set_replicas
 from gateway.cli.tokens import token
 from gateway.config import Config, ConfigError, load
-from gateway.rest.broker_api import WholeBroker
 from gateway.rest.pages import Site, pages
 from gateway.settings import SETTINGS, SQLITE, Setting
 from runtime import process as logs
@@ -90,7 +89,7 @@ def serve(as_json: bool, **flags: Any) -> None:
     config = load_config(flags)
     logs.configure(config.log_level, as_json=as_json)
 
-    async def build(config: Config, on_fatal: server.OnFatal) -> WholeBroker:
+    async def build(config: Config, on_fatal: server.OnFatal) -> Broker:
         return await Broker.open(config, on_fatal=on_fatal)
 
     site = Site()

@@ -45,8 +45,8 @@ class QueueOperations:
         self._redriving = Redriver(storage, publisher, groups, metadata)
 
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """See Upkeeping. What is on its way out already arrives; what is in flight settles,
-        returns or expires as ever."""
+        """Give nothing out to groups, or go on; the queue as it is then, durably. What is on its
+        way out already arrives; what is in flight settles, returns or expires."""
         return await self._metadata.pause_queue(principal, name, paused=paused)
 
     async def seek(
@@ -59,8 +59,9 @@ class QueueOperations:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set a group's cursors anew; deliveries of before no longer count. See
-        BrokerPort.seek_group."""
+        """Set a group's cursors anew; deliveries of before no longer count. `deletes_max` None:
+        nobody asks how many messages that deletes. `begin` is awaited before. Raises
+        Refused(would_delete): more messages, that no group needs then."""
         group = self._metadata.find_group(principal, queue, name)
         if isinstance(to, tuple):
             kind, value = to
@@ -82,7 +83,8 @@ class QueueOperations:
         return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
-        """See Upkeeping. What is in flight no longer counts: its acks are stale."""
+        """Drop the messages of a group, or (None) of all; durably. What is in flight no longer
+        counts: its acks are stale."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
 
         def groups() -> list[Group]:
@@ -110,14 +112,14 @@ class QueueOperations:
     async def peek(
         self, principal: Principal, queue: Queue, look: Look, group: str | None
     ) -> Peeked:
-        """See Upkeeping."""
+        """Show messages without taking them; with a group those that it has not settled."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
         return await looking.peek(self._storage, self._groups, queue, look, found)
 
     async def dead_letters(
         self, principal: Principal, queue: Queue, look: Look
     ) -> FoundDeadLetters:
-        """See Upkeeping."""
+        """List the dead letters of a queue that have not gone back."""
         dead = await self._dead_letter_queue(principal, queue)
         group = None
         if dead is not None:
@@ -126,7 +128,8 @@ class QueueOperations:
         return await self._redriving.listed(queue, dead, group, look)
 
     async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
-        """See Upkeeping. The group that carries the position is made by the first one."""
+        """Send dead letters back into the queue that they come from; durably. The first call makes
+        the group that carries the position."""
         dead = await self._dead_letter_queue(principal, queue)
         if dead is None:
             return Redriven(messages=0)

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.accounting.audit import NOT_LET_IN, Actor, AuditedAct, why_of
 from gateway.accounting.books import AccountingWriter
 from gateway.accounting.usage import UsageCounter
+from gateway.broker import Broker
 from gateway.models import WhichKey
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import ADMISSION, Operation, check_rights, find_names
 from metadata.catalog import NAME, Queue
 from metadata.port import has_queue
@@ -33,7 +33,7 @@ _ACT: Final = "tocsin.act"
 class Accounts:
     """ASGI. See the module."""
 
-    def __init__(self, app: ASGIApp, books: AccountingWriter, broker: BrokerPort) -> None:
+    def __init__(self, app: ASGIApp, books: AccountingWriter, broker: Broker) -> None:
         self._app = app
         self._books = books
         self._broker = broker
@@ -76,7 +76,7 @@ def who_asks(scope: Scope) -> Actor:
     return Actor.of(scope.get(ADMISSION), client_address(scope).text or None)
 
 
-def counter_of(scope: Scope, books: AccountingWriter, broker: BrokerPort) -> UsageCounter:
+def counter_of(scope: Scope, books: AccountingWriter, broker: Broker) -> UsageCounter:
     """Where a request counts: for the queue in its path, if there is one."""
     principal = who_asks(scope).principal
     if principal is None:
@@ -86,7 +86,7 @@ def counter_of(scope: Scope, books: AccountingWriter, broker: BrokerPort) -> Usa
     return books.usage.counter(principal.tenant, principal.name, name if is_there else None)
 
 
-async def carry_out(operation: Operation, broker: BrokerPort, request: Request) -> Response:
+async def carry_out(operation: Operation, broker: Broker, request: Request) -> Response:
     """Judge whether it may be asked for, and run its handler. Where it is an act, its line is
     written when this returns or raises."""
     if operation.act is None:

@@ -22,12 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.accounting.books import AccountingWriter
 from gateway.auth.auth import Authenticator, several
 from gateway.auth.origins import configured_origin
+from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission
 from gateway.net.longpoll import Polls
 from gateway.rest import openapi
 from gateway.rest.accounting import Accounts, carry_out
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import ADMISSION, ALLOWANCE, Operation
 from gateway.rest.routes import access as rest_access
 from gateway.rest.routes import groups as rest_groups
@@ -75,7 +75,7 @@ class Access:
         wall: Callable[[], float],
         *,
         limiter: Limiter,
-        broker: BrokerPort,
+        broker: Broker,
     ) -> None:
         self._app = app
         self._broker = broker
@@ -174,7 +174,7 @@ class Application:
 
     def __init__(
         self,
-        broker: BrokerPort,
+        broker: Broker,
         auth: Authenticator,
         polls: Polls | None = None,
         *,
@@ -239,7 +239,7 @@ class Application:
         await self._problems(scope, receive, self.access.finishing(scope, send))
 
 
-def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRoute]:
+def _routes(broker: Broker, operations: Sequence[Operation]) -> list[BaseRoute]:
     """One route per path, so that a 405 names every method the path has."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
@@ -247,7 +247,7 @@ def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRou
     return [_route(broker, path, methods) for path, methods in paths.items()]
 
 
-def _route(broker: BrokerPort, path: str, methods: dict[str, Operation]) -> Route:
+def _route(broker: Broker, path: str, methods: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         return await carry_out(methods[method], broker, request)

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.broker import Broker
 from gateway.limits.limiter import Allowance
 from gateway.models import Admission, NotLetIn, whole_number
-from gateway.rest.broker_api import BrokerPort
 from metadata.catalog import Principal, Queue, check_name
 from metadata.rights import VERBS, Rights, Verb
 from push import limits
@@ -67,7 +67,7 @@ def check_need(need: Need, rights: Rights, queue: str | None) -> None:
             rights.check_one_of(cast(list[Verb], need.split(" or ")), queue)
 
 
-Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
+Handler = Callable[[Broker, Request], Awaitable[Response]]
 ADMISSION: Final = "tocsin.admission"
 """Where the access layer leaves the Admission in the ASGI scope."""
 ALLOWANCE: Final = "tocsin.allowance"
@@ -174,12 +174,12 @@ def group_name(request: Request) -> str:
     return name
 
 
-def find_queue(broker: BrokerPort, request: Request) -> Queue:
+def find_queue(broker: Broker, request: Request) -> Queue:
     """The queue of the path. Raises Refused: invalid_name, queue_not_found."""
     return broker.find_queue(principal(request), queue_name(request))
 
 
-async def find_names(operation: Operation, broker: BrokerPort, request: Request) -> None:
+async def find_names(operation: Operation, broker: Broker, request: Request) -> None:
     """Before the handler of an operation runs: a queue or a group of the path that is not known
     here, and may have been made through another gateway just now, is known when this returns.
 

@@ -309,4 +309,4 @@ class Broker(Protocol):
         deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
         """Create it (True), or find it as it is (False). Raises Refused(would_delete): see
-        gateway.rest.broker_api."""
+        gateway.broker.Broker."""

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from gateway.accounting.audit import Actor
 from gateway.auth.browser import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
+from gateway.broker import Broker
 from gateway.models import NotLetIn
 from gateway.rest.accounting import who_asks
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import Answer, Operation, admission, read_body
 from push import limits
 from push.errors import Refused
@@ -44,7 +44,7 @@ class Admitted(msgspec.Struct):
     expires_unix_ms: int | None
 
 
-async def create_ticket(broker: BrokerPort, request: Request) -> Response:
+async def create_ticket(broker: Broker, request: Request) -> Response:
     """A ticket for a browser, to be put into the fragment of a page's address, or into a
     WebSocket's handshake. It gives what the request's own token gives. Only for who presents that:
     with the cookie, access would never end."""
@@ -59,7 +59,7 @@ async def create_ticket(broker: BrokerPort, request: Request) -> Response:
     return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
 
 
-async def enter(broker: BrokerPort, request: Request) -> Response:
+async def enter(broker: Broker, request: Request) -> Response:
     """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
     admits this browser to what they admit to, for twelve hours at most. A broker that wants no
     credentials sets none."""
@@ -86,7 +86,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
     return answer
 
 
-async def look_at_access(broker: BrokerPort, request: Request) -> Response:
+async def look_at_access(broker: Broker, request: Request) -> Response:
     """Who I am here, or 401: then a ticket or the token is wanted."""
     found = request.app.access.judge(request.scope)
     ends = None
@@ -95,7 +95,7 @@ async def look_at_access(broker: BrokerPort, request: Request) -> Response:
     return reply(Admitted(found.principal.name, ends))
 
 
-async def leave(broker: BrokerPort, request: Request) -> Response:
+async def leave(broker: Broker, request: Request) -> Response:
     """Sign this browser out: it forgets its cookie. Sessions that are open go on until they are
     closed."""
     app = request.app

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth.auth import Authenticator
+from gateway.broker import Broker
 from gateway.models import (
     GroupCounters,
     GroupPartition,
@@ -20,7 +21,6 @@ from gateway.models import (
 )
 from gateway.operator.removal import Begin, Removed
 from gateway.rest.accounting import act_of, asking, changes, counter_of, who_asks
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -194,7 +194,7 @@ _NACK: Final = msgspec.json.Decoder(NackRequest)
 _EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
 
 
-async def put_group(broker: BrokerPort, request: Request) -> Response:
+async def put_group(broker: Broker, request: Request) -> Response:
     """201 where it was made; 200 where it was there, and nothing of it changes: where one of the
     settings that are named has another value, the answer is `settings_differ`. `start` only matters
     when it is made. The first group of a queue that keeps its messages for whoever comes first
@@ -217,7 +217,7 @@ async def put_group(broker: BrokerPort, request: Request) -> Response:
     return reply({**described, "created": created}, 201 if created else 200)
 
 
-async def change_group(broker: BrokerPort, request: Request) -> Response:
+async def change_group(broker: Broker, request: Request) -> Response:
     """Only the settings that are named change; null: the queue's. A change that would delete
     messages, or move them to the dead letters, is refused with their number (`would_delete`),
     unless `deletes_max` allows as many."""
@@ -232,21 +232,21 @@ async def change_group(broker: BrokerPort, request: Request) -> Response:
     return reply({**described, **changed_fields(request, done)})
 
 
-async def get_group(broker: BrokerPort, request: Request) -> Response:
+async def get_group(broker: Broker, request: Request) -> Response:
     """One group."""
     name, queue = group_name(request), find_queue(broker, request)
     return reply(await _described(broker, request, queue, name))
 
 
 async def _described(
-    broker: BrokerPort, request: Request, queue: Queue, name: str
+    broker: Broker, request: Request, queue: Queue, name: str
 ) -> dict[str, object]:
     """A group, as far as the rights of the request show it. Raises Refused(group_not_found)."""
     described = await broker.describe_group(principal(request), queue, name)
     return group_view(described, rights(request), queue.name)
 
 
-async def delete_group(broker: BrokerPort, request: Request) -> Response:
+async def delete_group(broker: Broker, request: Request) -> Response:
     """What other groups or the retention need stays. Messages that it alone had not settled go: it
     is refused with their number (`would_delete`), unless `deletes_max` allows as many. The last
     group of a queue without retention leaves everything to whoever comes next."""
@@ -258,7 +258,7 @@ async def delete_group(broker: BrokerPort, request: Request) -> Response:
     return reply(DeletedGroup(removed.deleted))
 
 
-async def seek_group(broker: BrokerPort, request: Request) -> Response:
+async def seek_group(broker: Broker, request: Request) -> Response:
     """The group as it is afterwards. Deliveries of before no longer count: their acks are stale. A
     seek past messages that nobody else needs is refused with their number (`would_delete`), unless
     `deletes_max` allows as many."""
@@ -297,7 +297,7 @@ def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
     return ("offset", to.offset)
 
 
-async def pull(broker: BrokerPort, request: Request) -> Response:
+async def pull(broker: Broker, request: Request) -> Response:
     """Messages, as soon as there are some. The first pull of a group makes it (R11)."""
     name = group_name(request)
     wanted = decode(await read_body(request), _PULL)
@@ -316,7 +316,7 @@ async def pull(broker: BrokerPort, request: Request) -> Response:
     return answer
 
 
-async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, name: str) -> Group:
+async def _group_for_pull(broker: Broker, request: Request, queue: Queue, name: str) -> Group:
     who = principal(request)
     try:
         return broker.metadata.find_group(who, queue, name)
@@ -330,7 +330,7 @@ async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, na
 
 
 async def _pull_while_there(
-    broker: BrokerPort, request: Request, queue: Queue, group: Group, wanted: PullRequest
+    broker: Broker, request: Request, queue: Queue, group: Group, wanted: PullRequest
 ) -> list[PulledMessage]:
     """Wait for messages only while the client does. What was given to a client that has gone
     returns to the group at once, not when its lease ends."""
@@ -379,14 +379,14 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def ack(broker: BrokerPort, request: Request) -> Response:
+async def ack(broker: Broker, request: Request) -> Response:
     """Answered when it is durable: a confirmed ack (R21)."""
     wanted = decode(await read_body(request), _ACK)
     queue, group = _place(broker, request)
     return await _settle(broker.pulls.ack(queue, group, wanted.receipts))
 
 
-async def nack(broker: BrokerPort, request: Request) -> Response:
+async def nack(broker: Broker, request: Request) -> Response:
     """Return messages to the group."""
     wanted = decode(await read_body(request), _NACK)
     queue, group = _place(broker, request)
@@ -400,14 +400,14 @@ async def nack(broker: BrokerPort, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def extend(broker: BrokerPort, request: Request) -> Response:
+async def extend(broker: Broker, request: Request) -> Response:
     """Prolong leases."""
     wanted = decode(await read_body(request), _EXTEND)
     queue, group = _place(broker, request)
     return await _settle(broker.pulls.extend(queue, group, wanted.receipts, wanted.lease_s))
 
 
-def _place(broker: BrokerPort, request: Request) -> tuple[Queue, Group]:
+def _place(broker: Broker, request: Request) -> tuple[Queue, Group]:
     name, queue = group_name(request), find_queue(broker, request)
     return queue, broker.metadata.find_group(principal(request), queue, name)
 

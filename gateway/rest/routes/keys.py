@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.broker import Broker
 from gateway.models import (
     Decided,
     Explained,
@@ -20,7 +21,6 @@ from gateway.models import (
     WhichKey,
 )
 from gateway.rest.accounting import act_of, shown_keys
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -41,7 +41,7 @@ from runtime.operation import decode, reply
 LISTED_DEFAULT: Final = 100
 
 
-async def explain_key(broker: BrokerPort, request: Request) -> Response:
+async def explain_key(broker: Broker, request: Request) -> Response:
     """Where a key goes, and for each group who has it, what it waits for, and until when. Takes
     nothing from anybody; a key that never was is told where it would go."""
     query = request.query_params
@@ -56,21 +56,21 @@ async def explain_key(broker: BrokerPort, request: Request) -> Response:
     return reply(await broker.explaining.explain(principal(request), queue, key, group, after))
 
 
-async def list_held(broker: BrokerPort, request: Request) -> Response:
+async def list_held(broker: Broker, request: Request) -> Response:
     """Keys of which messages wait that were come across, and why, by partition and hash."""
     after = request.query_params.get("after")
     place = HeldPlace.parse(after) if after is not None else None
     return reply(await broker.holding.held(*_asked(broker, request), place))
 
 
-async def list_leases(broker: BrokerPort, request: Request) -> Response:
+async def list_leases(broker: Broker, request: Request) -> Response:
     """What is in flight here, by partition and offset."""
     after = request.query_params.get("after")
     place = Place.parse(after) if after is not None else None
     return reply(await broker.holding.leases(*_asked(broker, request), place))
 
 
-def _asked(broker: BrokerPort, request: Request) -> tuple[Queue, Group, int]:
+def _asked(broker: Broker, request: Request) -> tuple[Queue, Group, int]:
     """The group that a request names, and how many it wants to see."""
     name = group_name(request)
     limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
@@ -144,7 +144,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 DECISION: Final = msgspec.json.Decoder(DecisionRequest)
 
 
-async def list_parked(broker: BrokerPort, request: Request) -> Response:
+async def list_parked(broker: Broker, request: Request) -> Response:
     """What is parked, by partition."""
     name = group_name(request)
     limit = query_limit(request, limits.PARKED_PER_CALL_MAX, KEYS_DEFAULT)
@@ -153,7 +153,7 @@ async def list_parked(broker: BrokerPort, request: Request) -> Response:
     return reply(await broker.parking.parked(queue, group, limit))
 
 
-async def decide_parked(broker: BrokerPort, request: Request) -> Response:
+async def decide_parked(broker: Broker, request: Request) -> Response:
     """Answered when the decision is durable."""
     name = group_name(request)
     wanted = decode(await read_body(request), DECISION)

@@ -8,9 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.broker import Broker
 from gateway.deliverylog.spans import origin_of_request
+from gateway.publish.batch import PendingPublish
 from gateway.rest.accounting import counter_of
-from gateway.rest.broker_api import Answered, BrokerPort
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -75,7 +76,7 @@ class PublishAnswer(msgspec.Struct):
 _REQUEST: Final = msgspec.json.Decoder(PublishRequest)
 
 
-async def publish(broker: BrokerPort, request: Request) -> Response:
+async def publish(broker: Broker, request: Request) -> Response:
     """Answered when the messages are durable. When the client goes away meanwhile they are
     stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
     name = queue_name(request)
@@ -88,7 +89,7 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
 
 
 async def _published(
-    broker: BrokerPort, request: Request, name: str, messages: Sequence[Message]
+    broker: Broker, request: Request, name: str, messages: Sequence[Message]
 ) -> Response:
     keys = rights(request).check("publish", name)
     allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
@@ -103,9 +104,9 @@ async def _published(
         owed = charged.publish(queue, messages, now=loop.time())
     beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None
     counter = counter_of(request.scope, request.app.books, broker)
-    future: asyncio.Future[Answered] = loop.create_future()
+    future: asyncio.Future[PendingPublish] = loop.create_future()
 
-    def answered(answer: Answered) -> None:
+    def on_stored(answer: PendingPublish) -> None:
         owed()
         answer.counted_in(counter)
         if not future.done():  # cancelled: nobody waits any more
@@ -114,7 +115,7 @@ async def _published(
     who, log = principal(request).name, broker.delivery_log
     origin = origin_of_request(log, queue, who, messages, current())
     try:
-        broker.publisher.submit(queue, messages, answered, keys=keys, origin=origin)
+        broker.publisher.submit(queue, messages, on_stored, keys=keys, origin=origin)
     except BaseException:
         owed()
         raise
@@ -136,7 +137,7 @@ def _at_once(
     return messages[:most], messages[most:]
 
 
-def _results(answer: Answered) -> list[Mapping[str, object]]:
+def _results(answer: PendingPublish) -> list[Mapping[str, object]]:
     results: list[Mapping[str, object]] = []
     for index, outcome in enumerate(answer.outcomes):
         if isinstance(outcome, TocsinError):

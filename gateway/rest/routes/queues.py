@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.broker import Broker
 from gateway.models import (
     DeadLetterQueue,
     FoundDeadLetters,
@@ -27,7 +28,6 @@ from gateway.models import (
 from gateway.operator.removal import Removed
 from gateway.operator.settings_change import ChangedSettings
 from gateway.rest.accounting import act_of, asking, changes, shown_hash
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -132,7 +132,7 @@ _NAMING: Final = msgspec.json.Decoder(QueueNaming)
 _CHANGE: Final = msgspec.json.Decoder(QueueChange)
 
 
-async def put_queue(broker: BrokerPort, request: Request) -> Response:
+async def put_queue(broker: Broker, request: Request) -> Response:
     """201 where it was made, with the settings that are named and the defaults of the others; 200
     where it was there, and nothing of it changes: where one of the settings that are named has
     another value, the answer is `settings_differ`. To name another queue for its dead letters needs
@@ -149,7 +149,7 @@ async def put_queue(broker: BrokerPort, request: Request) -> Response:
     return reply({**described_, "created": created}, 201 if created else 200)
 
 
-async def change_queue(broker: BrokerPort, request: Request) -> Response:
+async def change_queue(broker: Broker, request: Request) -> Response:
     """Only the settings that are named change. A change that would delete messages, or move them to
     the dead letters, is refused with their number (`would_delete`), unless `deletes_max` allows as
     many. To name another queue for its dead letters needs `manage` there, too, and for its alerts
@@ -212,13 +212,13 @@ def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]
     }
 
 
-async def get_queue(broker: BrokerPort, request: Request) -> Response:
+async def get_queue(broker: Broker, request: Request) -> Response:
     """One queue."""
     queue = find_queue(broker, request)
     return reply(await described(broker, request, queue.name))
 
 
-async def described(broker: BrokerPort, request: Request, name: str) -> dict[str, Any]:
+async def described(broker: Broker, request: Request, name: str) -> dict[str, Any]:
     """A queue, as far as the rights of the request show it. Where they show that it is there and
     no more, the storage is not asked. Raises Refused(queue_not_found)."""
     allowed = rights(request)
@@ -228,7 +228,7 @@ async def described(broker: BrokerPort, request: Request, name: str) -> dict[str
     return queue_view(await broker.describe_queue(principal(request), name), allowed)
 
 
-async def list_queues(broker: BrokerPort, request: Request) -> Response:
+async def list_queues(broker: Broker, request: Request) -> Response:
     """A page of those on which there is any right: describing a queue asks the storage, and there
     may be 100,000 of them."""
     page = query_limit(request, limits.QUEUES_PER_PAGE_MAX, limits.QUEUES_PER_PAGE_MAX)
@@ -360,23 +360,23 @@ _PURGE: Final = msgspec.json.Decoder(PurgeRequest)
 _REDRIVE: Final = msgspec.json.Decoder(RedriveRequest)
 
 
-async def pause_queue(broker: BrokerPort, request: Request) -> Response:
+async def pause_queue(broker: Broker, request: Request) -> Response:
     """Nothing more is given out to its groups, durably. Publishing and readers go on."""
     return await _pause(broker, request, paused=True)
 
 
-async def resume_queue(broker: BrokerPort, request: Request) -> Response:
+async def resume_queue(broker: Broker, request: Request) -> Response:
     """What waited is given out again."""
     return await _pause(broker, request, paused=False)
 
 
-async def _pause(broker: BrokerPort, request: Request, *, paused: bool) -> Response:
+async def _pause(broker: Broker, request: Request, *, paused: bool) -> Response:
     name = queue_name(request)
     await broker.upkeep.pause(principal(request), name, paused=paused)
     return reply(await described(broker, request, name))
 
 
-async def purge_queue(broker: BrokerPort, request: Request) -> Response:
+async def purge_queue(broker: Broker, request: Request) -> Response:
     """Answered when it is durable. What is published meanwhile may stay or go."""
     wanted = decode(await read_body(request), _PURGE)
     if (wanted.group is not None) + wanted.all != 1:
@@ -392,7 +392,7 @@ async def purge_queue(broker: BrokerPort, request: Request) -> Response:
     return reply(purged)
 
 
-async def peek_queue(broker: BrokerPort, request: Request) -> Response:
+async def peek_queue(broker: Broker, request: Request) -> Response:
     """Messages as they stand, taken from nobody. With `group`: those that it has not settled, and
     what each waits for, which needs `consume` or `manage`, too: it is what the group does."""
     group = request.query_params.get("group")
@@ -405,7 +405,7 @@ async def peek_queue(broker: BrokerPort, request: Request) -> Response:
     return reply(await broker.upkeep.peek(principal(request), queue, look, group))
 
 
-async def list_dead_letters(broker: BrokerPort, request: Request) -> Response:
+async def list_dead_letters(broker: Broker, request: Request) -> Response:
     """The dead letters of this queue that have not gone back, oldest first."""
     look = _look(request, LETTERS_DEFAULT)
     _check_read(request, look)
@@ -416,7 +416,7 @@ async def list_dead_letters(broker: BrokerPort, request: Request) -> Response:
     return reply(found)
 
 
-async def redrive_dead_letters(broker: BrokerPort, request: Request) -> Response:
+async def redrive_dead_letters(broker: Broker, request: Request) -> Response:
     """Answered when they stand in the queue again. Call it again with `next` until there is none;
     what went back before an error, or before a lost answer, does not go again. Where they stand in
     a queue that the settings name, it needs `manage` there, too."""

@@ -6,9 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.broker import Broker
 from gateway.models import SessionList
 from gateway.net.longpoll import Poll, Polls
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -55,7 +55,7 @@ class Posted(msgspec.Struct):
     number: int
 
 
-async def list_sessions(broker: BrokerPort, request: Request) -> Response:
+async def list_sessions(broker: Broker, request: Request) -> Response:
     """Sessions of this gateway, over either transport or waiting for their client, by id: yours;
     and with `manage` on every queue those of your whole tenant."""
     limit = query_limit(request, limits.SESSIONS_PER_PAGE_MAX, SESSIONS_DEFAULT)
@@ -69,7 +69,7 @@ async def list_sessions(broker: BrokerPort, request: Request) -> Response:
     return reply(here)
 
 
-async def open_session(broker: BrokerPort, request: Request) -> Response:
+async def open_session(broker: Broker, request: Request) -> Response:
     """The body is the client's first message: a `hello`, in an array with what may follow it."""
     body = await read_body(request)
     poll = _polls(request).open(admission(request), body, client_address(request.scope))
@@ -79,7 +79,7 @@ async def open_session(broker: BrokerPort, request: Request) -> Response:
     return answer
 
 
-async def post_frames(broker: BrokerPort, request: Request) -> Response:
+async def post_frames(broker: Broker, request: Request) -> Response:
     """The client says something: one frame, or an array of them."""
     number = _number(request, "number", 1)
     data = await read_body(request)
@@ -87,14 +87,14 @@ async def post_frames(broker: BrokerPort, request: Request) -> Response:
     return reply(Posted(number), 202)
 
 
-async def poll_frames(broker: BrokerPort, request: Request) -> Response:
+async def poll_frames(broker: Broker, request: Request) -> Response:
     """Wait for what there is for the client."""
     after = _number(request, "after", 0)
     poll = _poll(request)
     return _batch(poll, *await poll.poll(after, _wait_s(request)))
 
 
-async def end_session(broker: BrokerPort, request: Request) -> Response:
+async def end_session(broker: Broker, request: Request) -> Response:
     """End it: what it held returns to its groups at once."""
     _poll(request).finish()
     return Response(status_code=204)

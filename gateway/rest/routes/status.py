@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth.auth import OPERATORS
+from gateway.broker import Broker
 from gateway.models import ClusterList
-from gateway.rest.broker_api import BrokerPort
 from gateway.rest.operation import Answer, Operation, admission, find_queue, principal, rights
 from gateway.rest.views import shows_depth
 from metadata.catalog import dead_letter_name, other_dead_letter_queue
@@ -19,13 +19,13 @@ from runtime.metrics.exposition import answer
 from runtime.operation import JSON, Health, Readiness, reply
 
 
-async def healthz(broker: BrokerPort, request: Request) -> Response:
+async def healthz(broker: Broker, request: Request) -> Response:
     """200 as long as the event loop turns; says nothing about the storage, because restarting
     the process would not help there."""
     return reply(Health("alive"))
 
 
-async def readyz(broker: BrokerPort, request: Request) -> Response:
+async def readyz(broker: Broker, request: Request) -> Response:
     """503 while something is not ready, with the list."""
     not_ready = await broker.ready()
     if broker.draining and not not_ready:
@@ -33,17 +33,17 @@ async def readyz(broker: BrokerPort, request: Request) -> Response:
     return reply(Readiness(not not_ready, not_ready), 503 if not_ready else 200)
 
 
-async def openapi(broker: BrokerPort, request: Request) -> Response:
+async def openapi(broker: Broker, request: Request) -> Response:
     """This description. Encoded when the application is made, see gateway.rest.app."""
     return Response(request.app.openapi, media_type=JSON)
 
 
-async def websocket(broker: BrokerPort, request: Request) -> Response:
+async def websocket(broker: Broker, request: Request) -> Response:
     """What a plain request gets where a WebSocket is opened; a real handshake never comes here."""
     raise Refused("invalid_request", "open a WebSocket here, with the subprotocol tocsin.v1")
 
 
-async def list_clusters(broker: BrokerPort, request: Request) -> Response:
+async def list_clusters(broker: Broker, request: Request) -> Response:
     """Where partitions are placed: the storage clusters, how full they are, what they hold."""
     return reply(await broker.clusters(principal(request)))
 
@@ -96,7 +96,7 @@ OPERATIONS: Final = (
 )
 
 
-async def metrics(broker: BrokerPort, request: Request) -> Response:
+async def metrics(broker: Broker, request: Request) -> Response:
     """What this gateway counts, and of queues those of one's own tenant. The holder of
     `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
     found, who = await broker.metrics.everything(), admission(request)
@@ -105,7 +105,7 @@ async def metrics(broker: BrokerPort, request: Request) -> Response:
     return await answer(request, found)
 
 
-async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
+async def queue_metrics(broker: Broker, request: Request) -> Response:
     """The same of one queue and its groups, as far as this gateway knows: counters are of what went
     through it, depth and lag are of all of it."""
     queue = find_queue(broker, request)
