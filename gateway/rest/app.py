@@ -29,16 +29,7 @@ from gateway.net.longpoll import Polls
 from gateway.rest import openapi
 from gateway.rest.accounting import Accounts, carry_out
 from gateway.rest.operation import ADMISSION, ALLOWANCE, Operation
-from gateway.rest.routes import access as rest_access
-from gateway.rest.routes import groups as rest_groups
-from gateway.rest.routes import keys as rest_facts
-from gateway.rest.routes import keys as rest_parked
-from gateway.rest.routes import messages as rest_messages
-from gateway.rest.routes import queues as rest_queues
-from gateway.rest.routes import queues as rest_upkeep
-from gateway.rest.routes import sessions as rest_sessions
-from gateway.rest.routes import status as rest_metrics
-from gateway.rest.routes import status as rest_status
+from gateway.rest.routes import access, groups, keys, messages, pull, queues, sessions, status
 from metadata.catalog import check_name
 from runtime.addresses import client_address, name_of
 from runtime.loop.fairness import IncompleteBytesBudget
@@ -47,16 +38,14 @@ from runtime.problems import SECURITY_HEADERS, Problems
 from runtime.trace_context import NoTracer, Tracer, answering, trace_of
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
-    *rest_queues.OPERATIONS,
-    *rest_messages.OPERATIONS,
-    *rest_groups.OPERATIONS,
-    *rest_parked.PARKED_OPERATIONS,
-    *rest_facts.OPERATIONS,
-    *rest_upkeep.UPKEEP_OPERATIONS,
-    *rest_sessions.OPERATIONS,
-    *rest_access.OPERATIONS,
-    *rest_metrics.METRICS_OPERATIONS,
-    *rest_status.OPERATIONS,
+    *queues.OPERATIONS,
+    *messages.OPERATIONS,
+    *groups.OPERATIONS,
+    *pull.OPERATIONS,
+    *keys.OPERATIONS,
+    *sessions.OPERATIONS,
+    *access.OPERATIONS,
+    *status.OPERATIONS,
 )
 NAMED: Final = "/v1/queues/"
 """Below it, paths have names in them."""
@@ -93,9 +82,11 @@ class Access:
         if not self._is_public(scope["path"]):
             admission = scope[ADMISSION] = self.judge(scope)
             allowance = scope[ALLOWANCE] = self._limiter.allowance(
-                admission.principal, _address(scope),
-                own=admission.limits, credential=admission.credential,
-            )  # fmt: skip
+                admission.principal,
+                _address(scope),
+                own=admission.limits,
+                credential=admission.credential,
+            )
             allowance.take("requests", now=asyncio.get_running_loop().time())
             _check_slashes(scope)
         await self._app(scope, receive, send)

@@ -28,9 +28,18 @@ from push.errors import Refused
 from runtime.operation import JSON, json_text, receive_body
 
 Need = Literal[
-    "publish", "consume", "read", "manage", "consume or manage", "consume or manage or observe",
-    "manage every", "observe every", "any", "own", "nothing",
-]  # fmt: skip
+    "publish",
+    "consume",
+    "read",
+    "manage",
+    "consume or manage",
+    "consume or manage or observe",
+    "manage every",
+    "observe every",
+    "any",
+    "own",
+    "nothing",
+]
 NEEDS: Final[Mapping[Need, str]] = {
     "publish": "`publish` on the queue, for each message on its key",
     "consume": "`consume` on the queue",

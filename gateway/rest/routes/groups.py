@@ -1,30 +1,18 @@
-"""REST: groups, and consuming from them by pull."""
+"""REST: groups: create, change, describe, delete and seek."""
 
-import asyncio
-from collections.abc import Awaitable
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
-from gateway.models import (
-    GroupCounters,
-    GroupPartition,
-    NotLetIn,
-    PulledMessage,
-    PullSettled,
-    SeekTo,
-)
+from gateway.models import GroupCounters, GroupPartition, SeekTo
 from gateway.operator.removal import Begin, Removed
-from gateway.rest.accounting import act_of, asking, changes, counter_of, who_asks
+from gateway.rest.accounting import act_of, asking, changes
 from gateway.rest.operation import (
     Answer,
     Operation,
-    admission,
     find_queue,
     group_name,
     principal,
@@ -34,14 +22,11 @@ from gateway.rest.operation import (
 from gateway.rest.routes.queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
 from gateway.rest.views import group_view
 from gateway.wire.frames import Number, StartAt
-from metadata.catalog import Group, GroupSettings, GroupStart, Queue
+from metadata.catalog import GroupSettings, GroupStart, Queue
 from metadata.settings import GroupChange, SettingChange, named_in, naming
 from push import limits
 from push.errors import Refused
-from runtime.addresses import taken_of_answer
 from runtime.operation import decode, reply
-
-PULL_MESSAGES_DEFAULT: Final = 10
 
 GroupRequest = msgspec.defstruct(
     "GroupRequest",
@@ -127,71 +112,16 @@ class SeekRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to: Literal["earliest", "latest"] | SeekPlace
 
 
-class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many messages at most, and how long to wait for the first one."""
-
-    messages_max: Annotated[int, msgspec.Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = (
-        PULL_MESSAGES_DEFAULT
-    )
-    wait_s: Annotated[float, msgspec.Meta(ge=0, le=limits.PULL_WAIT_S_MAX)] = 0
-
-
-class PullAnswer(msgspec.Struct):
-    """Empty when nothing came in time."""
-
-    messages: list[PulledMessage]
-
-
-ReceiptTexts = Annotated[
-    list[Annotated[str, msgspec.Meta(max_length=256)]],
-    msgspec.Meta(min_length=1, max_length=limits.PULL_MESSAGES_MAX),
-]
-
-
-class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts of messages that are done."""
-
-    receipts: ReceiptTexts
-
-
-class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts of messages that come again, after `delay_s` or the group's backoff, or (`reject`)
-    not at all: dead-lettered at once, or their keys parked. `reason` is kept with them."""
-
-    receipts: ReceiptTexts
-    delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
-    reason: Annotated[str, msgspec.Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
-    reject: bool = False
-
-
-class ExtendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts whose lease shall last `lease_s` from now, or the group's lease."""
-
-    receipts: ReceiptTexts
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=43_200)] | None = None
-
-
-class SettleAnswer(msgspec.Struct, omit_defaults=True):
-    """How many counted, and the receipts whose delivery had ended. `invalid` appears where some,
-    not all, of the receipts were not of this group."""
-
-    settled: int
-    stale: list[str]
-    invalid: list[str] = []
-
-
-_GROUP: Final = msgspec.json.Decoder(
+_NAMED: Final = msgspec.json.Decoder(
     naming(
-        "GroupNaming", GroupSettings, "The settings of a group that are named.",
+        "GroupNaming",
+        GroupSettings,
+        "The settings of a group that are named.",
         types={"start": Literal["earliest", "latest"] | StartAt | None},
     )
-)  # fmt: skip
+)
 _CHANGE: Final = msgspec.json.Decoder(GroupChange)
 _SEEK: Final = msgspec.json.Decoder(SeekRequest)
-_PULL: Final = msgspec.json.Decoder(PullRequest)
-_ACK: Final = msgspec.json.Decoder(AckRequest)
-_NACK: Final = msgspec.json.Decoder(NackRequest)
-_EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
 
 
 async def put_group(broker: Broker, request: Request) -> Response:
@@ -200,7 +130,7 @@ async def put_group(broker: Broker, request: Request) -> Response:
     when it is made. The first group of a queue that keeps its messages for whoever comes first
     lets those go that it begins behind: `would_delete`, unless `deletes_max` allows as many."""
     name = group_name(request)
-    named = named_in(decode(await read_body(request), _GROUP))
+    named = named_in(decode(await read_body(request), _NAMED))
     start = named.pop("start", None)
     at: GroupStart | None = start.unix_ms if isinstance(start, StartAt) else start
     word: Any = {"start": start} if isinstance(start, str) else {}
@@ -208,9 +138,14 @@ async def put_group(broker: Broker, request: Request) -> Response:
     settings = GroupSettings(**named, **word)
     with asking(request, named):
         _, created = await broker.put_group(
-            who, queue, name, settings, at,
-            named=frozenset(named), deletes_max=deletes_max(request),
-        )  # fmt: skip
+            who,
+            queue,
+            name,
+            settings,
+            at,
+            named=frozenset(named),
+            deletes_max=deletes_max(request),
+        )
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
     described = await _described(broker, request, queue, name)
@@ -297,152 +232,15 @@ def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
     return ("offset", to.offset)
 
 
-async def pull(broker: Broker, request: Request) -> Response:
-    """Messages, as soon as there are some. The first pull of a group makes it (R11)."""
-    name = group_name(request)
-    wanted = decode(await read_body(request), _PULL)
-    queue = find_queue(broker, request)
-    group = await _group_for_pull(broker, request, queue, name)
-    messages = await _pull_while_there(broker, request, queue, group, wanted)
-    answer = reply({"messages": messages})
-    if messages:
-        size = len(answer.body) - len(b'{"messages":[]}') - len(messages) + 1  # without commas
-        counter = counter_of(request.scope, request.app.books, broker)
-        counter.given(len(messages), size)
-        counter.redeliveries += sum(message.attempt > 1 for message in messages)
-        if size >= limits.MARK_BYTES:
-            taken_bytes = partial(taken_of_answer, request.scope)
-            broker.pulls.hand_over(queue, group, messages, size, taken_bytes)
-    return answer
-
-
-async def _group_for_pull(broker: Broker, request: Request, queue: Queue, name: str) -> Group:
-    who = principal(request)
-    try:
-        return broker.metadata.find_group(who, queue, name)
-    except Refused as error:
-        if error.code.name != "group_not_found":
-            raise
-    group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
-    asks, audit = who_asks(request.scope), request.app.books.audit
-    audit.note("group.create", asks, queue=queue.name, group=name)
-    return group
-
-
-async def _pull_while_there(
-    broker: Broker, request: Request, queue: Queue, group: Group, wanted: PullRequest
-) -> list[PulledMessage]:
-    """Wait for messages only while the client does. What was given to a client that has gone
-    returns to the group at once, not when its lease ends."""
-    admitted = admission(request)
-    wait_s = 0 if broker.draining else min(wanted.wait_s, admitted.lasts_s)
-    pull = broker.pulls.pull(queue, group, wanted.messages_max, wait_s, who=principal(request))
-    pulling = asyncio.ensure_future(pull)
-    leaving = asyncio.ensure_future(_left(request))
-    waiting = _Waiting()
-    auth: Authenticator = request.app.auth
-    auth.track(admitted.credential, waiting)
-    if not auth.is_live(admitted.credential):  # it ended while the group was made
-        waiting.revoked()
-    kept = False
-    try:
-        await asyncio.wait((pulling, leaving, waiting.end), return_when=asyncio.FIRST_COMPLETED)
-        if waiting.end.done():
-            raise NotLetIn("revoked", admitted.credential)
-        kept = not leaving.done()
-        return pulling.result() if kept else []
-    finally:  # also when the server, stopping at once, cancels this request
-        auth.untrack(admitted.credential, waiting)
-        leaving.cancel()
-        if not kept:
-            pulling.cancel()
-            await asyncio.wait((pulling,))
-            if not pulling.cancelled() and pulling.exception() is None:
-                broker.pulls.release(queue, group, pulling.result())
-
-
-class _Waiting:
-    """A pull that waits ends with the credential that it came with (P11)."""
-
-    def __init__(self) -> None:
-        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def revoked(self) -> None:
-        """As Revocable.revoked."""
-        if not self.end.done():
-            self.end.set_result(None)
-
-
-async def _left(request: Request) -> None:
-    """Returns when the client has gone; the body has been read to its end before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def ack(broker: Broker, request: Request) -> Response:
-    """Answered when it is durable: a confirmed ack (R21)."""
-    wanted = decode(await read_body(request), _ACK)
-    queue, group = _place(broker, request)
-    return await _settle(broker.pulls.ack(queue, group, wanted.receipts))
-
-
-async def nack(broker: Broker, request: Request) -> Response:
-    """Return messages to the group."""
-    wanted = decode(await read_body(request), _NACK)
-    queue, group = _place(broker, request)
-    if wanted.reject and wanted.delay_s is not None:
-        raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
-    return await _settle(
-        broker.pulls.nack(
-            queue, group, wanted.receipts, wanted.delay_s,
-            reason=wanted.reason, reject=wanted.reject,
-        )
-    )  # fmt: skip
-
-
-async def extend(broker: Broker, request: Request) -> Response:
-    """Prolong leases."""
-    wanted = decode(await read_body(request), _EXTEND)
-    queue, group = _place(broker, request)
-    return await _settle(broker.pulls.extend(queue, group, wanted.receipts, wanted.lease_s))
-
-
-def _place(broker: Broker, request: Request) -> tuple[Queue, Group]:
-    name, queue = group_name(request), find_queue(broker, request)
-    return queue, broker.metadata.find_group(principal(request), queue, name)
-
-
-async def _settle(acting: Awaitable[PullSettled]) -> Response:
-    """Invalid receipts alone changed nothing and are a problem; beside others that counted, the
-    answer names them."""
-    done = await acting
-    if done.invalid and not done.settled and not done.stale:
-        raise Refused("invalid_receipt")
-    return reply(SettleAnswer(done.settled, done.stale, done.invalid))
-
-
-_GROUP_PATH: Final = "/v1/queues/{queue}/groups/{group}"
+_GROUP: Final = "/v1/queues/{queue}/groups/{group}"
 _FIND: Final = ("invalid_name", "queue_not_found")
 _BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
-
-
-def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
-    return Operation(
-        "POST",
-        f"{_GROUP_PATH}/{verb}",
-        summary,
-        handler,
-        {200: Answer("What it did.", SettleAnswer)},
-        needs="consume",
-        request=request,
-        errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt", "overloaded"),
-    )
 
 
 OPERATIONS: Final = (
     Operation(
         "PUT",
-        _GROUP_PATH,
+        _GROUP,
         "Create a group, if it is not there.",
         put_group,
         {
@@ -457,7 +255,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "PATCH",
-        _GROUP_PATH,
+        _GROUP,
         "Change settings of a group.",
         change_group,
         {200: Answer("The group as it is now, and what has changed.", ChangedGroup)},
@@ -469,7 +267,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "GET",
-        _GROUP_PATH,
+        _GROUP,
         "Describe a group.",
         get_group,
         {200: Answer("The group.", GroupDescription)},
@@ -478,7 +276,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "DELETE",
-        _GROUP_PATH,
+        _GROUP,
         "Delete a group.",
         delete_group,
         {200: Answer("It is gone.", DeletedGroup)},
@@ -489,7 +287,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "POST",
-        f"{_GROUP_PATH}/seek",
+        f"{_GROUP}/seek",
         "Send a group to another place.",
         seek_group,
         {200: Answer("The group as it is now.", SoughtGroup)},
@@ -499,17 +297,4 @@ OPERATIONS: Final = (
         errors=(*_FIND, *_BODY, "group_not_found", "would_delete"),
         act="group.seek",
     ),
-    Operation(
-        "POST",
-        f"{_GROUP_PATH}/pull",
-        "Take messages.",
-        pull,
-        {200: Answer("The messages, each with its receipt.", PullAnswer)},
-        needs="consume",
-        request=PullRequest,
-        errors=(*_FIND, *_BODY, "too_many", "limit_reached", "draining"),
-    ),
-    _settling("ack", "Settle messages.", ack, AckRequest),
-    _settling("nack", "Return messages.", nack, NackRequest),
-    _settling("extend", "Prolong leases.", extend, ExtendRequest),
 )

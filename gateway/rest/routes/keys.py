@@ -1,6 +1,5 @@
-"""REST: the facts about single keys: what they wait for, which wait, what is in flight.
-
-REST: the parked keys of a group, and an operator's decisions about them.
+"""REST: keys: what they wait for, which wait, what is in flight, which are parked, and an
+operator's decisions about these.
 """
 
 from typing import Annotated, Final
@@ -38,7 +37,26 @@ from push.errors import Refused
 from push.places import Verb
 from runtime.operation import decode, reply
 
-LISTED_DEFAULT: Final = 100
+KEYS_DEFAULT: Final = 100
+
+
+class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What becomes of parked keys. Exactly one of `key`, `key_hash` (as listed) and `all`."""
+
+    decision: Verb
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)] | None = None
+    key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    all: bool = False
+
+    def which(self) -> WhichKey:
+        """The key that is meant. Raises Refused(invalid_request)."""
+        if (self.key is not None) + (self.key_hash is not None) + self.all != 1:
+            raise Refused("invalid_request", "exactly one of key, key_hash and all")
+        hashed = int(self.key_hash, 16) if self.key_hash is not None else None
+        return WhichKey(key=self.key, key_hash=hashed, every=self.all)
+
+
+_DECISION: Final = msgspec.json.Decoder(DecisionRequest)
 
 
 async def explain_key(broker: Broker, request: Request) -> Response:
@@ -60,20 +78,41 @@ async def list_held(broker: Broker, request: Request) -> Response:
     """Keys of which messages wait that were come across, and why, by partition and hash."""
     after = request.query_params.get("after")
     place = HeldPlace.parse(after) if after is not None else None
-    return reply(await broker.holding.held(*_asked(broker, request), place))
+    asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
+    return reply(await broker.holding.held(*asked, place))
 
 
 async def list_leases(broker: Broker, request: Request) -> Response:
     """What is in flight here, by partition and offset."""
     after = request.query_params.get("after")
     place = Place.parse(after) if after is not None else None
-    return reply(await broker.holding.leases(*_asked(broker, request), place))
+    asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
+    return reply(await broker.holding.leases(*asked, place))
 
 
-def _asked(broker: Broker, request: Request) -> tuple[Queue, Group, int]:
-    """The group that a request names, and how many it wants to see."""
+async def list_parked(broker: Broker, request: Request) -> Response:
+    """What is parked, by partition."""
+    asked = _group_and_limit(broker, request, limits.PARKED_PER_CALL_MAX)
+    return reply(await broker.parking.parked(*asked))
+
+
+async def decide_parked(broker: Broker, request: Request) -> Response:
+    """Answered when the decision is durable."""
     name = group_name(request)
-    limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
+    wanted = decode(await read_body(request), _DECISION)
+    which, queue = wanted.which(), find_queue(broker, request)
+    group = broker.metadata.find_group(principal(request), queue, name)
+    act = act_of(request)
+    act.about(decision=wanted.decision, **shown_keys(which, queue))
+    decided = await broker.parking.decide(queue, group, wanted.decision, which)
+    act.about(keys=len(decided.keys))
+    return reply(decided)
+
+
+def _group_and_limit(broker: Broker, request: Request, limit_max: int) -> tuple[Queue, Group, int]:
+    """The group that a request names, and how many keys or deliveries it wants at most."""
+    name = group_name(request)
+    limit = query_limit(request, limit_max, KEYS_DEFAULT)
     queue = find_queue(broker, request)
     return queue, broker.metadata.find_group(principal(request), queue, name), limit
 
@@ -119,76 +158,25 @@ OPERATIONS: Final = (
         query=(limit_parameter(limits.KEYS_PER_LOOK_MAX), _AFTER),
         errors=_ERRORS,
     ),
-)
-
-
-KEYS_DEFAULT: Final = 100
-
-
-class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What becomes of parked keys. Exactly one of `key`, `key_hash` (as listed) and `all`."""
-
-    decision: Verb
-    key: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)] | None = None
-    key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
-    all: bool = False
-
-    def which(self) -> WhichKey:
-        """The key that is meant. Raises Refused(invalid_request)."""
-        if (self.key is not None) + (self.key_hash is not None) + self.all != 1:
-            raise Refused("invalid_request", "exactly one of key, key_hash and all")
-        hashed = int(self.key_hash, 16) if self.key_hash is not None else None
-        return WhichKey(key=self.key, key_hash=hashed, every=self.all)
-
-
-DECISION: Final = msgspec.json.Decoder(DecisionRequest)
-
-
-async def list_parked(broker: Broker, request: Request) -> Response:
-    """What is parked, by partition."""
-    name = group_name(request)
-    limit = query_limit(request, limits.PARKED_PER_CALL_MAX, KEYS_DEFAULT)
-    queue = find_queue(broker, request)
-    group = broker.metadata.find_group(principal(request), queue, name)
-    return reply(await broker.parking.parked(queue, group, limit))
-
-
-async def decide_parked(broker: Broker, request: Request) -> Response:
-    """Answered when the decision is durable."""
-    name = group_name(request)
-    wanted = decode(await read_body(request), DECISION)
-    which, queue = wanted.which(), find_queue(broker, request)
-    group = broker.metadata.find_group(principal(request), queue, name)
-    act = act_of(request)
-    act.about(decision=wanted.decision, **shown_keys(which, queue))
-    decided = await broker.parking.decide(queue, group, wanted.decision, which)
-    act.about(keys=len(decided.keys))
-    return reply(decided)
-
-
-_PATH: Final = "/v1/queues/{queue}/groups/{group}/parked"
-_PARKED_ERRORS: Final = ("invalid_name", "queue_not_found", "group_not_found", "invalid_request")
-
-PARKED_OPERATIONS: Final = (
     Operation(
         "GET",
-        _PATH,
+        f"{_GROUP}/parked",
         "List parked keys.",
         list_parked,
         {200: Answer("The keys, and how many there are.", ParkedKeys)},
         needs="consume or manage",
         query=(limit_parameter(limits.PARKED_PER_CALL_MAX),),
-        errors=_PARKED_ERRORS,
+        errors=_ERRORS,
     ),
     Operation(
         "POST",
-        _PATH,
+        f"{_GROUP}/parked",
         "Retry, skip or release parked keys.",
         decide_parked,
         {200: Answer("It is durable; the keys as they were before.", Decided)},
         needs="manage",
         request=DecisionRequest,
-        errors=(*_PARKED_ERRORS, "invalid_json", "request_too_large", "not_parked", "unknown"),
+        errors=(*_ERRORS, "invalid_json", "request_too_large", "not_parked", "unknown"),
         act="parked.decide",
     ),
 )

@@ -1,6 +1,6 @@
-"""REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it.
+"""REST: queues: create, change, describe, list; pause, purge, peek, and their dead letters.
 
-REST: what operators do to queues: pause, purge, peek, and dead letters.
+Deleting a queue does not exist over HTTP; `tocsin admin delete-queue` does it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -66,6 +66,13 @@ LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
 """What a brief list leaves out: more than half of it."""
 
 
+PEEK_DEFAULT: Final = 10
+LETTERS_DEFAULT: Final = 100
+
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
 class QueueDescription(msgspec.Struct, kw_only=True):
     """A queue as `GET /v1/queues/{queue}` describes it; more fields may come. Fields that the
     rights of whoever asks do not show are left out."""
@@ -128,8 +135,29 @@ class QueueList(msgspec.Struct):
     """All that are there, with this one: the others count for themselves."""
 
 
+class PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """For whom. Exactly one of `group` and `all`: every group, and readers."""
+
+    group: str | None = None
+    all: bool = False
+
+
+class RedriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which dead letters go back, at most `limit` of them: all, those of a key, of a reason, those
+    from a place on that the answer before has named as `next`."""
+
+    key: Key | None = None
+    reason: Reason | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=limits.LOOK_MESSAGES_MAX)] = (
+        limits.LOOK_MESSAGES_MAX
+    )
+    after: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+
+
 _NAMING: Final = msgspec.json.Decoder(QueueNaming)
 _CHANGE: Final = msgspec.json.Decoder(QueueChange)
+_PURGE: Final = msgspec.json.Decoder(PurgeRequest)
+_REDRIVE: Final = msgspec.json.Decoder(RedriveRequest)
 
 
 async def put_queue(broker: Broker, request: Request) -> Response:
@@ -159,9 +187,12 @@ async def change_queue(broker: Broker, request: Request) -> Response:
     with asking(request, named), _naming_what_is_seen(request):
         _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
         done = await broker.settings.queue(
-            principal(request), name, named,
-            deletes_max=deletes_max(request), begin=beginning(request),
-        )  # fmt: skip
+            principal(request),
+            name,
+            named,
+            deletes_max=deletes_max(request),
+            begin=beginning(request),
+        )
     return reply({**await described(broker, request, name), **changed_fields(request, done)})
 
 
@@ -260,104 +291,6 @@ async def list_queues(broker: Broker, request: Request) -> Response:
     if broker.gateways:
         more |= {"gateway": broker.gateway, "gateways": broker.gateways}
     return reply({"queues": shown, **more})
-
-
-OPERATIONS: Final = (
-    Operation(
-        "GET",
-        "/v1/queues",
-        "List queues.",
-        list_queues,
-        {200: Answer("The queues, by name.", QueueList)},
-        needs="any",
-        query=(
-            limit_parameter(limits.QUEUES_PER_PAGE_MAX),
-            Parameter("after", "Only names behind this one.", {"type": "string"}),
-            Parameter("brief", f"Without: {', '.join(LEFT_OUT)}.", {"type": "boolean"}),
-        ),
-        errors=("invalid_request", "invalid_name"),
-    ),
-    Operation(
-        "PUT",
-        "/v1/queues/{queue}",
-        "Create a queue, if it is not there.",
-        put_queue,
-        {
-            200: Answer("It was there, and is as it was.", CreatedQueue),
-            201: Answer("It was created.", CreatedQueue),
-        },
-        needs="manage",
-        request=QueueSettings,
-        errors=(
-            "invalid_name",
-            "invalid_json",
-            "invalid_request",
-            "settings_differ",
-            "request_too_large",
-            "limit_reached",
-        ),
-        act="queue.put",
-    ),
-    Operation(
-        "PATCH",
-        "/v1/queues/{queue}",
-        "Change settings of a queue.",
-        change_queue,
-        {200: Answer("The queue as it is now, and what has changed.", ChangedQueue)},
-        needs="manage",
-        request=QueueChange,
-        query=(DELETES_MAX_PARAMETER,),
-        errors=(
-            "invalid_name",
-            "invalid_json",
-            "invalid_request",
-            "queue_not_found",
-            "setting_fixed",
-            "would_delete",
-            "request_too_large",
-        ),
-        act="queue.change",
-    ),
-    Operation(
-        "GET",
-        "/v1/queues/{queue}",
-        "Describe a queue.",
-        get_queue,
-        {200: Answer("The queue.", QueueDescription)},
-        needs="any",
-        errors=("invalid_name", "queue_not_found"),
-    ),
-)
-
-
-PEEK_DEFAULT: Final = 10
-LETTERS_DEFAULT: Final = 100
-
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)]
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-
-
-class PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """For whom. Exactly one of `group` and `all`: every group, and readers."""
-
-    group: str | None = None
-    all: bool = False
-
-
-class RedriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which dead letters go back, at most `limit` of them: all, those of a key, of a reason, those
-    from a place on that the answer before has named as `next`."""
-
-    key: Key | None = None
-    reason: Reason | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=limits.LOOK_MESSAGES_MAX)] = (
-        limits.LOOK_MESSAGES_MAX
-    )
-    after: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-
-
-_PURGE: Final = msgspec.json.Decoder(PurgeRequest)
-_REDRIVE: Final = msgspec.json.Decoder(RedriveRequest)
 
 
 async def pause_queue(broker: Broker, request: Request) -> Response:
@@ -464,7 +397,71 @@ _KEY: Final = Parameter("key", "Only messages of this key.", {"type": "string"})
 _AFTER: Final = Parameter("after", "Where the answer before said to go on.", {"type": "string"})
 _NUMBER: Final = {"type": "integer", "minimum": 0}
 
-UPKEEP_OPERATIONS: Final = (
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/v1/queues",
+        "List queues.",
+        list_queues,
+        {200: Answer("The queues, by name.", QueueList)},
+        needs="any",
+        query=(
+            limit_parameter(limits.QUEUES_PER_PAGE_MAX),
+            Parameter("after", "Only names behind this one.", {"type": "string"}),
+            Parameter("brief", f"Without: {', '.join(LEFT_OUT)}.", {"type": "boolean"}),
+        ),
+        errors=("invalid_request", "invalid_name"),
+    ),
+    Operation(
+        "PUT",
+        _QUEUE,
+        "Create a queue, if it is not there.",
+        put_queue,
+        {
+            200: Answer("It was there, and is as it was.", CreatedQueue),
+            201: Answer("It was created.", CreatedQueue),
+        },
+        needs="manage",
+        request=QueueSettings,
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "settings_differ",
+            "request_too_large",
+            "limit_reached",
+        ),
+        act="queue.put",
+    ),
+    Operation(
+        "PATCH",
+        _QUEUE,
+        "Change settings of a queue.",
+        change_queue,
+        {200: Answer("The queue as it is now, and what has changed.", ChangedQueue)},
+        needs="manage",
+        request=QueueChange,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "queue_not_found",
+            "setting_fixed",
+            "would_delete",
+            "request_too_large",
+        ),
+        act="queue.change",
+    ),
+    Operation(
+        "GET",
+        _QUEUE,
+        "Describe a queue.",
+        get_queue,
+        {200: Answer("The queue.", QueueDescription)},
+        needs="any",
+        errors=("invalid_name", "queue_not_found"),
+    ),
     Operation(
         "POST",
         f"{_QUEUE}/pause",

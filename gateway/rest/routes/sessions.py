@@ -116,8 +116,11 @@ def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> R
     if poll.end is not None and not poll.waits:
         close = b',"close":' + _ENCODE(CloseDescription(poll.end.code, poll.end.reason))
     body = b'{"session":%s,"batch":%d,"frames":[%s]%s}' % (
-        _ENCODE(poll.poll_id), number, b",".join(frames), close,
-    )  # fmt: skip
+        _ENCODE(poll.poll_id),
+        number,
+        b",".join(frames),
+        close,
+    )
     return Response(body, status, media_type=JSON)
 
 

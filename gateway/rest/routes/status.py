@@ -1,6 +1,5 @@
-"""REST: is the process alive, is it ready, what can it do.
-
-REST: metrics, for a Prometheus: of this gateway to operators, and of a queue.
+"""REST: what a gateway says of itself: alive, ready, its description, its storage clusters, and
+metrics for a Prometheus, of the gateway to operators, and of one queue.
 """
 
 from typing import Any, Final
@@ -48,6 +47,26 @@ async def list_clusters(broker: Broker, request: Request) -> Response:
     return reply(await broker.clusters(principal(request)))
 
 
+async def metrics(broker: Broker, request: Request) -> Response:
+    """What this gateway counts, and of queues those of one's own tenant. The holder of
+    `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
+    found, who = await broker.metrics.everything(), admission(request)
+    if (who.principal, who.credential) != (OPERATORS.principal, OPERATORS.credential):
+        found = found.of_tenant(who.principal.tenant)
+    return await answer(request, found)
+
+
+async def queue_metrics(broker: Broker, request: Request) -> Response:
+    """The same of one queue and its groups, as far as this gateway knows: counters are of what went
+    through it, depth and lag are of all of it."""
+    queue = find_queue(broker, request)
+    is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
+    sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
+    return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
+
+
+_WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."
+
 OPERATIONS: Final = (
     Operation(
         "GET",
@@ -93,30 +112,6 @@ OPERATIONS: Final = (
         needs="nothing",
         errors=("invalid_request",),
     ),
-)
-
-
-async def metrics(broker: Broker, request: Request) -> Response:
-    """What this gateway counts, and of queues those of one's own tenant. The holder of
-    `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
-    found, who = await broker.metrics.everything(), admission(request)
-    if (who.principal, who.credential) != (OPERATORS.principal, OPERATORS.credential):
-        found = found.of_tenant(who.principal.tenant)
-    return await answer(request, found)
-
-
-async def queue_metrics(broker: Broker, request: Request) -> Response:
-    """The same of one queue and its groups, as far as this gateway knows: counters are of what went
-    through it, depth and lag are of all of it."""
-    queue = find_queue(broker, request)
-    is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
-    sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
-    return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
-
-
-_WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."
-
-METRICS_OPERATIONS: Final = (
     Operation(
         "GET",
         "/metrics",
