@@ -23,7 +23,7 @@ import uvloop
 
 from gateway.accounting.audit import BROKER
 from gateway.accounting.books import AccountingWriter
-from gateway.admin.socket import AdminSocket, token_routes
+from gateway.admin.server import AdminSocket, token_routes
 from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.broker import Broker

@@ -11,7 +11,7 @@ from tocsin.cli.common import plural
 
 from gateway.accounting.audit import LOCAL, AuditEntry, AuditTrail
 from gateway.accounting.books import AUDIT_BYTES_MAX
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.cli.options import (
     broker_of,
     data_dir_of,
@@ -76,8 +76,8 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
     """
     progress = _Progress()
     try:
-        manifest = admin_socket.backup(broker_of(data_dir), folder, progress)
-    except admin_socket.AdminError as error:
+        manifest = admin_client.backup(broker_of(data_dir), folder, progress)
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None
     finally:
         progress.close()

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from tocsin.cli.common import plural
 
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.cli.options import broker_of, data_dir_option, json_option, tenant_option, to_json
 
 
@@ -25,8 +25,8 @@ def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bo
     """
     asked: dict[str, object] | None = {"queue": queue, "tenant": tenant} if queue else None
     try:
-        answer = admin_socket.placed(broker_of(data_dir), asked)
-    except admin_socket.AdminError as error:
+        answer = admin_client.placed(broker_of(data_dir), asked)
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))

@@ -8,7 +8,7 @@ import click
 from tocsin.cli.common import plural
 from tocsin.cli.times import local_time
 
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.cli.options import broker_of, data_dir_option, json_option, to_json
 from gateway.encryption.master_key import read_keys
 from push.errors import Refused
@@ -27,8 +27,8 @@ def master_key() -> None:
 def show(data_dir: str | None, as_json: bool) -> None:
     """Say which master key the broker has, and which data keys. Never shows a key."""
     try:
-        answer = admin_socket.master_key(broker_of(data_dir))
-    except admin_socket.AdminError as error:
+        answer = admin_client.master_key(broker_of(data_dir))
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))
@@ -85,8 +85,8 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     try:
         if new_key_file is not None:
             new = read_keys(new_key_file)[0].hex()
-        answer = admin_socket.rotate_master_key(broker_of(data_dir), new)
-    except (admin_socket.AdminError, Refused) as error:
+        answer = admin_client.rotate_master_key(broker_of(data_dir), new)
+    except (admin_client.AdminError, Refused) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))

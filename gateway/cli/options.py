@@ -13,7 +13,7 @@ import msgspec
 from tocsin.cli.common import Target
 from tocsin.cli.streams import OutputFailed
 
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.config import Config, ConfigError, load
 from gateway.encryption.master_key import MasterKeySettings
 
@@ -41,8 +41,8 @@ def broker_of(text: str | None) -> Path:
     path = data_dir_of(text)
     wanted = _wanted_url()
     try:
-        url = admin_socket.url_of(path)
-    except admin_socket.AdminError as error:
+        url = admin_client.url_of(path)
+    except admin_client.AdminError as error:
         hint = ""
         if wanted is not None and text is None:
             hint = f" (TOCSIN_URL or --url names {wanted}: `tocsin admin` does not go there.)"

@@ -7,7 +7,7 @@ import click
 from tocsin.cli.common import plural
 from tocsin.cli.times import local_time
 
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.cli.options import broker_of, data_dir_option, json_option, tenant_option, to_json
 from gateway.rest.routes.keys import KEYS_DEFAULT
 from push import limits
@@ -45,7 +45,7 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
       tocsin admin park list orders billing --tenant acme
       tocsin admin park list orders billing --json | jq -r '.keys[].key'
     """
-    answer = _asked(lambda: admin_socket.parked(broker_of(data_dir), place, limit))
+    answer = _asked(lambda: admin_client.parked(broker_of(data_dir), place, limit))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -96,7 +96,7 @@ def _decision(verb: str, done: str, help_text: str) -> None:
         decision: dict[str, object] = {"decision": verb}
         decision |= {name: value for name, value in which.items() if value}
         place = {"queue": queue, "group": group, "tenant": tenant}
-        answer = _asked(lambda: admin_socket.unpark(broker_of(data_dir), place, decision))
+        answer = _asked(lambda: admin_client.unpark(broker_of(data_dir), place, decision))
         if as_json:
             click.echo(to_json(answer))
             return
@@ -157,5 +157,5 @@ _decision(
 def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return ask()
-    except admin_socket.AdminError as error:
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None

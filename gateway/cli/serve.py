@@ -9,7 +9,7 @@ import msgspec
 from tocsin.cli.common import confirm, plural, print_fields, shown_name, shown_value, yes_option
 
 from gateway import server
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.broker import Broker
 from gateway.cli.backup import backup, restore, verify
 from gateway.cli.clusters import partitions
@@ -150,10 +150,10 @@ def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_jso
     folder = broker_of(data_dir)
     try:
         if not yes:
-            what = _with_what(admin_socket.delete_queue(folder, name, None, tenant))
+            what = _with_what(admin_client.delete_queue(folder, name, None, tenant))
             confirm(f"deletes the queue {name} {what}", name, yes=False)
-        answer = admin_socket.delete_queue(folder, name, name, tenant)
-    except admin_socket.AdminError as error:
+        answer = admin_client.delete_queue(folder, name, name, tenant)
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None
     click.echo(to_json(answer) if as_json else f"Deleted {name} {_with_what(answer)}.")
 
@@ -170,8 +170,8 @@ def _with_what(held: dict[str, Any]) -> str:
 def status(data_dir: str | None, as_json: bool) -> None:
     """Say how the broker is."""
     try:
-        answer = admin_socket.status(broker_of(data_dir))
-    except admin_socket.AdminError as error:
+        answer = admin_client.status(broker_of(data_dir))
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))

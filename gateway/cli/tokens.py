@@ -8,7 +8,7 @@ import click
 from tocsin.cli.durations import duration
 from tocsin.cli.times import local_time
 
-from gateway.admin import socket as admin_socket
+from gateway.admin import client as admin_client
 from gateway.cli.options import broker_of, data_dir_option, json_option, to_json
 from gateway.limits.spec import limits_of
 from metadata.rights import RightsError, parse_right
@@ -86,7 +86,7 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
       tocsin admin token create meter-7 --right 'publish:readings' --certificate meter-7.example
       TOCSIN_TOKEN=$(tocsin admin token create ci --right 'publish,consume:test.*' --expires 1h)
     """
-    answer = _asked(lambda: admin_socket.create_token(broker_of(data_dir), wanted))
+    answer = _asked(lambda: admin_client.create_token(broker_of(data_dir), wanted))
     if answer["warning"] is not None:
         click.echo(f"Warning: {answer['warning']}.", err=True)
     if as_json:
@@ -110,7 +110,7 @@ def list_tokens(data_dir: str | None, as_json: bool) -> None:
       tocsin admin token list
       tocsin admin token list --json | jq -r '.tokens[] | select(.name == "ci").token_id'
     """
-    answer = _asked(lambda: admin_socket.tokens(broker_of(data_dir)))
+    answer = _asked(lambda: admin_client.tokens(broker_of(data_dir)))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -131,7 +131,7 @@ def revoke(token_id: str, data_dir: str | None, as_json: bool) -> None:
     Examples:
       tocsin admin token revoke k3v9x2ma
     """
-    answer = _asked(lambda: admin_socket.revoke_token(broker_of(data_dir), token_id))
+    answer = _asked(lambda: admin_client.revoke_token(broker_of(data_dir), token_id))
     if as_json:
         click.echo(to_json(answer))
     else:
@@ -159,5 +159,5 @@ def _time(unix_ms: int) -> str:
 def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return ask()
-    except admin_socket.AdminError as error:
+    except admin_client.AdminError as error:
         raise click.ClickException(str(error)) from None

@@ -7,7 +7,7 @@ import pytest
 import tocsin
 from playwright.async_api import Browser, expect
 
-from gateway.admin import socket as admin
+from gateway.admin import client as admin
 from loadtests.server import Server
 from tests.browser.conftest import TOKEN
 from tests.browser.console_house import console

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.admin import socket as admin
+from gateway.admin import client as admin
 from loadtests.server import Server, free_port
 from tests.histories.redis_gateways import a_server, emptied
 from tests.servers.node import Node

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import httpx2
 import pytest
 
-from gateway.admin import socket as admin
+from gateway.admin import client as admin
 from loadtests.node import node
 from loadtests.server import Server, free_port
 from spark.session import JAVA_FIRST, java_version

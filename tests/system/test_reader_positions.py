@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tocsin
 
-from gateway.admin import socket as admin
+from gateway.admin import client as admin
 from loadtests.server import Server
 from tests.system.talk import running
 

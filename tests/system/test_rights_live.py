@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 import tocsin
 
-from gateway.admin import socket as admin
+from gateway.admin import client as admin
 from loadtests.server import Server
 
 OPERATOR = "the-token-of-these-tests"

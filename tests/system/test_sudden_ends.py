@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.socket import delete_queue
+from gateway.admin.client import delete_queue
 from loadtests.server import Server
 from tests.system.talk import Talk, http_to, running, talking
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin import socket as admin
-from gateway.admin.socket import AdminError, AdminSocket, socket_path
+from gateway.admin import client as admin
+from gateway.admin.client import AdminError, socket_path
+from gateway.admin.server import SOCKET_PATH_BYTES_MAX, AdminSocket
 from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
 from gateway.config import Config
@@ -127,7 +128,7 @@ async def test_a_long_path_gets_a_socket_elsewhere_and_leaves_nothing(
     socket = AdminSocket(deep, broker)
     await socket.start()
     place = socket_path(deep)
-    assert len(os.fsencode(place)) <= admin.SOCKET_PATH_BYTES_MAX
+    assert len(os.fsencode(place)) <= SOCKET_PATH_BYTES_MAX
     assert place.parent.parent == Path(tempfile.gettempdir())
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     assert "queue_not_found" in str(await error_of(deep))

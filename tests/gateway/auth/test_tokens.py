@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.accounting.books import AccountingWriter
-from gateway.admin import socket as admin
-from gateway.admin.socket import AdminSocket, token_routes
+from gateway.admin import client as admin
+from gateway.admin.server import AdminSocket, token_routes
 from gateway.auth.auth import LET_IN, Authenticator
 from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.socket import AdminSocket
+from gateway.admin.server import AdminSocket
 from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
 from gateway.models import ClusterDescription

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.socket import AdminSocket
+from gateway.admin.server import AdminSocket
 from gateway.cli.serve import admin as admin_command
 from metadata.catalog import GroupSettings, Principal, QueueSettings
 from push import limits

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin import socket as admin
-from gateway.admin.socket import AdminError, AdminSocket
+from gateway.admin import client as admin
+from gateway.admin.client import AdminError
+from gateway.admin.server import AdminSocket
 from gateway.broker import Broker
 from gateway.cli.serve import admin as admin_command
 from gateway.config import Config
