@@ -23,12 +23,23 @@ from storage.redis import target as redis_target
 
 ELSEWHERE: Final = frozenset(
     {
-        "TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK",
-        "TOCSIN_METADATA_HOST", "TOCSIN_METADATA_PORT", "TOCSIN_METADATA_LAYOUT",
-        "TOCSIN_METADATA_ADVERTISE", "TOCSIN_NEW_MASTER_KEY", "TOCSIN_TEST_REDIS",
-        "TOCSIN_CONTRACT", "TOCSIN_PLACING_STORAGE", "TOCSIN_SCALE_HOOK", "TOCSIN_HOT_PERCENT",
+        "TOCSIN_URL",
+        "TOCSIN_CA_FILE",
+        "TOCSIN_CERT_FILE",
+        "TOCSIN_KEY_FILE",
+        "TOCSIN_SOAK",
+        "TOCSIN_METADATA_HOST",
+        "TOCSIN_METADATA_PORT",
+        "TOCSIN_METADATA_LAYOUT",
+        "TOCSIN_METADATA_ADVERTISE",
+        "TOCSIN_NEW_MASTER_KEY",
+        "TOCSIN_TEST_REDIS",
+        "TOCSIN_CONTRACT",
+        "TOCSIN_PLACING_STORAGE",
+        "TOCSIN_SCALE_HOOK",
+        "TOCSIN_HOT_PERCENT",
     }
-)  # fmt: skip
+)
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
 TOKEN_CHARS_ADVISED: Final = 16
 _MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")

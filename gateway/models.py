@@ -32,9 +32,22 @@ Transport = Literal["websocket", "long-poll", "pull"]
 """How an owner is reached; pulls are requests over HTTP, of nobody in particular."""
 
 PartitionWaits = Literal[
-    "", "paused", "draining", "no_consumer", "absent", "moving", "elsewhere", "credit", "socket",
-    "full", "backoff", "parked", "gate", "commit", "read",
-]  # fmt: skip
+    "",
+    "paused",
+    "draining",
+    "no_consumer",
+    "absent",
+    "moving",
+    "elsewhere",
+    "credit",
+    "socket",
+    "full",
+    "backoff",
+    "parked",
+    "gate",
+    "commit",
+    "read",
+]
 """What a partition of a group waits for: see PROTOCOL.md."""
 
 
@@ -241,10 +254,26 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 # --- Keys ---------------------------------------------------------------------------------------
 
 KeyWaits = Literal[
-    "in_flight", "parked", "dead_letter", "backoff", "commit", "behind", "gate", "draining",
-    "paused", "no_consumer", "absent", "moving", "elsewhere", "socket", "full", "credit", "backlog",
-    "unknown", "nothing",
-]  # fmt: skip
+    "in_flight",
+    "parked",
+    "dead_letter",
+    "backoff",
+    "commit",
+    "behind",
+    "gate",
+    "draining",
+    "paused",
+    "no_consumer",
+    "absent",
+    "moving",
+    "elsewhere",
+    "socket",
+    "full",
+    "credit",
+    "backlog",
+    "unknown",
+    "nothing",
+]
 """What a key waits for: see PROTOCOL.md."""
 
 

@@ -13,6 +13,7 @@ from gateway.accounting.audit import LOCAL, AuditEntry, AuditTrail
 from gateway.accounting.books import AUDIT_BYTES_MAX
 from gateway.admin import client as admin_client
 from gateway.cli.options import (
+    admin_errors,
     broker_of,
     data_dir_of,
     data_dir_option,
@@ -76,9 +77,8 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
     """
     progress = _Progress()
     try:
-        manifest = admin_client.backup(broker_of(data_dir), folder, progress)
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None
+        with admin_errors():
+            manifest = admin_client.backup(broker_of(data_dir), folder, progress)
     finally:
         progress.close()
     if as_json:
@@ -181,9 +181,13 @@ def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
     the folder is restored."""
     wall = time.time()
     entry = AuditEntry(
-        unix_ms=int(wall * 1000), action="broker.restore", outcome="ok", subject=str(backup),
-        details={"incarnation": incarnation}, **LOCAL.fields(),
-    )  # fmt: skip
+        unix_ms=int(wall * 1000),
+        action="broker.restore",
+        outcome="ok",
+        subject=str(backup),
+        details={"incarnation": incarnation},
+        **LOCAL.fields(),
+    )
     try:
         trail = AuditTrail.open(data_dir, AUDIT_BYTES_MAX)
         trail.append([entry], wall=wall)

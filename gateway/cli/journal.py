@@ -21,9 +21,17 @@ from gateway.cli.options import data_dir_option, folder_of, json_option, to_json
 BAR_WIDTH: Final = 20
 _LINE: Final = msgspec.json.Decoder(UsageLine)
 _SUMMED: Final = (
-    "requests", "messages_in", "bytes_in", "duplicates", "messages_out", "bytes_out",
-    "redeliveries", "refusals", "websocket_s", "long_poll_s",
-)  # fmt: skip
+    "requests",
+    "messages_in",
+    "bytes_in",
+    "duplicates",
+    "messages_out",
+    "bytes_out",
+    "redeliveries",
+    "refusals",
+    "websocket_s",
+    "long_poll_s",
+)
 _By = Callable[[UsageLine], tuple[str | None, ...]]
 _BY: Final[dict[str, tuple[tuple[str, ...], _By]]] = {
     "principal": (("tenant", "principal", "queue"), lambda x: (x.tenant, x.principal, x.queue)),
@@ -77,9 +85,11 @@ def summed(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
         row = rows.get(key)
         if row is None:
             row = rows[key] = {
-                **dict(zip(names, key, strict=False)), "overflow": key[-1],
-                **dict.fromkeys(_SUMMED, 0), "refusals_by_code": {},
-            }  # fmt: skip
+                **dict(zip(names, key, strict=False)),
+                "overflow": key[-1],
+                **dict.fromkeys(_SUMMED, 0),
+                "refusals_by_code": {},
+            }
         for name in _SUMMED:
             row[name] += getattr(line, name)
         codes = row["refusals_by_code"]
@@ -95,9 +105,12 @@ def summed(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
 @click.command()
 @since_option
 @click.option(
-    "--by", type=click.Choice(list(_BY)), default="principal", show_default=True,
+    "--by",
+    type=click.Choice(list(_BY)),
+    default="principal",
+    show_default=True,
     help="What is added up: principals and their queues, queues, tenants, or minutes.",
-)  # fmt: skip
+)
 @data_dir_option
 @json_option
 def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> None:
@@ -134,11 +147,15 @@ def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
         texts.append(
             (
                 *(_name_of(row, name) for name in names),
-                f"{row['requests']:,}", f"{row['messages_in']:,}", _size(row["bytes_in"]),
-                f"{row['messages_out']:,}", _size(row["bytes_out"]), f"{row['refusals']:,}",
+                f"{row['requests']:,}",
+                f"{row['messages_in']:,}",
+                _size(row["bytes_in"]),
+                f"{row['messages_out']:,}",
+                _size(row["bytes_out"]),
+                f"{row['refusals']:,}",
                 _duration(row["websocket_s"] + row["long_poll_s"]),
             )
-        )  # fmt: skip
+        )
         share = (row["bytes_in"] + row["bytes_out"]) / whole
         bars.append("█" * round(share * BAR_WIDTH))
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]

@@ -9,9 +9,8 @@ from tocsin.cli.common import plural
 from tocsin.cli.times import local_time
 
 from gateway.admin import client as admin_client
-from gateway.cli.options import broker_of, data_dir_option, json_option, to_json
+from gateway.cli.options import admin_errors, broker_of, data_dir_option, json_option, to_json
 from gateway.encryption.master_key import read_keys
-from push.errors import Refused
 
 NEW_KEY_VARIABLE: Final = "TOCSIN_NEW_MASTER_KEY"
 
@@ -26,10 +25,8 @@ def master_key() -> None:
 @json_option
 def show(data_dir: str | None, as_json: bool) -> None:
     """Say which master key the broker has, and which data keys. Never shows a key."""
-    try:
+    with admin_errors():
         answer = admin_client.master_key(broker_of(data_dir))
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))
         return
@@ -82,12 +79,10 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
       tocsin admin master-key rotate --new-key-file /run/secrets/tocsin-2027
     """
     new = os.environ.get(NEW_KEY_VARIABLE)
-    try:
+    with admin_errors():
         if new_key_file is not None:
             new = read_keys(new_key_file)[0].hex()
         answer = admin_client.rotate_master_key(broker_of(data_dir), new)
-    except (admin_client.AdminError, Refused) as error:
-        raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))
         return

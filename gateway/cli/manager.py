@@ -87,12 +87,21 @@ def nodes_of_metadata() -> Callable[[], NodeClient] | None:
     help="Of its memory, from which on a cluster is given no new partitions. "
     "(env TOCSIN_HOT_PERCENT)",
 )
-@click.option("--metrics-host", envvar="TOCSIN_METRICS_HOST", default="127.0.0.1",
-              show_default=True, help="Where metrics are told; on an address that other machines "
-              "reach to who shows TOCSIN_METRICS_TOKEN. (env TOCSIN_METRICS_HOST)")  # fmt: skip
-@click.option("--metrics-port", envvar="TOCSIN_METRICS_PORT", default=None,
-              type=click.IntRange(0, 65_535),
-              help="The port for that. (env TOCSIN_METRICS_PORT) [none]")  # fmt: skip
+@click.option(
+    "--metrics-host",
+    envvar="TOCSIN_METRICS_HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where metrics are told; on an address that other machines "
+    "reach to who shows TOCSIN_METRICS_TOKEN. (env TOCSIN_METRICS_HOST)",
+)
+@click.option(
+    "--metrics-port",
+    envvar="TOCSIN_METRICS_PORT",
+    default=None,
+    type=click.IntRange(0, 65_535),
+    help="The port for that. (env TOCSIN_METRICS_PORT) [none]",
+)
 @click.option("--log-level", default="info", show_default=True, help="What is logged.")
 @click.option("--json", "as_json", is_flag=True, help="Log JSON lines, for machines.")
 def serve(

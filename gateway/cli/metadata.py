@@ -21,9 +21,15 @@ from services.metadata_node.server import NodeServer, NodeSettings, data_dir_of_
 
 PORT: Final = 8090
 VARIABLES: Final = (
-    "TOCSIN_DATA_DIR", "XDG_DATA_HOME", "TOCSIN_STORAGE", "TOCSIN_TLS_CERT", "TOCSIN_TLS_KEY",
-    "TOCSIN_METADATA_TOKEN", "TOCSIN_METADATA_CA_FILE", "TOCSIN_LOG_LEVEL",
-)  # fmt: skip
+    "TOCSIN_DATA_DIR",
+    "XDG_DATA_HOME",
+    "TOCSIN_STORAGE",
+    "TOCSIN_TLS_CERT",
+    "TOCSIN_TLS_KEY",
+    "TOCSIN_METADATA_TOKEN",
+    "TOCSIN_METADATA_CA_FILE",
+    "TOCSIN_LOG_LEVEL",
+)
 SERVE_EXAMPLES: Final = """
 \b
 Examples:
@@ -44,36 +50,74 @@ def metadata() -> None:
 
 
 @metadata.command(epilog=SERVE_EXAMPLES)
-@click.option("--host", envvar="TOCSIN_METADATA_HOST", default="127.0.0.1", show_default=True,
-              help="Where to listen. (env TOCSIN_METADATA_HOST)")  # fmt: skip
-@click.option("--port", envvar="TOCSIN_METADATA_PORT", default=str(PORT), show_default=True,
-              help="The TCP port; 0: any free one. (env TOCSIN_METADATA_PORT)")  # fmt: skip
-@click.option("--layout", envvar="TOCSIN_METADATA_LAYOUT", default=LAYOUTS[0], show_default=True,
-              type=click.Choice(LAYOUTS),
-              help="What a node keeps in memory: whole, everything, for a balancer; ring, its "
-              "shards, which gateways find; forward, its shards, and it asks others for theirs. "
-              "(env TOCSIN_METADATA_LAYOUT)")  # fmt: skip
-@click.option("--advertise", envvar="TOCSIN_METADATA_ADVERTISE", default=None, metavar="URL",
-              help="Where gateways and other nodes find this one. [its host and port] "
-              "(env TOCSIN_METADATA_ADVERTISE)")  # fmt: skip
-@click.option("--data-dir", default=None, metavar="TEXT",
-              help="Its files are in `metadata` below it. (env TOCSIN_DATA_DIR)")  # fmt: skip
-@click.option("--storage", default=None, metavar="TEXT",
-              help="The catalog's database: sqlite:, a file of one node; or Redis or Valkey, the "
-              "first cluster that the gateways name. (env TOCSIN_STORAGE) [sqlite:]")  # fmt: skip
+@click.option(
+    "--host",
+    envvar="TOCSIN_METADATA_HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen. (env TOCSIN_METADATA_HOST)",
+)
+@click.option(
+    "--port",
+    envvar="TOCSIN_METADATA_PORT",
+    default=str(PORT),
+    show_default=True,
+    help="The TCP port; 0: any free one. (env TOCSIN_METADATA_PORT)",
+)
+@click.option(
+    "--layout",
+    envvar="TOCSIN_METADATA_LAYOUT",
+    default=LAYOUTS[0],
+    show_default=True,
+    type=click.Choice(LAYOUTS),
+    help="What a node keeps in memory: whole, everything, for a balancer; ring, its "
+    "shards, which gateways find; forward, its shards, and it asks others for theirs. "
+    "(env TOCSIN_METADATA_LAYOUT)",
+)
+@click.option(
+    "--advertise",
+    envvar="TOCSIN_METADATA_ADVERTISE",
+    default=None,
+    metavar="URL",
+    help="Where gateways and other nodes find this one. [its host and port] "
+    "(env TOCSIN_METADATA_ADVERTISE)",
+)
+@click.option(
+    "--data-dir",
+    default=None,
+    metavar="TEXT",
+    help="Its files are in `metadata` below it. (env TOCSIN_DATA_DIR)",
+)
+@click.option(
+    "--storage",
+    default=None,
+    metavar="TEXT",
+    help="The catalog's database: sqlite:, a file of one node; or Redis or Valkey, the "
+    "first cluster that the gateways name. (env TOCSIN_STORAGE) [sqlite:]",
+)
 @click.option("--tls-cert", default=None, metavar="TEXT", help="(env TOCSIN_TLS_CERT)")
 @click.option("--tls-key", default=None, metavar="TEXT", help="(env TOCSIN_TLS_KEY)")
-@click.option("--metadata-ca-file", default=None, metavar="TEXT",
-              help="Who signs the other nodes' certificates. (env TOCSIN_METADATA_CA_FILE)"
-              )  # fmt: skip
-@click.option("--plain/--no-plain", default=False,
-              help="Let other machines come without encryption.")  # fmt: skip
+@click.option(
+    "--metadata-ca-file",
+    default=None,
+    metavar="TEXT",
+    help="Who signs the other nodes' certificates. (env TOCSIN_METADATA_CA_FILE)",
+)
+@click.option(
+    "--plain/--no-plain", default=False, help="Let other machines come without encryption."
+)
 @click.option("--log-level", default=None, metavar="TEXT", help="(env TOCSIN_LOG_LEVEL) [info]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
 def serve(
-    *, host: str, port: str, layout: str, advertise: str | None, plain: bool, as_json: bool,
+    *,
+    host: str,
+    port: str,
+    layout: str,
+    advertise: str | None,
+    plain: bool,
+    as_json: bool,
     **flags: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Start a node of the metadata service.
 
     Several share one database, Redis or Valkey, and any of them may go at any time; a single one
@@ -134,9 +178,13 @@ def _start_line(started: NodeServer, node: NodeSettings, *, as_json: bool) -> st
     database = node.config.storage_shown
     if as_json:
         fields = {
-            "event": "started", "url": started.node.url, "layout": node.layout,
-            "database": database, "data_dir": str(node.config.data_dir), "pid": os.getpid(),
-        }  # fmt: skip
+            "event": "started",
+            "url": started.node.url,
+            "layout": node.layout,
+            "database": database,
+            "data_dir": str(node.config.data_dir),
+            "pid": os.getpid(),
+        }
         return to_json(fields)
     return (
         f"The metadata service listens on {started.node.url} (layout {node.layout}) over "
@@ -145,8 +193,9 @@ def _start_line(started: NodeServer, node: NodeSettings, *, as_json: bool) -> st
 
 
 @metadata.command()
-@click.option("--metadata", "urls", default=None, metavar="TEXT",
-              help="Its addresses. (env TOCSIN_METADATA)")  # fmt: skip
+@click.option(
+    "--metadata", "urls", default=None, metavar="TEXT", help="Its addresses. (env TOCSIN_METADATA)"
+)
 @json_option
 def status(urls: str | None, as_json: bool) -> None:
     """Say which nodes are there, as each of them sees it. Ends with 1 when one does not answer."""

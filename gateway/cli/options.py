@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from tocsin.cli.streams import OutputFailed
 from gateway.admin import client as admin_client
 from gateway.config import Config, ConfigError, load
 from gateway.encryption.master_key import MasterKeySettings
+from push.errors import Refused
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -130,6 +131,15 @@ def say(line: str) -> None:
     """Write the first line of a server. One whose output is closed or full goes on without it."""
     with contextlib.suppress(OSError, OutputFailed):
         click.echo(line)
+
+
+@contextlib.contextmanager
+def admin_errors() -> Iterator[None]:
+    """End the command with a sentence where no broker runs, or it refuses what is asked inside."""
+    try:
+        yield
+    except (admin_client.AdminError, Refused) as error:
+        raise click.ClickException(str(error)) from None
 
 
 def to_json(value: object) -> str:

@@ -1,6 +1,5 @@
 """`tocsin admin park`: list the keys that wait for an operator, and decide about them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -8,7 +7,14 @@ from tocsin.cli.common import plural
 from tocsin.cli.times import local_time
 
 from gateway.admin import client as admin_client
-from gateway.cli.options import broker_of, data_dir_option, json_option, tenant_option, to_json
+from gateway.cli.options import (
+    admin_errors,
+    broker_of,
+    data_dir_option,
+    json_option,
+    tenant_option,
+    to_json,
+)
 from gateway.rest.routes.keys import KEYS_DEFAULT
 from push import limits
 
@@ -45,7 +51,8 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
       tocsin admin park list orders billing --tenant acme
       tocsin admin park list orders billing --json | jq -r '.keys[].key'
     """
-    answer = _asked(lambda: admin_client.parked(broker_of(data_dir), place, limit))
+    with admin_errors():
+        answer = admin_client.parked(broker_of(data_dir), place, limit)
     if as_json:
         click.echo(to_json(answer))
         return
@@ -96,7 +103,8 @@ def _decision(verb: str, done: str, help_text: str) -> None:
         decision: dict[str, object] = {"decision": verb}
         decision |= {name: value for name, value in which.items() if value}
         place = {"queue": queue, "group": group, "tenant": tenant}
-        answer = _asked(lambda: admin_client.unpark(broker_of(data_dir), place, decision))
+        with admin_errors():
+            answer = admin_client.unpark(broker_of(data_dir), place, decision)
         if as_json:
             click.echo(to_json(answer))
             return
@@ -152,10 +160,3 @@ _decision(
       tocsin admin park release orders billing --hash 00c0ffee00c0ffee
     """,
 )
-
-
-def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return ask()
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None

@@ -12,11 +12,18 @@ from gateway import server
 from gateway.admin import client as admin_client
 from gateway.broker import Broker
 from gateway.cli.backup import backup, restore, verify
-from gateway.cli.clusters import partitions
 from gateway.cli.journal import audit, usage
 from gateway.cli.keys import master_key
 from gateway.cli.manager import clusters_command
-from gateway.cli.options import broker_of, data_dir_option, json_option, say, tenant_option, to_json
+from gateway.cli.options import (
+    admin_errors,
+    broker_of,
+    data_dir_option,
+    json_option,
+    say,
+    tenant_option,
+    to_json,
+)
 from gateway.cli.parked import park
 from gateway.cli.store import doctor, forget_server, provision, set_replicas
 from gateway.cli.tokens import token
@@ -148,13 +155,11 @@ def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_jso
       tocsin admin delete-queue orders --yes     in a script
     """
     folder = broker_of(data_dir)
-    try:
+    with admin_errors():
         if not yes:
             what = _with_what(admin_client.delete_queue(folder, name, None, tenant))
             confirm(f"deletes the queue {name} {what}", name, yes=False)
         answer = admin_client.delete_queue(folder, name, name, tenant)
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None
     click.echo(to_json(answer) if as_json else f"Deleted {name} {_with_what(answer)}.")
 
 
@@ -169,10 +174,8 @@ def _with_what(held: dict[str, Any]) -> str:
 @json_option
 def status(data_dir: str | None, as_json: bool) -> None:
     """Say how the broker is."""
-    try:
+    with admin_errors():
         answer = admin_client.status(broker_of(data_dir))
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))
         return
@@ -192,8 +195,73 @@ def shown_status(answer: dict[str, Any], path: str = "") -> dict[str, object]:
     return shown
 
 
+@admin.command()
+@click.argument("queue", required=False)
+@tenant_option
+@data_dir_option
+@json_option
+def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bool) -> None:
+    """List the partitions of QUEUE, and the storage cluster of each; without QUEUE, the storage
+    clusters, how full they are and how many partitions each has.
+
+    \b
+    Examples:
+      tocsin admin partitions
+      tocsin admin partitions orders
+    """
+    asked: dict[str, object] | None = {"queue": queue, "tenant": tenant} if queue else None
+    with admin_errors():
+        answer = admin_client.placed(broker_of(data_dir), asked)
+    if as_json:
+        click.echo(to_json(answer))
+    elif queue:
+        for one in answer["partitions"]:
+            where = f"at {one['cluster']}" if "cluster" in one else "here"
+            offsets = f"offsets {one['start']} to {one['end']}"
+            held = f"{plural(one['messages'], 'message')}, {plural(one['bytes'], 'byte')}"
+            click.echo(f"{one['partition']}  {where}  {held}, {offsets}")
+    elif not answer["clusters"]:
+        click.echo("This broker keeps its messages in its data folder.")
+    else:
+        for one in answer["clusters"]:
+            click.echo("\n".join(_lines_of(one)))
+
+
+def _lines_of(one: dict[str, Any]) -> list[str]:
+    state = one["state"] if one["since_unix_ms"] is not None else "no manager has looked yet"
+    zone = f" in {one['zone']}" if one["zone"] else ""
+    has = f"{plural(one['partitions'], 'partition')} of {plural(one['queues'], 'queue')}"
+    catalog = ", and the catalog" if one["has_catalog"] else ""
+    lines = [f"{one['name']}{zone}  {state}, {_memory(one)}; {has}{catalog}"]
+    if one["why"]:
+        lines.append(f"  away  {one['why']}")
+    if not one["answers"]:
+        lines.append("  now  it does not answer this broker")
+    return lines
+
+
+def _memory(one: dict[str, Any]) -> str:
+    if one["used_bytes"] is None:
+        return "its memory is not known"
+    if not one["bound_bytes"]:
+        return f"{plural(one['used_bytes'], 'byte')} taken, without a bound"
+    share = round(100 * one["used_bytes"] / one["bound_bytes"])
+    return f"{share} % of {plural(one['bound_bytes'], 'byte')} taken"
+
+
 for _command in (
-    token, park, backup, restore, verify, master_key, usage, audit, doctor, provision, set_replicas,
-    forget_server, clusters_command, partitions,
-):  # fmt: skip
+    token,
+    park,
+    backup,
+    restore,
+    verify,
+    master_key,
+    usage,
+    audit,
+    doctor,
+    provision,
+    set_replicas,
+    forget_server,
+    clusters_command,
+):
     admin.add_command(_command)

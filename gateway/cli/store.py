@@ -326,5 +326,6 @@ async def _remembered(target: Target, replicas: int) -> list[str]:
             )
     return [
         f"not asked, and may know of more replicas: {why}"
-        for why in known.values() if isinstance(why, str)
-    ]  # fmt: skip
+        for why in known.values()
+        if isinstance(why, str)
+    ]

@@ -1,7 +1,6 @@
 """`tocsin admin token`: make, list and revoke API tokens."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -9,7 +8,7 @@ from tocsin.cli.durations import duration
 from tocsin.cli.times import local_time
 
 from gateway.admin import client as admin_client
-from gateway.cli.options import broker_of, data_dir_option, json_option, to_json
+from gateway.cli.options import admin_errors, broker_of, data_dir_option, json_option, to_json
 from gateway.limits.spec import limits_of
 from metadata.rights import RightsError, parse_right
 
@@ -55,24 +54,36 @@ def _limits(_context: click.Context, _option: click.Parameter, text: str) -> str
 @token.command()
 @click.argument("name")
 @click.option(
-    "--right", "rights", multiple=True, required=True, callback=_rights, metavar="VERBS:QUEUES",
+    "--right",
+    "rights",
+    multiple=True,
+    required=True,
+    callback=_rights,
+    metavar="VERBS:QUEUES",
     help="What its holder may: verbs of publish, consume, read and manage, on queues whose name "
     "fits the pattern; publish and read also on keys, as in read:feed:user-7. Repeatable.",
-)  # fmt: skip
+)
 @click.option("--tenant", default="default", show_default=True, help="Whose queues.")
 @click.option(
-    "--expires", "lasts_s", callback=_lasts_s, metavar="TIME",
+    "--expires",
+    "lasts_s",
+    callback=_lasts_s,
+    metavar="TIME",
     help="It ends after so long: 90d, 12h, 30m, 1y. [when it is revoked]",
-)  # fmt: skip
+)
 @click.option(
-    "--limits", default="", callback=_limits, metavar="LIMITS",
+    "--limits",
+    default="",
+    callback=_limits,
+    metavar="LIMITS",
     help="What this token may at most, beside what its principal may: connections, requests, "
     "messages and bytes by time, sessions, in_flight, as in messages=1000/s,sessions=5.",
-)  # fmt: skip
+)
 @click.option(
-    "--certificate", metavar="CN",
+    "--certificate",
+    metavar="CN",
     help="Make no token: whoever shows a client certificate of this name is NAME.",
-)  # fmt: skip
+)
 @data_dir_option
 @json_option
 def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
@@ -86,7 +97,8 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
       tocsin admin token create meter-7 --right 'publish:readings' --certificate meter-7.example
       TOCSIN_TOKEN=$(tocsin admin token create ci --right 'publish,consume:test.*' --expires 1h)
     """
-    answer = _asked(lambda: admin_client.create_token(broker_of(data_dir), wanted))
+    with admin_errors():
+        answer = admin_client.create_token(broker_of(data_dir), wanted)
     if answer["warning"] is not None:
         click.echo(f"Warning: {answer['warning']}.", err=True)
     if as_json:
@@ -110,7 +122,8 @@ def list_tokens(data_dir: str | None, as_json: bool) -> None:
       tocsin admin token list
       tocsin admin token list --json | jq -r '.tokens[] | select(.name == "ci").token_id'
     """
-    answer = _asked(lambda: admin_client.tokens(broker_of(data_dir)))
+    with admin_errors():
+        answer = admin_client.tokens(broker_of(data_dir))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -131,7 +144,8 @@ def revoke(token_id: str, data_dir: str | None, as_json: bool) -> None:
     Examples:
       tocsin admin token revoke k3v9x2ma
     """
-    answer = _asked(lambda: admin_client.revoke_token(broker_of(data_dir), token_id))
+    with admin_errors():
+        answer = admin_client.revoke_token(broker_of(data_dir), token_id)
     if as_json:
         click.echo(to_json(answer))
     else:
@@ -154,10 +168,3 @@ def _line(one: dict[str, Any]) -> str:
 
 def _time(unix_ms: int) -> str:
     return local_time(unix_ms)
-
-
-def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return ask()
-    except admin_client.AdminError as error:
-        raise click.ClickException(str(error)) from None

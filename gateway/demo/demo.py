@@ -178,8 +178,12 @@ class _Broker:
         self._log = log
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
-            env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0,
-        )  # fmt: skip
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            process_group=0,
+        )
 
     def check(self) -> None:
         """Raises StartError with the last words of a broker that has ended."""
