@@ -1,16 +1,8 @@
-"""What operators are shown of queues, groups, keys and sessions: the facts behind a console.
+"""What rooms of the gateway share: who is let in, what operators ask for and are shown of queues,
+groups, keys and sessions, and messages as a pull over HTTP returns them.
 
-All times are unix milliseconds, all counters grow from `since_unix_ms` on: a rate is the difference
+All times are unix milliseconds. All counters grow from `since_unix_ms` on: a rate is the difference
 of two looks.
-
-Requests of operators and the answers: pause, purge, peek, dead letters, parked keys, seeks,
-backups.
-
-Admission of a client: with what rights, for how long and by what; or its refusal.
-
-Messages as a pull over HTTP returns them, and the result of an ack, nack or extend.
-
-Whole numbers in texts that anybody may have written: queries, headers, places.
 """
 
 from collections.abc import Callable

@@ -277,9 +277,10 @@ def clear(data_dir: Path) -> None:
     path.unlink(missing_ok=True)
     (data_dir / POINTER_NAME).unlink(missing_ok=True)
     # The pointer is a file that anybody who owns the folder can write: only ours is removed.
-    if path.parent != data_dir and path.parent.name.startswith("tocsin-"):
+    folder = path.parent
+    if folder != data_dir and folder.name.startswith("tocsin-"):
         with contextlib.suppress(OSError):
-            path.parent.rmdir()
+            folder.rmdir()
 
 
 class _Backup:

@@ -56,11 +56,11 @@ class Accounts:
         counter.requests += 1
         if code is not None:
             counter.refused(code)
-        who = who_asks(scope)
+        who, audit = who_asks(scope), self._books.audit
         if code in NOT_LET_IN and who.principal is None:
-            self._books.audit.not_let_in(who, code, *why)
+            audit.not_let_in(who, code, *why)
         elif who.principal is not None:
-            self._books.audit.access.granted(who)
+            audit.access.granted(who)
 
 
 def _code_of(error: Exception) -> str | None:

@@ -18,6 +18,9 @@ from typing import Any, Final, Literal, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.accounting.audit import Audit
+from gateway.accounting.books import AccountingWriter
+from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Allowance
 from gateway.models import Admission, NotLetIn, whole_number
@@ -140,6 +143,18 @@ def admission(request: Request) -> Admission:
     return found
 
 
+def authenticator(request: Request) -> Authenticator:
+    """What judges credentials here."""
+    found: Authenticator = request.app.auth
+    return found
+
+
+def audit_of(request: Request) -> Audit:
+    """The audit trail."""
+    books: AccountingWriter = request.app.books
+    return books.audit
+
+
 def allowance(request: Request) -> Allowance:
     """What this request is charged to; as `admission`."""
     found: Allowance = request.scope[ALLOWANCE]
@@ -227,7 +242,7 @@ def _check_still(request: Request, after_s: float) -> None:
     begun for a credential that has ended since (P11). Raises Refused(unauthorized)."""
     found = admission(request)
     left_s = found.lasts_s - after_s
-    if left_s <= 0 or not request.app.auth.is_live(found.credential):
+    if left_s <= 0 or not authenticator(request).is_live(found.credential):
         raise NotLetIn("ended", found.credential)
     request.scope[ADMISSION] = found._replace(lasts_s=left_s)
 

@@ -14,7 +14,7 @@ from gateway.auth.browser import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, w
 from gateway.broker import Broker
 from gateway.models import NotLetIn
 from gateway.rest.accounting import who_asks
-from gateway.rest.operation import Answer, Operation, admission, read_body
+from gateway.rest.operation import Answer, Operation, admission, audit_of, authenticator, read_body
 from push import limits
 from push.errors import Refused
 from runtime.addresses import client_address
@@ -48,27 +48,27 @@ async def create_ticket(broker: Broker, request: Request) -> Response:
     """A ticket for a browser, to be put into the fragment of a page's address, or into a
     WebSocket's handshake. It gives what the request's own token gives. Only for who presents that:
     with the cookie, access would never end."""
-    app = request.app
-    if app.auth.is_open:
+    auth = authenticator(request)
+    if auth.is_open:
         return reply(Ticket(None, None))
     if admission(request).is_cookie:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
     ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
-    app.auth.add_ticket(ticket, admission(request), now=asyncio.get_running_loop().time())
-    app.books.audit.access.granted(who_asks(request.scope), TICKET)
-    return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
+    auth.add_ticket(ticket, admission(request), now=asyncio.get_running_loop().time())
+    audit_of(request).access.granted(who_asks(request.scope), TICKET)
+    return reply(Ticket(ticket, int((request.app.wall() + TICKET_S) * 1000)))
 
 
 async def enter(broker: Broker, request: Request) -> Response:
     """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
     admits this browser to what they admit to, for twelve hours at most. A broker that wants no
     credentials sets none."""
-    app = request.app
-    app.access.check_once(request.scope)
-    wall, is_tls = app.wall(), client_address(request.scope).is_tls
-    with app.access.guessing(request.scope):
-        admitted = app.auth.authenticate_without_cookie(request.headers, wall=wall, is_tls=is_tls)
-    if app.auth.is_open:
+    auth, access = authenticator(request), request.app.access
+    access.check_once(request.scope)
+    wall, is_tls = request.app.wall(), client_address(request.scope).is_tls
+    with access.guessing(request.scope):
+        admitted = auth.authenticate_without_cookie(request.headers, wall=wall, is_tls=is_tls)
+    if auth.is_open and admitted is not None:
         return reply(Admitted(admitted.principal.name, None))
     if admitted is None:
         body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
@@ -76,11 +76,11 @@ async def enter(broker: Broker, request: Request) -> Response:
         if ticket is None:
             raise NotLetIn("none")
         now = asyncio.get_running_loop().time()
-        with app.access.guessing(request.scope):
-            admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
-    app.books.audit.access.granted(Actor.of(admitted, who_asks(request.scope).address))
+        with access.guessing(request.scope):
+            admitted = auth.check_ticket(ticket, now=now, wall=wall)
+    audit_of(request).access.granted(Actor.of(admitted, who_asks(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
-    value = app.auth.cookie_for(admitted, lasts_s, wall=wall)
+    value = auth.cookie_for(admitted, lasts_s, wall=wall)
     answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))
     answer.headers["Set-Cookie"] = _cookie(request, value)
     return answer
@@ -88,7 +88,8 @@ async def enter(broker: Broker, request: Request) -> Response:
 
 async def look_at_access(broker: Broker, request: Request) -> Response:
     """Who I am here, or 401: then a ticket or the token is wanted."""
-    found = request.app.access.judge(request.scope)
+    access = request.app.access
+    found = access.judge(request.scope)
     ends = None
     if found.lasts_s < inf:
         ends = round((request.app.wall() + found.lasts_s) * 1000)
@@ -98,17 +99,17 @@ async def look_at_access(broker: Broker, request: Request) -> Response:
 async def leave(broker: Broker, request: Request) -> Response:
     """Sign this browser out: it forgets its cookie. Sessions that are open go on until they are
     closed."""
-    app = request.app
-    app.access.check_once(request.scope)
-    app.auth.check_origin(request.headers, is_tls=client_address(request.scope).is_tls)
+    auth, access = authenticator(request), request.app.access
+    access.check_once(request.scope)
+    auth.check_origin(request.headers, is_tls=client_address(request.scope).is_tls)
     answer = Response(status_code=204)
-    if not app.auth.is_open:
+    if not auth.is_open:
         answer.headers["Set-Cookie"] = _cookie(request, "")
     return answer
 
 
 def _cookie(request: Request, value: str) -> str:
-    name = request.app.auth.cookie_name
+    name = authenticator(request).cookie_name
     return set_cookie(name, value, is_secure=_is_secure(request))
 
 

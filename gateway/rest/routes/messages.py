@@ -27,7 +27,7 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Durability
 from runtime.operation import decode, reply
-from runtime.trace_context import carried, current
+from runtime.trace_context import Tracer, carried, current
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +84,8 @@ async def publish(broker: Broker, request: Request) -> Response:
     trace = current()
     if trace is None:
         return await _published(broker, request, name, wanted.messages)
-    with request.app.tracer.publishing(name, trace) as own:
+    tracer: Tracer = request.app.tracer
+    with tracer.publishing(name, trace) as own:
         return await _published(broker, request, name, carried(wanted.messages, own))
 
 

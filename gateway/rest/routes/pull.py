@@ -9,7 +9,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.models import NotLetIn, PulledMessage, PullSettled
 from gateway.rest.accounting import counter_of, who_asks
@@ -17,6 +16,8 @@ from gateway.rest.operation import (
     Answer,
     Operation,
     admission,
+    audit_of,
+    authenticator,
     find_queue,
     group_name,
     principal,
@@ -117,8 +118,8 @@ async def _group_for_pull(broker: Broker, request: Request, queue: Queue, name: 
         if error.code.name != "group_not_found":
             raise
     group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
-    asks, audit = who_asks(request.scope), request.app.books.audit
-    audit.note("group.create", asks, queue=queue.name, group=name)
+    asks = who_asks(request.scope)
+    audit_of(request).note("group.create", asks, queue=queue.name, group=name)
     return group
 
 
@@ -133,7 +134,7 @@ async def _pull_while_there(
     pulling = asyncio.ensure_future(pull)
     gone = asyncio.ensure_future(_gone(request))
     waiting = _RevocableWait()
-    auth: Authenticator = request.app.auth
+    auth = authenticator(request)
     auth.track(admitted.credential, waiting)
     if not auth.is_live(admitted.credential):  # it ended while the group was made
         waiting.revoked()
