@@ -86,6 +86,10 @@ class QueueWalk:
                         yield state, record, offset
                     at = record.last + 1
 
+    def stop_at(self, state: PartitionState, offset: int) -> None:
+        """Have the next look go on with this message."""
+        self.next = Place(state.partition.number, offset)
+
     def _begin(self, state: PartitionState) -> int:
         number, after = state.partition.number, self._look.after
         at = max(self._floors.get(number, 0), self._look.offset)
@@ -195,7 +199,7 @@ async def peek(
             continue
         size += record.header.sizes[offset - record.first]
         if len(shown) == look.limit or (shown and size > limits.LOOK_ANSWER_BYTES_MAX):
-            walk.next = Place(state.partition.number, offset)
+            walk.stop_at(state, offset)
             break
         content = content_of(message)
         fields = fields_of(queue, state, record, offset)

@@ -26,7 +26,6 @@ from gateway.models import (
     FoundDeadLetters,
     Look,
     Origin,
-    Place,
     Redriven,
     whole_number,
 )
@@ -127,7 +126,7 @@ class Redriver:
         async for letter in self._letters(walk, queue, group, look):
             size += letter.size
             if len(found) == look.limit or (found and size > limits.LOOK_ANSWER_BYTES_MAX):
-                walk.next = Place(letter.state.partition.number, letter.offset)
+                walk.stop_at(letter.state, letter.offset)
                 break
             found.append(letter.described(dead))
         after = str(walk.next) if walk.next else None
@@ -177,7 +176,7 @@ class Redriver:
             try:
                 async for letter in self._letters(walk, queue, group, look):
                     if count == look.limit:
-                        walk.next = Place(letter.state.partition.number, letter.offset)
+                        walk.stop_at(letter.state, letter.offset)
                         break
                     if run.is_full(letter):
                         await run.send()
