@@ -69,20 +69,21 @@ def gateways_in(row: Membership) -> set[str]:
 def others(row: Membership, gateway: str, gone: Collection[str]) -> dict[str, str]:
     """Consumer → its gateway, of those that are connected to other gateways than this one."""
     return {
-        name: other for other, names in row.gateways.items()
-        if other != gateway and other not in gone for name in names
-    }  # fmt: skip
+        name: other
+        for other, names in row.gateways.items()
+        if other != gateway and other not in gone
+        for name in names
+    }
 
 
 def elsewhere(row: Membership, gateway: str, gone: Collection[str]) -> dict[int, str]:
     """Partition → the other gateway whose consumer has it, or is to have it."""
     theirs = others(row, gateway, gone)
-    return {
-        number: theirs[name] for number, name in row.assignment.items() if name in theirs
-    } | {
-        number: drain.gateway for number, drain in row.draining.items()
+    return {number: theirs[name] for number, name in row.assignment.items() if name in theirs} | {
+        number: drain.gateway
+        for number, drain in row.draining.items()
         if drain.gateway != gateway and drain.gateway not in gone
-    }  # fmt: skip
+    }
 
 
 def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:

@@ -108,9 +108,10 @@ def with_members(
     parts = {
         other: left
         for other, theirs in row.gateways.items()
-        if other != gateway and other not in gone
+        if other != gateway
+        and other not in gone
         and (left := tuple(name for name in theirs if name not in mine))
-    }  # fmt: skip
+    }
     if mine:
         parts[gateway] = tuple(sorted(mine))
     everybody = tuple(sorted({name for part in parts.values() for name in part}))

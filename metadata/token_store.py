@@ -36,8 +36,11 @@ class TokenStore:
 
     def doubt(self) -> None:
         """Nobody can tell any more whether they were revoked: what they have let in ends."""
-        _LOG.error("nobody has told for %g s which tokens are revoked: none counts here until "
-                   "somebody does", METADATA_STALE_S)  # fmt: skip
+        _LOG.error(
+            "nobody has told for %g s which tokens are revoked: none counts here until "
+            "somebody does",
+            METADATA_STALE_S,
+        )
         for record in self._index.listed():
             self._tell(record)
 

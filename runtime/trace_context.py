@@ -128,8 +128,10 @@ def _carrying(message: Message, more: dict[str, str], size: int) -> Message:
     headers = message.headers or {}
     if any(name.lower() == PARENT for name in headers):
         return message
-    taken = sum(len(name.encode("utf-8", "replace")) + len(text.encode("utf-8", "replace"))
-                for name, text in headers.items())  # fmt: skip
+    taken = sum(
+        len(name.encode("utf-8", "replace")) + len(text.encode("utf-8", "replace"))
+        for name, text in headers.items()
+    )
     fits = len(headers) + len(more) <= limits.HEADERS_MAX
     if not fits or taken + size > limits.HEADERS_BYTES_MAX:
         return message

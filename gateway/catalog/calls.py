@@ -198,7 +198,14 @@ class GuardedCalls:
             "under_way": len(self._under_way),
             **{
                 name: self.counted[name]
-                for name in ("calls", "shared", "failures", "timeouts", "late", "refused_full",
-                             "refused_open")
+                for name in (
+                    "calls",
+                    "shared",
+                    "failures",
+                    "timeouts",
+                    "late",
+                    "refused_full",
+                    "refused_open",
+                )
             },
-        }  # fmt: skip
+        }

@@ -129,9 +129,12 @@ class GuardedMemberships:
             )
         else:
             row, _ = await self._calls.run_shared(
-                "membership", group_id, lambda: self._inner.membership(group_id),
-                limits.MEMBERSHIP_DEADLINE_S, is_change=False,
-            )  # fmt: skip
+                "membership",
+                group_id,
+                lambda: self._inner.membership(group_id),
+                limits.MEMBERSHIP_DEADLINE_S,
+                is_change=False,
+            )
         return self._of(group_id, row)
 
     async def glance(self, group_id: str) -> Membership:
@@ -431,10 +434,12 @@ class GuardedMetadata:
     ) -> tuple[Queue, bool]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable."""
         (queue, created), is_first = await self._calls.run_shared(
-            "change", (principal, name, settings, named),
+            "change",
+            (principal, name, settings, named),
             lambda: self.inner.put_queue(principal, name, settings, named),
-            limits.METADATA_DEADLINE_S, is_change=True,
-        )  # fmt: skip
+            limits.METADATA_DEADLINE_S,
+            is_change=True,
+        )
         return queue, created and is_first
 
     async def change_queue(
@@ -475,12 +480,12 @@ class GuardedMetadata:
     ) -> tuple[Group, bool]:
         """See Metadata, and put_queue."""
         (group, created), is_first = await self._calls.run_shared(
-            "change", (principal, queue.queue_id, name, settings, start, named),
-            lambda: self.inner.put_group(
-                principal, queue, name, settings, start, named=named
-            ),
-            limits.METADATA_DEADLINE_S, is_change=True,
-        )  # fmt: skip
+            "change",
+            (principal, queue.queue_id, name, settings, start, named),
+            lambda: self.inner.put_group(principal, queue, name, settings, start, named=named),
+            limits.METADATA_DEADLINE_S,
+            is_change=True,
+        )
         return group, created and is_first
 
     async def change_group(

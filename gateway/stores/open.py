@@ -247,10 +247,15 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
             for one in shards.values():
                 await one.heard()
             return Stores(
-                metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard),
+                metadata,
+                storage,
+                keyring,
+                None,
+                opened.pop_all(),
+                RedisPool(shard),
                 may_be_away,
                 ClusterDescriber(targets, metadata, shards, has_catalog=not config.metadata_urls),
-            )  # fmt: skip
+            )
 
 
 READS: Final = frozenset(

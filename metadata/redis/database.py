@@ -310,9 +310,15 @@ class RedisDatabase:
     ) -> bool:
         """See Database."""
         args: list[Arg] = [
-            seen.incarnation, seen.version, seen.stamp, stamp, CHANGES_KEPT, CHANGED,
-            NUMBERS["memberships"], *row,
-        ]  # fmt: skip
+            seen.incarnation,
+            seen.version,
+            seen.stamp,
+            stamp,
+            CHANGES_KEPT,
+            CHANGED,
+            NUMBERS["memberships"],
+            *row,
+        ]
         for kind, row_id, value in writes:
             args += [NUMBERS[kind], row_id, value]
         answer = await self._shard.act("catalog_change", KEYS, args, level="all")

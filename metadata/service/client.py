@@ -135,9 +135,19 @@ CHANGE_TRY_S: Final = 2.0
 READ_TRY_S: Final = 3.0
 """The same of many rows."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
-_OWN: Final = frozenset({"storage_unavailable", "metadata_unavailable", "draining", "unknown",
-                         "internal", "not_found", "unauthorized", "method_not_allowed",
-                         "overloaded"})  # fmt: skip
+_OWN: Final = frozenset(
+    {
+        "storage_unavailable",
+        "metadata_unavailable",
+        "draining",
+        "unknown",
+        "internal",
+        "not_found",
+        "unauthorized",
+        "method_not_allowed",
+        "overloaded",
+    }
+)
 """Codes that say something of the node that was asked, and nothing of what was asked."""
 _UNSURE: Final = frozenset({"unknown", "internal"})
 """Of these, those with which something may have been changed."""
@@ -337,9 +347,13 @@ class RemoteDatabase:
 
     async def _ask_read(self, seen: CatalogPlace, urls: list[str] | None = None) -> ReadAnswer:
         return await self._nodes.ask(
-            "POST", "/v1/read", ReadRequest(seen), ReadAnswer, try_s=NEWS_TRY_S,
+            "POST",
+            "/v1/read",
+            ReadRequest(seen),
+            ReadAnswer,
+            try_s=NEWS_TRY_S,
             urls=None if urls is None else lambda: urls,
-        )  # fmt: skip
+        )
 
     async def _doubt(self, seen: CatalogPlace, error: Refused) -> CatalogRows | None:
         """One node says that what was seen is lost. Raises Lost: all do."""
@@ -394,9 +408,13 @@ class RemoteDatabase:
         async with places:
             try:
                 return await self._nodes.ask(
-                    "GET", target, None, ShardAnswer, try_s=READ_TRY_S,
+                    "GET",
+                    target,
+                    None,
+                    ShardAnswer,
+                    try_s=READ_TRY_S,
                     urls=lambda: choice.to_ask_for(number, now=loop.time()),
-                )  # fmt: skip
+                )
             except NoNodeAnswers:  # its holders have gone, or are others by now
                 return await self._nodes.ask(
                     "GET", f"{target}?how=through", None, ShardAnswer, try_s=2 * READ_TRY_S

@@ -273,8 +273,9 @@ class Node:
         if self.age_s >= CUT_OFF_S:
             raise Refused(
                 "storage_unavailable",
-                f"this node has not read the catalog's database for {self.age_s:.1f} s", 1.0,
-            )  # fmt: skip
+                f"this node has not read the catalog's database for {self.age_s:.1f} s",
+                1.0,
+            )
 
     async def fresh(self) -> CatalogPlace:
         """What was changed before this was called is known when it returns; the place of that.
@@ -319,9 +320,10 @@ class Node:
                 break
         since = loop.time() - wait_s - OVERLAP_S
         members = tuple(
-            (group, to) for number, at, group, to in self._members
+            (group, to)
+            for number, at, group, to in self._members
             if (number > heard if heard is not None else at >= since)
-        )  # fmt: skip
+        )
         place = self._copy.place
         return WatchAnswer(place.version, f"{self._boot}.{self._said}", members, self.nodes)
 
@@ -472,9 +474,13 @@ class Shards:
             others = [url for url in holders(number, there) if url != self._node.url]
             try:
                 return await self._peers.ask(
-                    "GET", f"/v1/shards/{number}?how={HERE}", None, ShardAnswer,
-                    try_s=READ_TRY_S, urls=lambda: others,
-                )  # fmt: skip
+                    "GET",
+                    f"/v1/shards/{number}?how={HERE}",
+                    None,
+                    ShardAnswer,
+                    try_s=READ_TRY_S,
+                    urls=lambda: others,
+                )
             except NoNodeAnswers:
                 pass
         return await self._node.shard_through(number)

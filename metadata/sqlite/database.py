@@ -72,8 +72,10 @@ class RowFile(LockedFile):
         value = pack("state", "state", msgspec.json.encode(state))
         run("INSERT OR REPLACE INTO rows VALUES ('state', 'state', ?)", (value,))
         place = state.place
-        run("INSERT INTO changes VALUES (?, ?, ?)", (place.version, place.stamp,
-                                                     msgspec.json.encode(rows)))  # fmt: skip
+        run(
+            "INSERT INTO changes VALUES (?, ?, ?)",
+            (place.version, place.stamp, msgspec.json.encode(rows)),
+        )
         run("DELETE FROM changes WHERE version <= ?", (place.version - CHANGES_KEPT,))
 
     def _row(self, kind: str, row_id: str) -> bytes | None:

@@ -160,8 +160,9 @@ class ClusterKeeper:
         named = {place: f"names {one.primary}" for place, one in view.sentinels.items()}
         silent = {
             place: f"does not answer: {view.silent[place]}"
-            for place in view.guards if place in view.silent
-        }  # fmt: skip
+            for place in view.guards
+            if place in view.silent
+        }
         return ClusterTold(
             name=self.name,
             store=self._store,

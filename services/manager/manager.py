@@ -280,9 +280,11 @@ class Scraped(NamedTuple):
 
 
 async def serve(
-    clusters: Sequence[tuple[str, Target]], *, placing: Placing | None = None,
+    clusters: Sequence[tuple[str, Target]],
+    *,
+    placing: Placing | None = None,
     scraped: Scraped | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The whole life of the process, inside an event loop: until a signal.
 
     A database that does not answer is waited for. Raises Refused: it is not one for this.

@@ -127,11 +127,13 @@ class OutCluster:
             self.begin_anew()
             return
         looks = await self._look()
-        await _all_of([
-            lambda: self._facts(looks, now),
-            lambda: self._wishes(looks[0].name, now),
-            lambda: self._free(now),
-        ])  # fmt: skip
+        await _all_of(
+            [
+                lambda: self._facts(looks, now),
+                lambda: self._wishes(looks[0].name, now),
+                lambda: self._free(now),
+            ]
+        )
 
     def begin_anew(self) -> None:
         """Another manager may have led meanwhile: what is known is what the catalog says."""
@@ -168,10 +170,14 @@ class OutCluster:
             if before is None or before.state != facts.state:
                 level = logging.INFO if facts.state == "well" else logging.WARNING
                 _LOG.log(
-                    level, "the storage cluster %s is %s now: %d of %d bytes are taken%s",
-                    facts.name, facts.state, facts.used_bytes, facts.bound_bytes,
+                    level,
+                    "the storage cluster %s is %s now: %d of %d bytes are taken%s",
+                    facts.name,
+                    facts.state,
+                    facts.used_bytes,
+                    facts.bound_bytes,
                     f"; {facts.why}" if facts.why else "",
-                )  # fmt: skip
+                )
 
     def _is_another_in_the_catalog(self, one: ClusterFacts) -> bool:
         """A manager that led before may have written what it had found, late."""
@@ -323,9 +329,13 @@ class PlacingDuty:
             storage = ShardedStorage(places_of(home, others, metadata, mark.incarnation))
             opened.push_async_callback(storage.close)
             out = OutCluster(
-                metadata, storage, partial(self._look, metadata), leads=lambda: leader.leads,
-                hook=self._placing.hook, hot_share=self._placing.hot_share,
-            )  # fmt: skip
+                metadata,
+                storage,
+                partial(self._look, metadata),
+                leads=lambda: leader.leads,
+                hook=self._placing.hook,
+                hot_share=self._placing.hot_share,
+            )
             opened.push_async_callback(out.stop)
             self._opened = opened.pop_all()
         return out

@@ -80,9 +80,12 @@ NumberT = TypeVar("NumberT", int, float)
 
 
 def application(
-    node: Node, shards: Shards, token: str | None, metrics: NodeMetrics | None = None,
+    node: Node,
+    shards: Shards,
+    token: str | None,
+    metrics: NodeMetrics | None = None,
     metrics_token: str | None = None,
-) -> ASGIApp:  # fmt: skip
+) -> ASGIApp:
     """The ASGI application of a node; `token` None: everybody may ask. `metrics_token`: what lets
     one scrape its metrics, and nothing else."""
     metrics = metrics or NodeMetrics(node)

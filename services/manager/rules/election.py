@@ -404,13 +404,14 @@ class Electable(ShardRule):
             LockOut(server.place, user)
             for server in servers
             for user in sorted(view.users[place] for place in out if place in view.users)
-            if user and server.place != but
+            if user
+            and server.place != but
             and (
                 user not in server.locked
                 or (server.place, server.run_id, user) not in self._done
                 or any(view.users.get(one.place) == user for one in server.followers)
             )
-        ]  # fmt: skip
+        ]
 
     def _knowing(self, some: set[str]) -> list[str]:
         """The Sentinels that know any of these."""
