@@ -33,7 +33,7 @@ from gateway.net.longpoll import Polls
 from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
 from gateway.rest.pages import NO_PAGES, Pages
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire.protocol import Timing
 from metadata.port import Metadata
 from push import limits

@@ -13,9 +13,9 @@ from random import Random
 from typing import Final, Protocol
 
 from gateway.counters import HitRate
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
-from gateway.wire.coalesce import Heard
+from gateway.wire.coalesce import PORTION_BYTES_MAX, Portions
 from gateway.wire.frames import Close
 from gateway.wire.rfc6455 import text_frame
 from push import limits
@@ -31,7 +31,7 @@ _SLICE_S: Final = 0.05
 PART_BYTES_MAX: Final = 1_048_576
 """Of what one socket has sent at once, in one turn of the loop, and then for each time it is its
 turn again: one read may bring megabytes, and until they are worked off nobody else is heard."""
-PART_BYTES_SHARED: Final = 32 * 1024
+PART_BYTES_SHARED: Final = PORTION_BYTES_MAX
 """The same while several queues publish. While some of them flood, who has sent more in a spell
 waits for his turn with all of it. What they send costs half as much again then, in turns of the
 loop and in small records; who is alone does not pay that."""
@@ -57,7 +57,7 @@ sends much of something else is heard, too, and what the storage does not take i
 class Talker(Protocol):
     """A transport that may say more at once than is worked off in a turn."""
 
-    def go_on(self, rest: Heard) -> None:
+    def go_on(self, rest: Portions) -> None:
         """It is its turn again: the next part of what it has said."""
 
 
@@ -112,7 +112,7 @@ class Registry:
         """In this spell, where it is crowded."""
         self._turn_by = 0.0
         """When the next one has its turn in any case."""
-        self._later: deque[tuple[Talker, Heard]] = deque()
+        self._later: deque[tuple[Talker, Portions]] = deque()
         self._lost = PerTurnQueue(PER_TURN)
         self.resumed = PerTurnQueue(RESUMED_PER_TURN)
         """Connections that can be written to again."""
@@ -167,7 +167,7 @@ class Registry:
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def later(self, connection: Talker, rest: Heard) -> None:
+    def later(self, connection: Talker, rest: Portions) -> None:
         """It has had its part of this turn. However many have such a rest, one of them goes on in
         each turn of the loop."""
         self._later.append((connection, rest))

@@ -265,18 +265,18 @@ class Poll:
         return taken if taken < self._taken_size else None
 
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived."""
+        """As SessionPort.arrived."""
         if self._transit is None:
             return given_at
         return self._transit.arrived(given_at, now=asyncio.get_running_loop().time())
 
     @property
     def is_in_transit(self) -> bool:
-        """As Link.is_in_transit. The next poll says what has arrived."""
+        """As SessionPort.is_in_transit. The next poll says what has arrived."""
         return False
 
     def named(self, given_at: float) -> None:
-        """As Link.named."""
+        """As SessionPort.named."""
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""

@@ -31,7 +31,7 @@ from gateway.net.handshake import shake_hands
 from gateway.session.directory import fresh_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
-from gateway.wire.coalesce import Heard
+from gateway.wire.coalesce import Portions
 from gateway.wire.frames import Close
 from gateway.wire.outbox import Outbox
 from gateway.wire.rfc6455 import (
@@ -112,7 +112,7 @@ class Reading(asyncio.Protocol, ABC):
 
     def _hear(self, session: Session, data: bytes) -> None:
         """Bytes of the client."""
-        events = Heard(self._reader.receive(data))
+        events = Portions(self._reader.receive(data))
         if self.registry.waits(self, len(data)):
             self._hold(_TURN)
             self.registry.later(self, events)
@@ -144,7 +144,7 @@ class Reading(asyncio.Protocol, ABC):
         if not self._transport.is_closing():
             self._unhold(_INTAKE)
 
-    def _work(self, session: Session, events: Heard, left: int) -> None:
+    def _work(self, session: Session, events: Portions, left: int) -> None:
         """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
         session.heard(now=now)
@@ -196,7 +196,7 @@ class Reading(asyncio.Protocol, ABC):
         self,
         session: Session,
         count: int,
-        events: Heard,
+        events: Portions,
         now: float,
         *,
         is_cut: bool,
@@ -217,7 +217,7 @@ class Reading(asyncio.Protocol, ABC):
         if self._is_holding or held:
             self._hold_incomplete(held)
 
-    def _ask_again(self, events: Heard) -> None:
+    def _ask_again(self, events: Portions) -> None:
         """It has waited: has it paid?"""
         session = self._session
         if session is not None:  # else nobody listens any more
@@ -225,7 +225,7 @@ class Reading(asyncio.Protocol, ABC):
             session.heard(now=now)
             self._pay(session, 0, events, now, is_cut=True)
 
-    def go_on(self, rest: Heard) -> None:
+    def go_on(self, rest: Portions) -> None:
         """As Talker.go_on; then the socket is read again."""
         if self._session is not None:  # else nobody listens any more
             self._work(self._session, rest, self.registry.part_bytes(PART_BYTES_MAX))
@@ -618,7 +618,7 @@ class WebSocketConnection(Reading):
         return True
 
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived."""
+        """As SessionPort.arrived."""
         transit = self._transit
         if transit is None:
             return given_at
@@ -629,11 +629,11 @@ class WebSocketConnection(Reading):
 
     @property
     def is_in_transit(self) -> bool:
-        """As Link.is_in_transit."""
+        """As SessionPort.is_in_transit."""
         return self._transit is not None and self._transit.goes_by_names
 
     def named(self, given_at: float) -> None:
-        """As Link.named."""
+        """As SessionPort.named."""
         if self._transit is not None:
             self._transit.named(given_at, now=asyncio.get_running_loop().time())
             self._feed()

@@ -6,7 +6,7 @@ runtime.operation, and returns a `reply`; everything that is wrong it raises.
 
 What an operation needs: the one vocabulary in which each of them says which right lets it run.
 `check_need` is called in one place, before the handler of an operation; frames, which name a queue
-each, are judged where they are carried out: see gateway.session.publishing and
+each, are judged where they are carried out: see gateway.session.session and
 gateway.session.subscriptions.
 """
 

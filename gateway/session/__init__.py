@@ -1,1 +1,1 @@
-"""Conversation with one client, whatever carries it."""
+"""The session of one client, whatever transport carries it."""

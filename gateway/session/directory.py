@@ -14,16 +14,22 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Final, Protocol
 
-from gateway.accounting.books import SessionAccounting
+from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.auth.auth import Authenticator
+from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, SessionList
-from gateway.session.transport import Outlet
+from gateway.session.transport import Broker, Outlet
 from gateway.wire.frames import Close
+from gateway.wire.protocol import Timing
 from metadata.catalog import Principal
+from metadata.port import has_queue
 from push import limits
 from runtime.addresses import UNKNOWN
+from runtime.loop.fairness import ArrivalGate
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 
@@ -213,10 +219,30 @@ class DetachedTransport:
         """The session ends, and nobody hears of it."""
         self.end()
 
-    def adopt(self, conversation: object) -> None:
+    def adopt(self, session: object) -> None:
         """No session ever moves here by itself."""
         raise AssertionError("a session cannot resume without a transport")
 
     def let_go(self, close: Close) -> None:
         """The client came back."""
         self._leave()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionServices:
+    """What all sessions of a gateway share."""
+
+    broker: Broker
+    auth: Authenticator
+    broker_name: str = "tocsin"
+    timing: Timing = field(default_factory=Timing)
+    wall: Callable[[], float] = time.time
+    """The clock: unix seconds."""
+    sessions: SessionDirectory = field(default_factory=SessionDirectory)
+    books: AccountingWriter = field(default_factory=AccountingWriter)
+    limiter: Limiter = field(default_factory=Limiter)
+    arrivals: ArrivalGate = field(default_factory=ArrivalGate)
+
+    def has_queue(self, principal: Principal, name: str) -> bool:
+        """Whether there is a queue of this name, to this principal."""
+        return has_queue(self.broker.metadata, principal, name)

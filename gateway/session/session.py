@@ -1,279 +1,68 @@
-"""The session: the shell between the session machine and the broker's inside.
+"""One client's session: the shell between its SessionProtocol and the inside of the broker.
 
-Effects of the machine come in, calls to publisher, groups and readers go out, and their outcomes
-become answers. It belongs to one transport, its Outlet, and is the Link that consumers and readers
-push to. All on the event loop; only what opens a subscription or makes a queue is a task.
-
-By what a session is here: its admission, which another one of the same principal may follow.
-
-What a conversation is made of beside its machine: one part for each kind of frame.
-
-The tasks of one session.
-
-A session, as it is described to operators.
-
-What all conversations of a gateway share.
+The protocol's effects come in, calls to publisher, groups and readers go out, and their outcomes
+become answers. A session has one transport at a time, its Outlet, and is the SessionPort that
+consumers and readers push to. All of it runs on the event loop; only opening a subscription, making
+a queue and finding out what a client still holds are tasks.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, assert_never
 
-from gateway.accounting.books import AccountingWriter, SessionAccounting
-from gateway.auth.auth import Authenticator
-from gateway.auth.live import Revocable
-from gateway.delivery.ports import SessionPort
-from gateway.limits.limiter import Limiter
+import msgspec
+
+from gateway.accounting.books import SessionAccounting
+from gateway.delivery.ports import DeliveryList
+from gateway.deliverylog.spans import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
-from gateway.session import publishing, subscriptions
-from gateway.session import subscriptions as returning
-from gateway.session import subscriptions as settling
-from gateway.session import subscriptions as subscribing
-from gateway.session.directory import DetachedTransport, SessionDirectory
-from gateway.session.publishing import Charges, producer_id
-from gateway.session.subscriptions import Subscriptions
-from gateway.session.transport import Broker, Outlet
+from gateway.session.credential import SessionCredential, SessionQuota, producer_id
+from gateway.session.directory import DetachedTransport, SessionServices
+from gateway.session.subscriptions import ResumeState, Settling, Subscriptions, settlement_answer
+from gateway.session.transport import Answer, Outlet, Settled
 from gateway.wire import frames
-from gateway.wire.coalesce import Said, Together, together
+from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close
-from gateway.wire.protocol import Effect, Refusal, SendPing, SessionProtocol, State, Timing
-from metadata.catalog import Principal, check_name
-from metadata.port import has_queue
+from gateway.wire.protocol import Effect, Refusal, SendPing, SessionProtocol, State
+from metadata.catalog import Principal, Queue, check_name
+from metadata.rights import KeyScope
 from push.errors import Refused, TocsinError
-from runtime.addresses import ClientAddress
-from runtime.loop.fairness import ArrivalGate
-
-
-class Host(
-    publishing.PublishingHost,
-    returning.ReturningHost,
-    settling.SettlingHost,
-    subscribing.SubscribingHost,
-    subscriptions.Admitted,
-    Protocol,
-):
-    """The session, as its parts see it."""
-
-
-class Parts:
-    """Each knows its host. A host that has ended lets go of them: nothing is left then for the
-    garbage collector, which would come to a thousand ended sessions all at once."""
-
-    __slots__ = ("publishing", "returning", "settling", "subscribing", "subscriptions")
-
-    def __init__(
-        self, host: Host, broker: Broker, session: SessionProtocol, arrivals: ArrivalGate
-    ) -> None:
-        self.publishing = publishing.Publishing(host)
-        self.subscriptions = subscriptions.Subscriptions(broker, host)
-        self.returning = returning.Returning(host, self.subscriptions)
-        self.settling = settling.SettlingFrames(host, self.subscriptions)
-        self.subscribing = subscribing.Subscribing(
-            host, session, self.subscriptions, self.returning, arrivals
-        )
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether one of them has frames that wait for others: nothing more is to be read."""
-        return self.publishing.is_waiting or self.returning.is_waiting
-
 
 logger = logging.getLogger("tocsin.session")
 
 
-class Tasks:
-    """Runs what takes a while; true as long as something does. `ended` is called after each."""
-
-    __slots__ = ("_ended", "_running", "_session_id")
-
-    def __init__(self, session_id: str, ended: Callable[[], None]) -> None:
-        self._session_id = session_id
-        self._ended = ended
-        # The loop keeps only a weak reference to a task.
-        self._running: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        """How many run."""
-        return len(self._running)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it. What it raises unexpectedly is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error(
-                "session %s: a task ended in an unexpected error",
-                self._session_id,
-                exc_info=task.exception(),
-            )
-        self._ended()
-
-
-class Described(SessionPort, Protocol):
-    """A session, as this module sees it."""
-
-    @property
-    def opened_unix_ms(self) -> int: ...
-
-
-def describe(
-    session: Described,
-    outlet: Outlet,
-    subscriptions: Subscriptions,
-    heard_at: float,
-    draining: bool,
-) -> SessionDescription:
-    """What is known of it here. `heard_at`: by the loop's clock."""
-    silent_s = asyncio.get_running_loop().time() - heard_at
-    return SessionDescription(
-        session=session.session_id,
-        client=session.client,
-        principal=session.principal.name,
-        transport=outlet.transport,
-        linger_s=session.linger_s,
-        linger_until_unix_ms=outlet.until_unix_ms
-        if isinstance(outlet, DetachedTransport)
-        else None,
-        draining=draining,
-        opened_unix_ms=session.opened_unix_ms,
-        heard_unix_ms=int((time.time() - silent_s) * 1000),
-        unsent_bytes=outlet.unsent_bytes,
-        subscriptions=subscriptions.described(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SessionServices:
-    """See the module."""
-
-    broker: Broker
-    auth: Authenticator
-    broker_name: str = "tocsin"
-    timing: Timing = field(default_factory=Timing)
-    wall: Callable[[], float] = time.time
-    """Unix seconds."""
-    sessions: SessionDirectory = field(default_factory=SessionDirectory)
-    books: AccountingWriter = field(default_factory=AccountingWriter)
-    limiter: Limiter = field(default_factory=Limiter)
-    arrivals: ArrivalGate = field(default_factory=ArrivalGate)
-
-    def has_queue(self, principal: Principal, name: str) -> bool:
-        """Whether there is a queue of this name, to this principal."""
-        return has_queue(self.broker.metadata, principal, name)
-
-
-class SessionCredential:
-    """Of one session; while it has an admission, the end of that one's credential ends it."""
-
-    __slots__ = ("_services", "_session", "account", "admission", "charges")
-
-    def __init__(
-        self,
-        services: SessionServices,
-        session: Revocable | None,
-        admission: Admission | None,
-        address: ClientAddress,
-    ) -> None:
-        """`session`: what the end of the credential ends. `admission` None: a credential is owed.
-        `address`: where its client is."""
-        self._services = services
-        self._session = session
-        self.account = SessionAccounting(
-            services.books, services.has_queue, address.text or None, admission
-        )
-        self.charges = Charges(services.limiter)
-        self.admission: Admission | None = None
-        if admission is not None:
-            self._take(admission)
-
-    def enter(self, token: str | None, address: ClientAddress, *, now: float) -> Admission:
-        """What a token or ticket gives at `now` (monotonic seconds), by which the session is here
-        from then on.
-
-        Raises:
-            Refused: unauthorized; rate_limited: too many from there were wrong.
-        """
-        try:
-            found = self._judge(token, address, now)
-        except Refused as error:
-            self.account.not_admitted(error)
-            raise
-        self.take(found)
-        return found
-
-    def renew(self, token: str, address: ClientAddress, *, now: float) -> Admission:
-        """As `enter`, for a session that is open.
-
-        Raises:
-            Refused: unauthorized, rate_limited; forbidden: it is another principal's.
-        """
-        try:
-            found = self._judge(token, address, now)
-        except Refused as error:
-            if error.code.name == "unauthorized":
-                self.account.not_admitted(error)
-            raise
-        if self.admission is None or found.principal != self.admission.principal:
-            raise Refused("forbidden", "a session stays its principal's: open another one")
-        self.take(found)
-        self.charges.begin(found, address, now=now, goes_on=True)
-        return found
-
-    def _judge(self, token: str | None, address: ClientAddress, now: float) -> Admission:
-        with self.charges.guessing(address, now=now):
-            return self._services.auth.check_hello(token, now=now, wall=self._services.wall())
-
-    def take(self, admission: Admission) -> None:
-        """From now on it is here by this."""
-        self._take(admission)
-        self.account.admitted(admission)
-
-    def _take(self, admission: Admission) -> None:
-        self._leave()
-        self.admission = admission
-        if self._session is not None:
-            self._services.auth.track(admission.credential, self._session)
-
-    def end(self) -> None:
-        """The session has ended, or its transport is another one's now. Again: nothing happens."""
-        self._leave()
-        self._session = None
-
-    def _leave(self) -> None:
-        if self.admission is not None and self._session is not None:
-            self._services.auth.untrack(self.admission.credential, self._session)
-
-
 class Session:
-    """A session's shell. `admission`: None where a credential is still owed in `hello`."""
+    """One client's session. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
         "_credential",
+        "_delivery_log",
         "_is_closed",
         "_is_draining",
+        "_metadata",
         "_outlet",
-        "_parts",
+        "_producer",
         "_protocol",
+        "_publisher",
+        "_quota",
+        "_resume",
+        "_sender",
         "_services",
+        "_subscriptions",
         "_tasks",
         "_unanswered",
+        "_unmade",
         "account",
-        "broker",
-        "charges",
         "client",
         "linger_s",
         "opened_unix_ms",
         "refusal",
         "session_id",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -284,31 +73,48 @@ class Session:
         *,
         now: float,
     ) -> None:
+        broker = services.broker
         self.session_id = session_id
+        self.client: str | None = None
+        self.linger_s = 0.0
+        self.opened_unix_ms = int(services.wall() * 1000)
         self.refusal: Refused | None = None
-        """Why it was not welcomed, where a limit was reached."""
+        """Why it was not welcomed, when a limit was reached."""
         self._services = services
-        self.broker: Broker = services.broker  # as Host.broker
+        self._metadata = broker.metadata
+        self._publisher = broker.publisher
+        self._delivery_log = broker.delivery_log
         self._outlet = outlet
-        self._credential = SessionCredential(services, self, admission, outlet.address)
-        self.account, self.charges = self._credential.account, self._credential.charges
+        address = outlet.address.text or None
+        self.account = SessionAccounting(services.books, services.has_queue, address, admission)
+        self._quota = SessionQuota(services.limiter)
+        self._credential = SessionCredential(
+            self, admission, services.auth, self.account, self._quota, wall=services.wall
+        )
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
-        self._parts: Parts = Parts(self, services.broker, self._protocol, services.arrivals)
-        self._tasks: Tasks | None = None
-        self.client: str | None = None
-        self.linger_s, self.opened_unix_ms = 0.0, int(services.wall() * 1000)
-        self._unanswered = 0  # publishes and confirmed acks whose answer the client awaits
+        self._subscriptions = Subscriptions(broker)
+        self._resume = ResumeState(self._subscriptions)
+        self._unmade: dict[str, list[frames.Publish]] | None = None
+        """By queue, the publishes that wait until it is known whether the queue may be made."""
+        self._producer: bytes | None = None
+        """None: the client has not named one."""
+        self._sender: OriginTracker | None = None
+        """None: it has published nothing that was logged."""
+        # The loop keeps only a weak reference to a task.
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._unanswered = 0
+        """Publishes and confirmed acks whose answer the client awaits."""
         self._is_draining = self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id} {self._protocol!r}>"
 
-    # --- Link: what consumers and readers use ---------------------------------------------------
+    # --- Who it is ------------------------------------------------------------------------------
 
     @property
     def admission(self) -> Admission:
-        """What it may. Nobody asks before `hello` has been accepted (P11)."""
+        """What it may. Not to be used before `hello` has been accepted (P11)."""
         admission = self._credential.admission
         assert admission is not None
         return admission
@@ -319,64 +125,75 @@ class Session:
         return self.admission.principal
 
     @property
-    def transport(self) -> Transport | None:
-        """As Link.transport."""
-        return self._outlet.transport
-
-    @property
-    def carrier(self) -> Outlet | None:
-        """As Host.carrier of gateway.session.subscriptions."""
-        return None if self._is_closed else self._outlet
-
-    def send(self, frame: bytes) -> None:
-        """As Link.send."""
-        self._outlet.send(frame)
-
-    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
-        """As Host.refuse of gateway.session.publishing."""
-        self.account.refused(error.code.name, queue)
-        self.send(frames.error(error, ref))
-
-    @property
-    def heard_at(self) -> float:
-        """As Host.heard_at."""
-        return self._protocol.heard_at
-
-    def described(self) -> SessionDescription:
-        """As Resumable.described."""
-        subscriptions, is_draining = self._parts.subscriptions, self._is_draining
-        return describe(self, self._outlet, subscriptions, self.heard_at, is_draining)
-
-    @property
     def is_welcome(self) -> bool:
         """Whether its `hello` has been accepted."""
         return not self._is_closed and self._protocol.state is not State.HELLO
 
+    @property
+    def heard_at(self) -> float:
+        """When something arrived last, by the loop's clock."""
+        return self._protocol.heard_at
+
+    @property
+    def transport(self) -> Transport | None:
+        """Which kind of transport carries it; None: none does."""
+        return self._outlet.transport
+
+    @property
+    def carrier(self) -> Outlet | None:
+        """What carries its frames; None: it is over."""
+        return None if self._is_closed else self._outlet
+
+    def described(self) -> SessionDescription:
+        """Describe it for operators."""
+        outlet = self._outlet
+        until_unix_ms = outlet.until_unix_ms if isinstance(outlet, DetachedTransport) else None
+        silent_s = asyncio.get_running_loop().time() - self.heard_at
+        return SessionDescription(
+            session=self.session_id,
+            client=self.client,
+            principal=self.principal.name,
+            transport=outlet.transport,
+            linger_s=self.linger_s,
+            linger_until_unix_ms=until_unix_ms,
+            draining=self._is_draining,
+            opened_unix_ms=self.opened_unix_ms,
+            heard_unix_ms=int((time.time() - silent_s) * 1000),
+            unsent_bytes=outlet.unsent_bytes,
+            subscriptions=self._subscriptions.described(),
+        )
+
+    # --- SessionPort: what consumers and readers use --------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As SessionPort.send."""
+        self._outlet.send(frame)
+
     def writable(self) -> bool:
-        """As Link.writable. A draining session is given nothing more (P14)."""
+        """As SessionPort.writable. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._outlet.writable()
 
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived."""
+        """As SessionPort.arrived."""
         return self._outlet.arrived(given_at)
 
     @property
     def is_in_transit(self) -> bool:
-        """As Link.is_in_transit."""
+        """As SessionPort.is_in_transit."""
         return self._outlet.is_in_transit
 
     def named(self, given_at: float) -> None:
-        """As Link.named."""
+        """As SessionPort.named."""
         self._outlet.named(given_at)
 
     def emptied(self) -> None:
-        """As Link.emptied. Who drains may close (P14), in the next turn of the loop: in this one
-        the ack that did it is yet to be answered."""
+        """As SessionPort.emptied. A draining session may close (P14), in the next turn of the loop:
+        in this one the ack that did it is yet to be answered."""
         if self._is_draining:
-            asyncio.get_running_loop().call_soon(self.settled)
+            asyncio.get_running_loop().call_soon(self._close_if_drained)
 
     def moved_away(self) -> None:
-        """As Link.moved_away; in the next turn of the loop, because groups are asking."""
+        """As SessionPort.moved_away; in the next turn of the loop, because groups are asking."""
         asyncio.get_running_loop().call_soon(self._move_away)
 
     def _move_away(self) -> None:
@@ -388,22 +205,21 @@ class Session:
 
     def receive(self, *messages: bytes, now: float) -> int:
         """Whole text messages arrived. Returns how many frames they had, but for publishes."""
-        session, before = self._protocol, self._protocol.others
-        self._hear([effect for data in messages for effect in session.receive(data, now=now)])
-        return session.others - before
-
-    def pay(self, count: int, *, now: float) -> float:
-        """As FrameRate.charge."""
-        given = int if self._is_closed else self._parts.subscriptions.given
-        return self.charges.frame_rate.charge(count, given, now=now)
+        protocol, before = self._protocol, self._protocol.others
+        self._take([effect for data in messages for effect in protocol.receive(data, now=now)])
+        return protocol.others - before
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self._hear(self._protocol.receive_binary())
+        self._take(self._protocol.receive_binary())
 
-    def _hear(self, effects: list[Effect]) -> None:
+    def _take(self, effects: list[Effect]) -> None:
         self.account.heard(effects)
-        self.apply(together(effects))
+        self._apply(coalesce(effects))
+
+    def pay(self, count: int, *, now: float) -> float:
+        """As FrameRate.charge."""
+        return self._quota.frame_rate.charge(count, self._subscriptions.given, now=now)
 
     def heard(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
@@ -412,7 +228,7 @@ class Session:
     def heard_part(self, *, now: float) -> None:
         """A part of a message arrived, behind `heard`."""
         if self._protocol.heard_part(now=now):
-            self.send(frames.pong(None, self.broker.delivery_log.told()))
+            self.send(frames.pong(None, self._delivery_log.told()))
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: never."""
@@ -422,129 +238,117 @@ class Session:
         """Time has passed."""
         effect = self._protocol.expire(now=now, taken_bytes=self._outlet.taken_bytes)
         if effect is not None:
-            self.apply([effect])
+            self._apply([effect])
 
     def resume(self) -> None:
         """The transport takes pushes again."""
         if not (self._is_draining or self._is_closed):
-            self._parts.subscriptions.pump()
+            self._subscriptions.pump()
 
-    def drain(self, reconnect_after_s: float) -> None:
-        """Tell the client to come back elsewhere, give it nothing more, and close as soon as what
-        it has is settled and what it asked is answered (P14)."""
-        if self._is_closed or self._is_draining:
-            return
-        self._is_draining = True
-        self._protocol.drain()
-        self.send(frames.drain(reconnect_after_s, "the gateway is going down"))
-        self.settled()
+    # --- Inputs ---------------------------------------------------------------------------------
 
-    def closed(self) -> None:
-        """The session is over: leave everything. Calling it again does nothing."""
-        self._end(moves=False)
-
-    def _end(self, *, moves: bool) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._protocol.closed()
-        self._credential.end()
-        self._parts.publishing.closed()
-        self._parts.returning.forget()
-        if self._credential.admission is not None:
-            self._services.sessions.discard(self)
-        self._parts.subscriptions.leave_all(moves=moves)
-        self.account.closed()
-        self.charges.end()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Of its parts; see there."""
-        if self._is_closed and not self._tasks and hasattr(self, "_parts"):
-            del self._parts
-            self._tasks = None
-
-    # --- Its right to be here -------------------------------------------------------------------
-
-    def revoked(self) -> None:
-        """As Revocable.revoked."""
-        if not self._is_closed:
-            self._outlet.close(frames.REVOKED)
-            self.closed()  # also where its socket is lost, and it has not heard so yet
-
-    def _renew(self, frame: frames.Auth) -> None:
-        """Another token of the same principal, before the end of the one before (P11)."""
-        now = self.heard_at  # when the frame came
-        admission = self._credential.renew(frame.token, self._outlet.address, now=now)
-        self._protocol.right_ends = now + admission.lasts_s
-        self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
-        self._parts.subscriptions.judge()
-
-    # --- Between two transports -----------------------------------------------------------------
-
-    def lost(self) -> None:
-        """The transport is gone, and nobody said that this is the end. A session with a place in
-        a group keeps it for a while: here, or at the next gateway when this one goes down."""
-        keeps = self.is_welcome and self._parts.subscriptions.has_consumers and self.linger_s > 0
-        if not keeps or self._is_draining or self._services.sessions.going_down:
-            self._end(moves=keeps)
-            return
-        right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
-        self._outlet = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
-        self._suspend()
-
-    def _suspend(self) -> None:
-        self.account.disconnected()
-        for number in (*self._parts.returning.forget(), *self._parts.subscriptions.suspend()):
-            self._protocol.dropped(number)
-
-    def come_back(
-        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
-    ) -> None:
-        """The client is here again, over this transport; where the other one stands still, it is
-        the one that nobody listens to any more."""
-        self._outlet.let_go(frames.REPLACED)
-        self._suspend()
-        self._outlet, self.linger_s = outlet, linger_s
-        self._parts.publishing.producer = producer or self._parts.publishing.producer
-        now = asyncio.get_running_loop().time()
-        self._credential.take(admission)
-        self._protocol.came_back(now=now, right_ends=now + admission.lasts_s)
-        self.charges.begin(admission, outlet.address, now=now, goes_on=True)
-        outlet.adopt(self)
-        if self._parts.publishing.is_waiting:
-            outlet.pause_reading()
-        self._welcome(self._protocol.subscribed)
-        self._parts.subscriptions.judge()
-        self._parts.subscriptions.await_held()
-
-    # --- Effects --------------------------------------------------------------------------------
-
-    def apply(self, effects: Sequence[Said]) -> None:
-        """As Host.apply of gateway.session.subscriptions."""
-        for effect in effects:
+    def _apply(self, inputs: Sequence[Input]) -> None:
+        for one in inputs:
             if self._is_closed:
                 return
-            if self._parts.returning.defers(effect):
+            if self._resume.deferred and self._resume.defers(one):
+                self._pause_reading()  # which bounds what waits to what was read already (P9)
                 continue
             try:
-                _HANDLERS[type(effect)](self, effect)
+                self._dispatch(one)
             except TocsinError as error:
-                self.refuse(error, getattr(effect, "ref", None), getattr(effect, "queue", None))
+                self._refuse(error, getattr(one, "ref", None), getattr(one, "queue", None))
             except Exception:
-                self.report_bug(getattr(effect, "ref", None))
+                self._report_bug(getattr(one, "ref", None))
 
-    def report_bug(self, ref: int | None) -> None:
-        """As Host.report_bug."""
+    def _dispatch(self, one: Input) -> None:
+        """Carry out one input. The most frequent come first: a case that does not match costs."""
+        match one:
+            case frames.Publish():
+                self._publish(one)
+            case CoalescedPublish():
+                self._publish_coalesced(one)
+            case frames.Ack():
+                self._settle(one, partial(self._subscriptions.ack, one))
+            case frames.Credit():
+                self._grant(one)
+            case frames.Extend():
+                self._answer_settling(one, self._subscriptions.extend(one))
+            case frames.Nack():
+                self._nack(one)
+            case frames.Ping():
+                self.send(frames.pong(one.ref, self._delivery_log.told()))
+            case frames.Subscribe():
+                self._start(self._subscribe(one))
+            case frames.Unsubscribe():
+                self._unsubscribe(one)
+            case frames.Hello():
+                self._greet(one)
+            case frames.Held():
+                self._hold(one)
+            case frames.Auth():
+                self._renew(one)
+            case Refusal():
+                self.account.refused(one.code)
+                self.send(one.frame)
+            case SendPing():
+                self._outlet.ping()
+            case Close():
+                self._outlet.close(one)
+            case _:
+                assert_never(one)
+
+    # --- Answers --------------------------------------------------------------------------------
+
+    def _refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
+        """Say that it was not done, and why. `queue`: its queue's name."""
+        self.account.refused(error.code.name, queue)
+        self.send(frames.error(error, ref))
+
+    def _report_bug(self, ref: int | None) -> None:
+        """Log the exception that is being handled, and answer `internal`."""
         logger.exception("session %s: an unexpected error", self.session_id)
-        self.refuse(TocsinError("internal"), ref)
+        self._refuse(TocsinError("internal"), ref)
 
-    def _reply(self, reply: Refusal) -> None:
-        self.account.refused(reply.code)
-        self.send(reply.frame)
+    def _answer_owed(self, frame: bytes) -> None:
+        self._unanswered -= 1
+        if not self._is_closed:
+            self.send(frame)
+            if self._is_draining:
+                self._close_if_drained()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task of the session."""
+        if self._tasks is None:
+            self._tasks = set()
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if self._tasks is not None:
+            self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error(
+                "session %s: a task ended in an unexpected error",
+                self.session_id,
+                exc_info=task.exception(),
+            )
+        self._close_if_drained()
+
+    def _pause_reading(self) -> None:
+        if not self._is_closed:
+            self._outlet.pause_reading()
+
+    def _resume_reading(self) -> None:
+        """Read on, unless other frames wait for something."""
+        if not (self._is_closed or self._unmade or self._resume.is_waiting):
+            self._outlet.resume_reading()
+
+    # --- Hello ----------------------------------------------------------------------------------
 
     def _greet(self, hello: frames.Hello) -> None:
-        now = self._protocol.heard_at
+        now = self.heard_at
         if self._credential.admission is None or hello.token is not None:
             try:
                 admission = self._credential.enter(hello.token, self._outlet.address, now=now)
@@ -556,105 +360,440 @@ class Session:
             try:
                 check_name(hello.producer, "producer")
             except Refused as error:
-                self.refuse(error, None)
+                self._refuse(error, None)
                 self._outlet.close(frames.PROTOCOL)
                 return
-            self._parts.publishing.producer = producer_id(self.principal, hello.producer)
-        if hello.session is not None:
-            session = self._services.sessions.find(hello.session, self.principal)
-            if session is not None:
-                self._is_closed = True  # an empty shell: its transport is the session's now
-                self._credential.end()
-                producer, left_s = self._parts.publishing.producer, self._protocol.right_ends - now
-                admission = self.admission._replace(lasts_s=left_s)
-                self.account.moved_to(session.account)
-                session.come_back(self._outlet, hello.linger_s, producer, admission)
-                self._let_go()
-                return
-            if hello.linger_s and self._services.sessions.is_free(hello.session, self.principal):
-                self.session_id = hello.session  # a gateway before this one gave it
-        self.linger_s, self.client = hello.linger_s, hello.client
+            self._producer = producer_id(self.principal, hello.producer)
+        if hello.session is not None and self._hand_over(hello, hello.session):
+            return
+        self.linger_s = hello.linger_s
+        self.client = hello.client
         if not self._services.sessions.add(self):
             self._outlet.close(frames.OVERLOADED)
             return
         try:
-            self.charges.begin(self.admission, self._outlet.address, now=now)
+            self._quota.begin(self.admission, self._outlet.address, now=now)
         except Refused as error:
             self._turn_away(error)
             return
         self._welcome(None)
+
+    def _hand_over(self, hello: frames.Hello, name: str) -> bool:
+        """Hand the transport to the session that the client comes back to, when it is here (True):
+        then this one is over. When it is not, this one takes its name, if that is free."""
+        sessions = self._services.sessions
+        session = sessions.find(name, self.principal)
+        if session is None:
+            if hello.linger_s and sessions.is_free(name, self.principal):
+                self.session_id = name  # a gateway before this one gave it
+            return False
+        self._is_closed = True
+        self._credential.end()
+        left_s = self._protocol.right_ends - self.heard_at
+        admission = self.admission._replace(lasts_s=left_s)
+        self.account.moved_to(session.account)
+        session.come_back(self._outlet, hello.linger_s, self._producer, admission)
+        return True
 
     def _turn_away(self, error: Refused) -> None:
         if error.code.name == "unauthorized":
             self._outlet.close(frames.UNAUTHORIZED)
             return
         self.refusal = error
-        self.refuse(error, None)
+        self._refuse(error, None)
         self._outlet.close(frames.OVERLOADED)
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
-        self.send(frames.welcome(
-            session=self.session_id, broker=self._services.broker_name,
-            heartbeat_s=self._services.timing.heartbeat_s, linger_s=self.linger_s, resumed=resumed,
-            right_lasts_s=self._protocol.right_ends - self._protocol.heard_at,
-            clock_unix_us=self.broker.delivery_log.told(),
-        ))  # fmt: skip
+        self.send(
+            frames.welcome(
+                session=self.session_id,
+                broker=self._services.broker_name,
+                heartbeat_s=self._services.timing.heartbeat_s,
+                linger_s=self.linger_s,
+                resumed=resumed,
+                right_lasts_s=self._protocol.right_ends - self.heard_at,
+                clock_unix_us=self._delivery_log.told(),
+            )
+        )
 
-    # --- What its parts use ---------------------------------------------------------------------
+    def _renew(self, frame: frames.Auth) -> None:
+        """Take another token of the same principal, before the end of the one before (P11)."""
+        now = self.heard_at  # when the frame came
+        admission = self._credential.renew(frame.token, self._outlet.address, now=now)
+        self._protocol.right_ends = now + admission.lasts_s
+        self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
+        self._subscriptions.check_rights(self)
 
-    def asked(self, count: int) -> None:
-        """As Host.asked."""
-        self._unanswered += count
+    # --- Publishing -----------------------------------------------------------------------------
 
-    def answered(self, frame: bytes) -> None:
-        """As Host.answered."""
-        self._unanswered -= 1
-        if not self._is_closed:
-            self.send(frame)
-            self.settled()
-
-    def hold_reading(self, hold: bool) -> None:
-        """As Host.hold_reading."""
-        if self._is_closed:
+    def _publish(self, frame: frames.Publish) -> None:
+        """Submit a publish behind those before it (R7)."""
+        if frame.sequence is not None and self._producer is None:
+            raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
+        if self._unmade is not None and frame.queue in self._unmade:
+            self._unmade[frame.queue].append(frame)  # behind those that wait: sending order (R7)
             return
-        if hold or self._parts.is_waiting:
-            self._outlet.pause_reading()
+        admission = self.admission
+        keys = admission.rights.check("publish", frame.queue)  # before anything is looked up
+        try:
+            queue = self._metadata.find_queue(admission.principal, frame.queue)
+        except Refused as error:
+            if error.code.name != "queue_not_found":
+                raise
+            self._await_queue(frame)
         else:
-            self._outlet.resume_reading()
+            self._submit(frame, queue, keys)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """As Host.start."""
-        if self._tasks is None:
-            self._tasks = Tasks(self.session_id, self._task_ended)
-        self._tasks.start(work)
+    def _publish_coalesced(self, publishes: CoalescedPublish) -> None:
+        """Submit several publishes as one; or one after the other, when something has to be judged
+        frame by frame. Raises nothing: each is answered."""
+        try:
+            if not self._submit_coalesced(publishes):
+                self._apply(publishes.frames)
+        except Exception:
+            first, *others = publishes.frames
+            self._report_bug(first.ref)
+            for frame in others:
+                self._refuse(TocsinError("internal"), frame.ref)
 
-    def _task_ended(self) -> None:
-        self.settled()
-        self._let_go()
+    def _submit_coalesced(self, publishes: CoalescedPublish) -> bool:
+        """Returns False when nothing was submitted."""
+        whole = publishes.whole
+        if whole.sequence is not None and self._producer is None:
+            return False
+        if self._unmade is not None and whole.queue in self._unmade:
+            return False
+        admission = self.admission
+        try:
+            keys = admission.rights.check("publish", whole.queue)
+            queue = self._metadata.find_queue(admission.principal, whole.queue)
+        except TocsinError:
+            return False
+        # Of several clusters one may be away: what goes to the others does not wait for it.
+        if self._quota.is_behind(queue) or len(queue.clusters) > 1:
+            return False
+        owed = self._quota.allowance.publish_all(
+            queue, whole.messages, len(publishes.frames), now=self.heard_at
+        )
+        if owed is None:
+            return False
+        self._hand_in(whole, queue, keys, publishes.frames, owed)
+        return True
 
-    def settled(self) -> None:
-        """As Host.settled."""
+    def _submit(self, frame: frames.Publish, queue: Queue, keys: KeyScope) -> None:
+        quota, now, count = self._quota, self.heard_at, len(frame.messages)
+        most = quota.allowance.at_once(queue, now=now)
+        if most is None or count <= most:
+            owed = quota.charge(frame, queue, count, now=now)
+            self._hand_in(frame, queue, keys, (frame,), owed)
+            return
+        # What a rate admits at once goes; the rest is refused in its place, and comes again (R5).
+        owed = quota.charge(frame, queue, most, now=now)
+        beyond = quota.refuse_beyond(frame, queue, most, now=now)
+        first = msgspec.structs.replace(frame, messages=frame.messages[:most])
+        self._hand_in(first, queue, keys, (frame,), owed, beyond=(beyond, count - most))
+
+    def _hand_in(
+        self,
+        whole: frames.Publish,
+        queue: Queue,
+        keys: KeyScope,
+        answered: Sequence[frames.Publish],
+        owed: Callable[[], None],
+        *,
+        beyond: tuple[Refused, int] | None = None,
+    ) -> None:
+        """Publish `whole`, the messages of the frames `answered`: each of them gets its answer.
+        `beyond`: why so many messages behind it were refused."""
+        self._unanswered += len(answered)
+        try:
+            self._publisher.submit(
+                queue,
+                whole.messages,
+                partial(self._published, answered, whole.queue, owed, beyond),
+                producer=None if whole.sequence is None else self._producer,
+                sequence=whole.sequence,
+                resolved=whole.resolved,
+                keys=keys,
+                origin=self._origin(whole, queue),
+            )
+        except BaseException:
+            owed()
+            self._unanswered -= len(answered)
+            raise
+
+    def _origin(self, frame: frames.Publish, queue: Queue) -> PublishOrigin | None:
+        log = self._delivery_log
+        if not log.is_on:
+            return None
+        if self._sender is None:
+            self._sender = OriginTracker()
+        return self._sender.origin(log, self, queue, frame)
+
+    def _published(
+        self,
+        answered: Sequence[frames.Publish],
+        queue: str,
+        owed: Callable[[], None],
+        beyond: tuple[Refused, int] | None,
+        answer: Answer,
+    ) -> None:
+        owed()
+        counter = self.account.of(queue)
+        answer.counted_in(counter)
+        receipts: list[object] = [
+            outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
+            for outcome in answer.outcomes
+        ]
+        if beyond is not None:
+            refused, count = beyond
+            receipts += [frames.error_fields(refused)] * count
+            for _ in range(count):
+                counter.refused(refused.code.name)
+        end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
+        for frame in answered:
+            count = len(frame.messages)
+            self._answer_owed(frames.receipts(frame.ref, receipts[place : place + count], end))
+            place += count
+
+    def _await_queue(self, frame: frames.Publish) -> None:
+        """Put a publish aside: its queue does not exist, and perhaps it may be made. Nothing more
+        is read meanwhile, which bounds what waits to what had already been read (P9)."""
+        if self._unmade is None:
+            self._unmade = {}
+        self._unmade[frame.queue] = [frame]
+        if len(self._unmade) == 1:
+            self._pause_reading()
+        self._start(self._make_queue(frame.queue))
+
+    async def _make_queue(self, name: str) -> None:
+        queue: Queue | None = None
+        failure = TocsinError("internal")
+        try:
+            waiting = (self._unmade or {}).get(name, ())
+            admission = self.admission
+            keys = admission.rights.check("publish", name)
+            messages = [one for frame in waiting for one in frame.messages if keys.allow(one.key)]
+            broker = self._services.broker
+            queue = await broker.queue_for_publish(admission.principal, name, messages)
+        except TocsinError as error:
+            failure = error
+        except Exception:
+            logger.exception("session %s: queue %r could not be made", self.session_id, name)
+        if self._unmade is None:
+            return  # closed meanwhile
+        for frame in self._unmade.pop(name):
+            if queue is None:
+                self._refuse(failure, frame.ref)
+            else:
+                try:
+                    self._submit(frame, queue, self.admission.rights.check("publish", name))
+                except TocsinError as error:
+                    self._refuse(error, frame.ref, name)
+                except Exception:
+                    self._report_bug(frame.ref)
+        if not self._unmade:
+            self._resume_reading()
+
+    # --- Subscribing ----------------------------------------------------------------------------
+
+    async def _subscribe(self, frame: frames.Subscribe) -> None:
+        """Open a subscription; answer when it is open, or with an error."""
+        number, outlet = frame.subscription, self._outlet
+        await self._services.arrivals.wait()
+        if self._is_gone(outlet):
+            self._protocol.dropped(number)
+            return
+        try:
+            answer = await self._subscriptions.open(self, frame)
+        except Exception as error:
+            if self._is_gone(outlet):
+                self._protocol.dropped(number)
+            elif isinstance(error, TocsinError):
+                self._protocol.refused(number)
+                self._refuse(error, frame.ref, frame.queue)
+            else:
+                self._protocol.refused(number)
+                self._report_bug(frame.ref)
+            return
+        self._protocol.opened(number, frame.credit)
+        self.send(answer)
+        self._subscriptions.grant(number, frame.credit)
+
+    def _is_gone(self, outlet: Outlet) -> bool:
+        """Whether the answer would reach nobody: a client that comes back subscribes again."""
+        return self._is_closed or self._outlet is not outlet
+
+    def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
+        """Return its deliveries to the group. Answered when all that was said of them is durable,
+        and what had started has been counted."""
+        self._unanswered += 1
+        done = partial(self._answer_owed, frames.ok(frame.ref))
+        self._subscriptions.leave(frame.subscription, done=done)
+        self._resume.drop(frame.subscription)
+        self._close_if_drained()
+
+    def _grant(self, frame: frames.Credit) -> None:
+        self._subscriptions.grant(frame.subscription, frame.granted)
+        self._protocol.granted(frame.subscription, frame.granted)
+
+    # --- Settling -------------------------------------------------------------------------------
+
+    def _nack(self, frame: frames.Nack) -> None:
+        if frame.reject and frame.delay_s is not None:
+            raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+        self._settle(frame, partial(self._subscriptions.nack, frame))
+
+    def _settle(
+        self,
+        frame: frames.Ack | frames.Nack,
+        act: Callable[[Callable[[Settled], None] | None], Settled],
+    ) -> None:
+        """Carry out an ack or nack; with a `ref` it is answered when it is durable."""
+        if frame.ref is None:
+            self._answer_settling(frame, act(None))
+            return
+        self._unanswered += 1
+        try:
+            act(partial(self._settled, frame))
+        except BaseException:
+            self._unanswered -= 1
+            raise
+
+    def _settled(self, frame: frames.Ack | frames.Nack, settled: Settled) -> None:
+        answer = settlement_answer(frame, settled)
+        assert answer is not None  # it has a ref
+        self._count_refused(settled)
+        self._answer_owed(answer)
+
+    def _answer_settling(self, frame: Settling, settled: Settled) -> None:
+        answer = settlement_answer(frame, settled)
+        if answer is not None:
+            self._count_refused(settled)
+            self.send(answer)
+        if self._is_draining:
+            self._close_if_drained()
+
+    def _count_refused(self, settled: Settled) -> None:
+        if not settled.durable:
+            self.account.refused("unknown")
+        elif settled.not_delivered:
+            self.account.refused("not_delivered")
+
+    # --- What a client that came back holds -----------------------------------------------------
+
+    def _hold(self, frame: frames.Held) -> None:
+        """Take what the client holds of a subscription, which then goes on (R22)."""
+        if (deliveries := self._resume.add(frame)) is None:
+            self.send(frames.ok(frame.ref))
+            return
+        revoked = self._subscriptions.hold(frame, deliveries)
+        self._resume.drop(frame.subscription)
+        if isinstance(revoked, list):
+            self.send(frames.ok(frame.ref, revoked=revoked))
+            return
+        waiting = self._resume.defer(frame.subscription)
+        self._start(self._find_out_revoked(frame, revoked, waiting))
+
+    async def _find_out_revoked(
+        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Input]
+    ) -> None:
+        """Answer a `held` whose deliveries are of an epoch before: partitions are being owned, and
+        the log is read for keys. What the client says of the subscription meanwhile waits in
+        order: acks of what it holds come to those who know it."""
+        answer = b""
+        try:
+            answer = frames.ok(frame.ref, revoked=await revoked)
+        except TocsinError as error:
+            self.account.refused(error.code.name)
+            answer = frames.error(error, frame.ref)
+        except Exception:
+            self._report_bug(frame.ref)
+        if not self._resume.is_found_out(frame.subscription, waiting):
+            return  # the transport was lost meanwhile
+        if answer:
+            self.send(answer)
+        self._resume_reading()
+        self._apply(waiting)
+
+    # --- Between two transports -----------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The transport is gone, and nobody said that this is the end. A session with a place in
+        a group keeps it for a while: here, or at the next gateway when this one goes down."""
+        keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
+        if not keeps or self._is_draining or self._services.sessions.going_down:
+            self._end(moves=keeps)
+            return
+        right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
+        self._outlet = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
+        self._suspend()
+
+    def _suspend(self) -> None:
+        self.account.disconnected()
+        for number in (*self._resume.forget(), *self._subscriptions.suspend()):
+            self._protocol.dropped(number)
+
+    def come_back(
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
+    ) -> None:
+        """Go on over this transport, with the rights that the client has shown now; a transport
+        that is there still is the one that nobody listens to any more."""
+        self._outlet.let_go(frames.REPLACED)
+        self._suspend()
+        self._outlet = outlet
+        self.linger_s = linger_s
+        self._producer = producer or self._producer
+        now = asyncio.get_running_loop().time()
+        self._credential.take(admission)
+        self._protocol.came_back(now=now, right_ends=now + admission.lasts_s)
+        self._quota.begin(admission, outlet.address, now=now, goes_on=True)
+        outlet.adopt(self)
+        if self._unmade:
+            outlet.pause_reading()
+        self._welcome(self._protocol.subscribed)
+        self._subscriptions.check_rights(self)
+        self._subscriptions.await_held()
+
+    # --- The end --------------------------------------------------------------------------------
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """Tell the client to come back elsewhere, give it nothing more, and close as soon as what
+        it has is settled and what it asked is answered (P14)."""
+        if self._is_closed or self._is_draining:
+            return
+        self._is_draining = True
+        self._protocol.drain()
+        self.send(frames.drain(reconnect_after_s, "the gateway is going down"))
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
         if not self._is_draining or self._is_closed:
             return
-        if not (self._unanswered or self._tasks or self._parts.subscriptions.unsettled()):
+        if not (self._unanswered or self._tasks or self._subscriptions.unsettled()):
             self._outlet.close(frames.DRAINING)
 
+    def revoked(self) -> None:
+        """As Revocable.revoked."""
+        if not self._is_closed:
+            self._outlet.close(frames.REVOKED)
+            self.closed()  # also where its socket is lost, and it has not heard so yet
 
-_HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
-    Refusal: Session._reply,
-    SendPing: lambda session, _: session._outlet.ping(),
-    Close: lambda session, close: session._outlet.close(close),
-    frames.Hello: Session._greet,
-    frames.Publish: lambda session, frame: session._parts.publishing.publish(frame),
-    Together: lambda one, publishes: one._parts.publishing.publish_together(publishes),
-    frames.Subscribe: lambda one, frame: one.start(one._parts.subscribing.open(frame)),
-    frames.Unsubscribe: lambda session, frame: session._parts.subscribing.leave(frame),
-    frames.Credit: lambda session, frame: session._parts.subscribing.grant(frame),
-    frames.Ack: lambda session, frame: session._parts.settling.ack(frame),
-    frames.Nack: lambda session, frame: session._parts.settling.nack(frame),
-    frames.Extend: lambda session, frame: session._parts.settling.extend(frame),
-    frames.Auth: Session._renew,
-    frames.Held: lambda session, frame: session._parts.returning.hold(frame),
-    frames.Ping: lambda one, ping: one.send(frames.pong(ping.ref, one.broker.delivery_log.told())),
-}
+    def closed(self) -> None:
+        """The session is over: leave everything. Nothing happens the second time."""
+        self._end(moves=False)
+
+    def _end(self, *, moves: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._protocol.closed()
+        self._credential.end()
+        self._unmade = None
+        self._resume.forget()
+        if self._credential.admission is not None:
+            self._services.sessions.discard(self)
+        self._subscriptions.leave_all(self.session_id, moves=moves)
+        self.account.closed()
+        self._quota.end()

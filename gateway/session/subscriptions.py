@@ -1,60 +1,49 @@
-"""The subscriptions of one session: its consumers and readers by number.
+"""The subscriptions of one session: its consumers and readers, by number.
 
-A client that came back says what it holds, one subscription after the other (R22).
-
-Where it held that under an epoch before, it takes a moment to find out what of it is still its own:
-the partitions are being owned, and the log is read for keys. What the client says of this
-subscription meanwhile waits, in order: acks of what it holds come to those who know it.
-
-A session's subscriptions, as its frames ask for them: opened, given credit, left; answered.
-
-A session's acks, nacks and extends: carried out by its consumers, answered.
+Each is opened by a `subscribe`, given credit, settled, and left; after the session came back over
+another transport, its client says of each consumer what it holds (R22).
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from gateway.accounting.books import SessionAccounting
 from gateway.catalog.lookups import find_queue
 from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.models import Admission, SubscriptionDescription
-from gateway.session.transport import Broker, Consumer, Outlet, Reader, Settled
+from gateway.session.transport import Broker, Consumer, Reader, Settled
 from gateway.wire import frames
-from gateway.wire.coalesce import Said
+from gateway.wire.coalesce import Input
 from gateway.wire.frames import check_deliveries
-from gateway.wire.protocol import SessionProtocol
 from metadata.catalog import Group, GroupSettings, Queue, check_name
 from metadata.rights import Rights
 from push import limits
-from push.errors import Refused, TocsinError, Unknown
+from push.errors import Refused, Unknown
 from push.signs import begins_anew
-from runtime.loop.fairness import ArrivalGate
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
 
 
-class Admitted(SessionPort, Protocol):
-    """A session of which is known what it may."""
+class AdmittedSession(SessionPort, Protocol):
+    """A session whose rights are known."""
 
     @property
     def admission(self) -> Admission: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """What a subscription needs for as long as it lasts (P11)."""
+class SubscriptionRight:
+    """The right that a subscription needs as long as it lasts (P11)."""
 
     queue: str
     is_reader: bool
     keys: tuple[str, ...] | None
 
     @classmethod
-    def by(cls, frame: frames.Subscribe) -> "Needed":
-        """What this one asks for."""
+    def of(cls, frame: frames.Subscribe) -> "SubscriptionRight":
+        """Return the right that this `subscribe` needs."""
         return cls(frame.queue, frame.group is None, tuple(frame.keys) if frame.keys else None)
 
     def check(self, rights: Rights) -> None:
@@ -66,14 +55,15 @@ class Needed:
 
 
 class Subscriptions:
-    """Consumers and readers of `link`. The session machine has judged every number before."""
+    """The consumers and readers of one session, whose SessionProtocol has judged every number
+    before. The session is handed in, and not kept: an ended one leaves no circle behind, and the
+    garbage collector does not come to a thousand of them at once."""
 
-    __slots__ = ("_broker", "_consumers", "_link", "_needed", "_opening", "_readers")
+    __slots__ = ("_broker", "_consumers", "_needed", "_opening", "_readers")
 
-    def __init__(self, broker: Broker, link: Admitted) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._link = link
-        self._needed: dict[int, Needed] = {}
+        self._needed: dict[int, SubscriptionRight] = {}
         self._opening: dict[int, Consumer | None] = {}
         """What is being opened; the consumers among it that take their places."""
         self._consumers: dict[int, Consumer] = {}
@@ -81,42 +71,42 @@ class Subscriptions:
 
     # --- Opening --------------------------------------------------------------------------------
 
-    async def open(self, frame: frames.Subscribe) -> bytes:
-        """Make what a `subscribe` asks for, without credit, so that no push comes before its
-        answer; returns the answer.
+    async def open(self, session: AdmittedSession, frame: frames.Subscribe) -> bytes:
+        """Open what a `subscribe` asks for, without credit, so that no push comes before its
+        answer. Returns the answer.
 
         Raises:
             TocsinError: it was not made, and why.
         """
         self._opening[frame.subscription] = None
         try:
-            return await self._open(frame)
+            return await self._open(session, frame)
         finally:
             self._opening.pop(frame.subscription, None)
 
-    async def _open(self, frame: frames.Subscribe) -> bytes:
-        needed = Needed.by(frame)
-        needed.check(self._link.admission.rights)  # before anything is looked up
-        queue = await find_queue(self._broker.metadata, self._link.principal, frame.queue)
+    async def _open(self, session: AdmittedSession, frame: frames.Subscribe) -> bytes:
+        needed = SubscriptionRight.of(frame)
+        needed.check(session.admission.rights)  # before anything is looked up
+        queue = await find_queue(self._broker.metadata, session.principal, frame.queue)
         if frame.group is None:
-            answer = await self._open_reader(frame, queue)
+            answer = await self._open_reader(session, frame, queue)
         else:
-            answer = await self._open_consumer(frame, frame.group, queue)
+            answer = await self._open_consumer(session, frame, frame.group, queue)
         try:
-            needed.check(self._link.admission.rights)  # others may count by now
+            needed.check(session.admission.rights)  # others may count by now
         except Refused:
             self.leave(frame.subscription)
             raise
         self._needed[frame.subscription] = needed
         return answer
 
-    async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
+    async def _open_consumer(
+        self, session: AdmittedSession, frame: frames.Subscribe, name: str, queue: Queue
+    ) -> bytes:
         number = frame.subscription
-        group = await self._group(name, queue, _start_from(frame.start), frame.deletes_max)
+        group = await self._find_or_make_group(session, frame, name, queue)
         self._check_wanted(number)
-        consumer = self._broker.groups.consumer(
-            self._link, number, queue, group, 0, held=frame.held
-        )
+        consumer = self._broker.groups.consumer(session, number, queue, group, 0, held=frame.held)
         self._opening[number] = consumer
         await consumer.join()
         self._check_wanted(number)
@@ -134,12 +124,12 @@ class Subscriptions:
         if number not in self._opening:
             raise Refused("not_subscribed", "the session has ended, or its transport")
 
-    async def _group(
-        self, name: str, queue: Queue, start: StartFrom | None, deletes_max: int
+    async def _find_or_make_group(
+        self, session: AdmittedSession, frame: frames.Subscribe, name: str, queue: Queue
     ) -> Group:
-        """The group, made by its first subscribe (R11); `start` and `deletes_max` count only
-        then."""
-        principal = self._link.principal
+        """Find the group, or make it, because this is its first subscribe (R11): only then `start`
+        and `deletes_max` count."""
+        principal = session.principal
         try:
             return self._broker.metadata.find_group(principal, queue, name)
         except Refused as error:
@@ -147,15 +137,22 @@ class Subscriptions:
                 raise
         check_name(name, "group")
         group, _ = await self._broker.put_group(
-            principal, queue, name, GroupSettings(), start, deletes_max=deletes_max
+            principal,
+            queue,
+            name,
+            GroupSettings(),
+            _start_from(frame.start),
+            deletes_max=frame.deletes_max,
         )
-        self._link.account.note("group.create", queue=queue.name, group=name)
+        session.account.note("group.create", queue=queue.name, group=name)
         return group
 
-    async def _open_reader(self, frame: frames.Subscribe, queue: Queue) -> bytes:
+    async def _open_reader(
+        self, session: AdmittedSession, frame: frames.Subscribe, queue: Queue
+    ) -> bytes:
         start = _start_from(frame.start)
         reader = await self._broker.readers.open(
-            self._link,
+            session,
             frame.subscription,
             queue,
             keys=frame.keys,
@@ -190,7 +187,7 @@ class Subscriptions:
         return sum(consumer.unsettled() for consumer in self._consumers.values())
 
     def given(self) -> int:
-        """Messages that those which stand were given so far."""
+        """Return how many messages the open subscriptions were given so far."""
         every: tuple[Consumer | Reader, ...] = (*self._consumers.values(), *self._readers.values())
         return sum(one.given_total for one in every)
 
@@ -201,9 +198,12 @@ class Subscriptions:
     def nack(self, frame: frames.Nack, confirmed: Callable[[Settled], None] | None) -> Settled:
         """Return to the group; `confirmed` is called when that is durable."""
         return self._consumer(frame).nack(
-            frame.deliveries, frame.delay_s, frame.reason,
-            reject=frame.reject, confirmed=confirmed,
-        )  # fmt: skip
+            frame.deliveries,
+            frame.delay_s,
+            frame.reason,
+            reject=frame.reject,
+            confirmed=confirmed,
+        )
 
     def extend(self, frame: frames.Extend) -> Settled:
         """Prolong leases, mark what has started."""
@@ -224,17 +224,17 @@ class Subscriptions:
 
     # --- Rights ---------------------------------------------------------------------------------
 
-    def judge(self) -> None:
+    def check_rights(self, session: AdmittedSession) -> None:
         """The session's rights are others now: what they do not cover ends, as it does where its
         queue is deleted. The client hears of it, and its number is free when it unsubscribes."""
         for number, needed in list(self._needed.items()):
             try:
-                needed.check(self._link.admission.rights)
+                needed.check(session.admission.rights)
             except Refused as why:
                 del self._needed[number]
-                self._end(number, why)
+                self._revoke(number, why)
 
-    def _end(self, subscription: int, why: Refused) -> None:
+    def _revoke(self, subscription: int, why: Refused) -> None:
         consumer = self._consumers.get(subscription)
         if consumer is not None:
             consumer.end(why)
@@ -273,10 +273,10 @@ class Subscriptions:
             if number in self._consumers:
                 self._consumers[number].await_held()
 
-    def held(
+    def hold(
         self, frame: frames.Held, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:
-        """The client says what it holds, in this frame and those before; see Consumer.hold."""
+        """Hand on what the client holds, named in this frame and those before (Consumer.hold)."""
         return self._consumer(frame).hold(frame.received, deliveries)
 
     # --- Leaving --------------------------------------------------------------------------------
@@ -295,19 +295,20 @@ class Subscriptions:
         if done is not None:
             done()
 
-    def leave_all(self, *, moves: bool = False) -> None:
-        """End all of them. Raises nothing: where one cannot leave, the others must all the same,
-        or their deliveries wait for a dead session."""
+    def leave_all(self, session_id: str, *, moves: bool = False) -> None:
+        """End all subscriptions. Raises nothing: when one cannot leave, the others must all the
+        same, or their deliveries wait for a dead session."""
         self.give_up_opening()
         for subscription in (*self._consumers, *self._readers):
             try:
                 self.leave(subscription, moves=moves)
             except Exception:
-                logger.exception("session %s cannot leave properly", self._link.session_id)
+                logger.exception("session %s cannot leave properly", session_id)
 
 
-def settling_answer(frame: Settling, settled: Settled) -> bytes | None:
-    """One answer for one frame. Without a `ref` only what is wrong with it is said: None."""
+def settlement_answer(frame: Settling, settled: Settled) -> bytes | None:
+    """Encode the one answer to an ack, nack or extend. None: it has no `ref`, and nothing is wrong
+    with it."""
     if not settled.durable:
         return frames.error(
             Unknown("a new owner came in between: what comes again is not settled"), frame.ref
@@ -332,281 +333,90 @@ def _start_from(start: str | frames.StartAt | None) -> StartFrom | None:
     return "earliest" if start == "earliest" else "latest" if start == "latest" else None
 
 
-class ReturningHost(Protocol):
-    """The conversation that goes on."""
-
-    @property
-    def account(self) -> SessionAccounting: ...
-
-    def send(self, frame: bytes) -> None: ...
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it as a task of the session."""
-
-    def hold_reading(self, hold: bool) -> None:
-        """Read nothing more, or go on."""
-
-    def apply(self, effects: Sequence[Said]) -> None:
-        """What the client said, in order."""
-
-    def report_bug(self, ref: int | None) -> None:
-        """Inside an `except`."""
+@dataclass(slots=True)
+class _HeldList:
+    deliveries: DeliveryList
+    range_count: int = 0
+    named_frames: int = 0
+    """Frames that named deliveries."""
 
 
-class Returning:
-    """See the module."""
+class ResumeState:
+    """What a client that came back says it holds, one subscription after the other (R22).
 
-    __slots__ = ("_counted", "_host", "_named", "_parts", "_subscriptions", "_waiting")
+    A list comes in several `held` frames; all lists that are not complete share one bound (P9).
+    When the client held its deliveries under an epoch before, finding out which of them are still
+    its own takes a moment, and what it says of the subscription meanwhile is deferred."""
 
-    def __init__(self, host: ReturningHost, subscriptions: Subscriptions) -> None:
-        self._host = host
+    __slots__ = ("_lists", "_subscriptions", "deferred")
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
-        self._parts: dict[int, DeliveryList] = {}
-        """Per subscription, what was listed in frames that others follow."""
-        self._named: dict[int, int] = {}
-        """And how many ranges that is."""
-        self._counted: dict[int, int] = {}
-        """And how many of these frames named deliveries."""
-        self._waiting: dict[int, list[Said]] = {}
-        """Per subscription of which it is being found out, what was said meanwhile."""
+        self._lists: dict[int, _HeldList] = {}
+        self.deferred: dict[int, list[Input]] = {}
+        """By subscription that is being looked into, in the order of saying."""
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether nothing more is to be read."""
-        return any(self._waiting.values())
+    def add(self, frame: frames.Held) -> DeliveryList | None:
+        """Take one frame. Returns the whole list when it is complete, None when others follow.
 
-    def forget(self) -> list[int]:
-        """The transport is gone, and with it what was said and not yet heard. But for what the
-        session has judged already: who unsubscribed has left. Returns the subscriptions that were
-        to be opened anew then; they are not."""
-        waited = [effect for waiting in self._waiting.values() for effect in waiting]
-        self._parts.clear()
-        self._named.clear()
-        self._counted.clear()
-        self._waiting.clear()
-        for effect in waited:
-            if isinstance(effect, frames.Unsubscribe):
-                self._subscriptions.leave(effect.subscription)
-        return [effect.subscription for effect in waited if isinstance(effect, frames.Subscribe)]
-
-    def left(self, subscription: int) -> None:
-        """It has ended: what was listed for it means nothing to the next one of its number."""
-        self._parts.pop(subscription, None)
-        self._named.pop(subscription, None)
-        self._counted.pop(subscription, None)
-
-    def defers(self, effect: Said) -> bool:
-        """Whether this waits, because it is about such a subscription. Nothing more is read
-        meanwhile, which bounds what waits to what had already been read (P9)."""
-        waiting = self._waiting and self._waiting.get(getattr(effect, "subscription", -1))
-        if not isinstance(waiting, list):
-            return False
-        waiting.append(effect)
-        self._host.hold_reading(True)
-        return True
-
-    def hold(self, frame: frames.Held) -> None:
-        """What the client holds of a subscription; then that goes on. Raises Refused; nothing has
-        changed then. All lists that are not complete yet share one bound (P9)."""
+        Raises:
+            Refused: too much, or no delivery list; nothing has changed.
+        """
         check_deliveries(frame.deliveries)
         number = frame.subscription
         more = sum((len(one) - 3) // 2 for one in frame.deliveries)
-        if sum(self._named.values()) + more > limits.NAMED_AS_HELD_MAX:
+        if sum(one.range_count for one in self._lists.values()) + more > limits.NAMED_AS_HELD_MAX:
             raise Refused("invalid_request", "more deliveries than a client ever has to name")
-        if frame.more:
-            self._parts.setdefault(number, []).extend(frame.deliveries)
-            self._named[number] = self._named.get(number, 0) + more
-            parts = self._counted.get(number, 0)
-            if begins_anew(more, parts):
-                self._subscriptions.await_held(number)
-                self._counted[number] = parts + 1
-            self._host.send(frames.ok(frame.ref))
-            return
-        revoked = self._subscriptions.held(frame, [*self._parts.get(number, ()), *frame.deliveries])
-        self.left(number)
-        if isinstance(revoked, list):
-            self._host.send(frames.ok(frame.ref, revoked=revoked))
-        else:
-            waiting = self._waiting[number] = []
-            self._host.start(self._find_out(frame, revoked, waiting))
+        found = self._lists.get(number)
+        if not frame.more:
+            return [*(found.deliveries if found is not None else ()), *frame.deliveries]
+        if found is None:
+            found = self._lists[number] = _HeldList([])
+        found.deliveries.extend(frame.deliveries)
+        found.range_count += more
+        if begins_anew(more, found.named_frames):
+            self._subscriptions.await_held(number)
+            found.named_frames += 1
+        return None
 
-    async def _find_out(
-        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Said]
-    ) -> None:
-        host, answer = self._host, b""
-        try:
-            answer = frames.ok(frame.ref, revoked=await revoked)
-        except TocsinError as error:
-            host.account.refused(error.code.name)
-            answer = frames.error(error, frame.ref)
-        except Exception:
-            host.report_bug(frame.ref)
-        if self._waiting.get(frame.subscription) is not waiting:
-            return  # the transport was lost meanwhile
-        del self._waiting[frame.subscription]
-        if answer:
-            host.send(answer)
-        host.hold_reading(False)
-        host.apply(waiting)
-
-
-class SubscribingHost(Protocol):
-    """The conversation that subscribes."""
+    def drop(self, subscription: int) -> None:
+        """Forget the list of a subscription: it is carried out, or the subscription has ended, and
+        the list means nothing to the next one of its number."""
+        self._lists.pop(subscription, None)
 
     @property
-    def carrier(self) -> Outlet | None:
-        """What carries its frames; None: it is over."""
+    def is_waiting(self) -> bool:
+        """Whether something is deferred: nothing more is to be read."""
+        return any(self.deferred.values())
 
-    def send(self, frame: bytes) -> None: ...
+    def defer(self, subscription: int) -> list[Input]:
+        """Defer what is said of a subscription from now on. Returns what it will be."""
+        waiting = self.deferred[subscription] = []
+        return waiting
 
-    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
-        """Answer with an error."""
+    def defers(self, one: Input) -> bool:
+        """Whether this is about such a subscription; then it is kept."""
+        waiting = self.deferred.get(getattr(one, "subscription", -1))
+        if waiting is None:
+            return False
+        waiting.append(one)
+        return True
 
-    def report_bug(self, ref: int | None) -> None:
-        """From within an exception that nobody expected: log it, and answer `internal`."""
+    def is_found_out(self, subscription: int, waiting: list[Input]) -> bool:
+        """Whether `waiting` is still what is deferred of the subscription. Nothing more is then."""
+        if self.deferred.get(subscription) is not waiting:
+            return False
+        del self.deferred[subscription]
+        return True
 
-    def asked(self, count: int) -> None:
-        """So many more answers are owed to the client."""
-
-    def answered(self, frame: bytes) -> None:
-        """One that is owed."""
-
-    def settled(self) -> None:
-        """Something was settled or returned: who drains may be done."""
-
-
-class Subscribing:
-    """See the module. `session` knows what is open, `returning` what is not found out yet;
-    `arrivals`: one opens at a time."""
-
-    __slots__ = ("_arrivals", "_host", "_returning", "_session", "_subscriptions")
-
-    def __init__(
-        self,
-        host: SubscribingHost,
-        session: SessionProtocol,
-        subscriptions: Subscriptions,
-        returning: Returning,
-        arrivals: ArrivalGate,
-    ) -> None:
-        self._host = host
-        self._session = session
-        self._subscriptions = subscriptions
-        self._returning = returning
-        self._arrivals = arrivals
-
-    async def open(self, frame: frames.Subscribe) -> None:
-        """Answered when it is open, or with an error."""
-        number, carrier = frame.subscription, self._host.carrier
-        await self._arrivals.wait()
-        if self._is_gone(carrier):
-            self._session.dropped(number)
-            return
-        try:
-            answer = await self._subscriptions.open(frame)
-        except Exception as error:
-            if self._is_gone(carrier):
-                self._session.dropped(number)
-            elif isinstance(error, TocsinError):
-                self._session.refused(number)
-                self._host.refuse(error, frame.ref, frame.queue)
-            else:
-                self._session.refused(number)
-                self._host.report_bug(frame.ref)
-            return
-        self._session.opened(number, frame.credit)
-        self._host.send(answer)
-        self._subscriptions.grant(number, frame.credit)
-
-    def _is_gone(self, carrier: Outlet | None) -> bool:
-        """Whether the answer would reach nobody: a client that comes back subscribes again."""
-        return self._host.carrier is None or self._host.carrier is not carrier
-
-    def leave(self, frame: frames.Unsubscribe) -> None:
-        """Its deliveries return to the group. Answered when all that was said of them is durable,
-        and what had started has been counted."""
-        self._host.asked(1)
-        done = partial(self._host.answered, frames.ok(frame.ref))
-        self._subscriptions.leave(frame.subscription, done=done)
-        self._returning.left(frame.subscription)
-        self._host.settled()
-
-    def grant(self, frame: frames.Credit) -> None:
-        """More messages may come."""
-        self._subscriptions.grant(frame.subscription, frame.granted)
-        self._session.granted(frame.subscription, frame.granted)
-
-
-class SettlingHost(Protocol):
-    """The conversation that settles."""
-
-    @property
-    def account(self) -> SessionAccounting: ...
-
-    def send(self, frame: bytes) -> None: ...
-
-    def asked(self, count: int) -> None:
-        """So many more answers (or, negative, fewer) are owed to the client."""
-
-    def answered(self, frame: bytes) -> None:
-        """One that is owed."""
-
-    def settled(self) -> None:
-        """Something was settled or returned: who drains may be done."""
-
-
-class SettlingFrames:
-    """See the module. Each raises TocsinError: nothing was settled."""
-
-    __slots__ = ("_host", "_subscriptions")
-
-    def __init__(self, host: SettlingHost, subscriptions: Subscriptions) -> None:
-        self._host = host
-        self._subscriptions = subscriptions
-
-    def ack(self, frame: frames.Ack) -> None:
-        """With a `ref` it is answered when it is durable."""
-        self._settle(frame, partial(self._subscriptions.ack, frame))
-
-    def nack(self, frame: frames.Nack) -> None:
-        """Return to the group; with a `ref` it is answered when that is durable."""
-        if frame.reject and frame.delay_s is not None:
-            raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
-        self._settle(frame, partial(self._subscriptions.nack, frame))
-
-    def _settle(
-        self, frame: frames.Ack | frames.Nack,
-        act: Callable[[Callable[[Settled], None] | None], Settled],
-    ) -> None:  # fmt: skip
-        if frame.ref is None:
-            self._answer(frame, act(None))
-            return
-        self._host.asked(1)
-        try:
-            act(partial(self._confirmed, frame))
-        except BaseException:
-            self._host.asked(-1)
-            raise
-
-    def _confirmed(self, frame: frames.Ack | frames.Nack, settled: Settled) -> None:
-        answer = settling_answer(frame, settled)
-        assert answer is not None  # it has a ref
-        self._count(settled)
-        self._host.answered(answer)
-
-    def extend(self, frame: frames.Extend) -> None:
-        """Prolong leases, mark what has started."""
-        self._answer(frame, self._subscriptions.extend(frame))
-
-    def _answer(self, frame: Settling, settled: Settled) -> None:
-        answer = settling_answer(frame, settled)
-        if answer is not None:
-            self._count(settled)
-            self._host.send(answer)
-        self._host.settled()
-
-    def _count(self, settled: Settled) -> None:
-        if not settled.durable:
-            self._host.account.refused("unknown")
-        elif settled.not_delivered:
-            self._host.account.refused("not_delivered")
+    def forget(self) -> list[int]:
+        """Forget what was said and not yet carried out, since the transport is gone; but for what
+        the protocol has judged already: a subscription that was unsubscribed has left. Returns the
+        subscriptions that were to be opened anew then; they are not."""
+        waited = [one for waiting in self.deferred.values() for one in waiting]
+        self._lists.clear()
+        self.deferred.clear()
+        for one in waited:
+            if isinstance(one, frames.Unsubscribe):
+                self._subscriptions.leave(one.subscription)
+        return [one.subscription for one in waited if isinstance(one, frames.Subscribe)]

@@ -1,9 +1,9 @@
 """What the two sides of a session see of each other, as types.
 
-Outlet         the transport (a WebSocket) as the conversation sees it
-Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
+Outlet         the transport (a WebSocket) as the session sees it
+Broker …       the inside as the session sees it; `gateway.broker` fits by its shape
 
-The session as the inside (groups, readers) sees it is Link of gateway.delivery.ports.
+The session as the inside (groups, readers) sees it is SessionPort of gateway.delivery.ports.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from runtime.loop.end_of_turn import EndOfTurn
 
 
 class Outlet(Protocol):
-    """A transport, as the conversation sees it."""
+    """A transport, as the session sees it."""
 
     @property
     def address(self) -> ClientAddress:
@@ -40,10 +40,10 @@ class Outlet(Protocol):
         """What it has for the client and has not handed to the network, or not seen arrive."""
 
     def send(self, frame: bytes) -> None:
-        """As Link.send."""
+        """As SessionPort.send."""
 
     def writable(self) -> bool:
-        """As Link.writable; `Conversation.resume` says when it has become True again."""
+        """As SessionPort.writable; `Session.resume` says when it has become True again."""
 
     def ping(self) -> None:
         """Ask for a sign of life."""
@@ -53,14 +53,14 @@ class Outlet(Protocol):
         nothing is, or nobody can know."""
 
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived."""
+        """As SessionPort.arrived."""
 
     @property
     def is_in_transit(self) -> bool:
-        """As Link.is_in_transit."""
+        """As SessionPort.is_in_transit."""
 
     def named(self, given_at: float) -> None:
-        """As Link.named."""
+        """As SessionPort.named."""
 
     def pause_reading(self) -> None:
         """Deliver nothing more that the client sends, until resume_reading."""
@@ -69,13 +69,13 @@ class Outlet(Protocol):
         """Go on."""
 
     def close(self, close: Close) -> None:
-        """Send what is queued, then close. `Conversation.closed` is called before it returns."""
+        """Send what is queued, then close. `Session.closed` is called before it returns."""
 
-    def adopt(self, conversation: Any) -> None:
-        """From now on this is the transport of another conversation, whose client came back."""
+    def adopt(self, session: Any) -> None:
+        """From now on this is the transport of another session, whose client came back."""
 
     def let_go(self, close: Close) -> None:
-        """Close; the conversation lives on over another transport and is told nothing more."""
+        """Close; the session lives on over another transport and is told nothing more."""
 
 
 class Settled(Protocol):

@@ -1,18 +1,17 @@
-"""Publishes that were heard together are published together. Pure.
+"""Publishes that arrive in one read are published as one. Pure.
 
 A client that sends each message in a frame of its own sends many of them while the broker works on
 those before. What is done once for each publish (rights, queue, limits, the delivery log's origin,
-an answer in each record) costs several times what a message costs: so those of one read that could
-as well have been one publish become one. Each frame keeps its own answer (R5).
+an answer in each record) costs several times what a message costs. So publishes of one read that
+follow each other and could as well have been one publish become one; each frame keeps its own
+answer (R5).
 
-What a socket has said at once, in portions: publishes that follow each other are heard together
-(`gateway.wire.coalesce`), everything else alone.
+    Portions   cuts one read into runs of messages that begin like a publish, and single others
+    coalesce   joins decoded publishes that follow each other
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
-
-import msgspec
 
 from gateway.wire.frames import Publish
 from gateway.wire.protocol import Effect
@@ -20,21 +19,26 @@ from gateway.wire.rfc6455 import TEXT, Event
 from push import limits
 
 _MESSAGES_MAX: Final = limits.MESSAGES_PER_PUBLISH_MAX
-_ENCODE: Final = msgspec.json.Encoder().encode
+PORTION_BYTES_MAX: Final = 32 * 1024
+"""A portion ends with the message that brings it to this size: as much as a session may have worked
+off in one go while several queues publish."""
+_PUBLISH: Final = b'{"type":"publish"'
+"""How most clients' publishes begin; those that do not are portions of their own."""
 
 
-class Together(NamedTuple):
-    """Frames of one session that follow each other, and the publish that they are."""
+class CoalescedPublish(NamedTuple):
+    """Frames of one session that follow each other, and the one publish that they make."""
 
     whole: Publish
     frames: Sequence[Publish]
 
 
-Said = Effect | Together
+Input = Effect | CoalescedPublish
+"""What a session has to carry out."""
 
 
-def together(effects: Sequence[Effect]) -> Sequence[Said]:
-    """The same, in their order, with runs of publishes that may be one in place of each of them.
+def coalesce(effects: Sequence[Effect]) -> Sequence[Input]:
+    """Return the same, in order, with each run of publishes that may be one joined.
 
     They are to one queue, say nothing of when they were produced or of a trace, and their sequences
     follow each other. All of them are published with the last one's `resolved`: what it says is
@@ -42,7 +46,7 @@ def together(effects: Sequence[Effect]) -> Sequence[Said]:
     """
     if len(effects) < 2:
         return effects
-    joined: list[Said] = []
+    joined: list[Input] = []
     run: list[Publish] = []
     messages = 0
     for effect in effects:
@@ -87,37 +91,19 @@ def _is_plain(frame: Publish) -> bool:
     )
 
 
-def _close(run: list[Publish], joined: list[Said]) -> None:
+def _close(run: list[Publish], joined: list[Input]) -> None:
     if len(run) < 2:
         joined += run
         return
     first, last = run[0], run[-1]
     messages = [message for frame in run for message in frame.messages]
     whole = Publish(first.ref, first.queue, messages, first.sequence, last.resolved)
-    joined.append(Together(whole, run))
+    joined.append(CoalescedPublish(whole, run))
 
 
-def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
-    """What `receipts_of` has behind them: the same for all that were published together."""
-    return b',"id_prefix":%b,"durability":%b}' % (_ENCODE(id_prefix), _ENCODE(durability))
-
-
-def receipts_of(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
-    """The answer to a publish, as `frames.ok` makes it. `end`: of `receipts_end`."""
-    return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)
-
-
-BYTES_MAX: Final = 32 * 1024
-"""Of the messages that are heard together: the one with which they are as much is the last. As a
-session has worked off in one go while several queues publish:
-gateway.net.connections.PART_BYTES_SHARED.
-"""
-_PUBLISH: Final = b'{"type":"publish"'
-"""How they begin, as a rule; those that do not are heard one by one."""
-
-
-class Heard:
-    """Iterates over (opcode, messages): several text messages, or one of any kind."""
+class Portions:
+    """Iterate over the messages of one read as (opcode, messages): several text messages that are
+    publishes, or one of any kind."""
 
     __slots__ = ("_portions", "ahead_bytes")
 
@@ -126,7 +112,7 @@ class Heard:
         """Of what was taken from `events` to see where a portion ends, and is yet to come."""
         self._portions = self._cut(events)
 
-    def __iter__(self) -> "Heard":
+    def __iter__(self) -> "Portions":
         return self
 
     def __next__(self) -> tuple[int, list[bytes]]:
@@ -139,7 +125,7 @@ class Heard:
             if opcode == TEXT and payload.startswith(_PUBLISH):
                 publishes.append(payload)
                 size += len(payload)
-                if size < BYTES_MAX:
+                if size < PORTION_BYTES_MAX:
                     continue
                 yield TEXT, publishes
             else:

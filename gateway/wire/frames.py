@@ -10,7 +10,7 @@ which names offsets `first..last` of push number `push`, given under `epoch` in 
 What the types of a delivery list (gateway.wire.frames) do not say. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Annotated, Final, Literal
 
@@ -262,6 +262,16 @@ def lasting(seconds: float) -> float | None:
 def ok(ref: int, **fields: object) -> bytes:
     """The answer to whatever carried `ref`."""
     return _ENCODE({"type": "ok", "ref": ref, **fields})
+
+
+def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
+    """Encode the end of an answer to a publish: the same for all that were published together."""
+    return b',"id_prefix":%b,"durability":%b}' % (_ENCODE(id_prefix), _ENCODE(durability))
+
+
+def receipts(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
+    """Encode the answer to a publish, as `ok` does. `end`: of `receipts_end`."""
+    return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)
 
 
 def error_fields(error: TocsinError) -> dict[str, object]:

@@ -14,7 +14,7 @@ from gateway.limits.limiter import UNLIMITED, Limiter
 from gateway.limits.spec import Limits
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY

@@ -8,7 +8,8 @@ import msgspec
 
 from gateway.models import Admission, Transport
 from gateway.net.longpoll import Poll, Polls
-from gateway.session.session import Session, SessionServices
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import Principal

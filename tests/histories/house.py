@@ -20,8 +20,8 @@ from gateway.delivery.readers import Reader
 from gateway.models import Admission, Transport
 from gateway.publish.batch import PendingPublish
 from gateway.rest.app import Application
+from gateway.session.directory import SessionServices
 from gateway.session.session import Session as ServerSession
-from gateway.session.session import SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from loadtests.clients import wire

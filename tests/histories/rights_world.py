@@ -13,8 +13,7 @@ from gateway.models import Admission
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.directory import fresh_session_id
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices, fresh_session_id
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push.errors import Refused

@@ -9,8 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.delivery.group import GroupRuntime
 from gateway.models import Admission
-from gateway.session.directory import fresh_session_id, is_session_id
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices, fresh_session_id, is_session_id
 from gateway.wire import frames
 from metadata.catalog import Group, Principal, Queue
 from push import limits

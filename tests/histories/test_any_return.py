@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.auth import Authenticator
-from gateway.session.directory import fresh_session_id
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices, fresh_session_id
 from push import limits
 from tests.histories.house import WAIT_S, House, message, offsets_of
 from tests.histories.test_adopting import Mover, Place, settled

@@ -12,7 +12,7 @@ from gateway.auth.auth import Authenticator
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.pull import PullConsumer
 from gateway.models import SeekTo
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire.frames import Position
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from push import limits
 from tests.histories.house import (
     House,

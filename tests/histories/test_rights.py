@@ -9,8 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.rest.app import Application
-from gateway.session.directory import fresh_session_id
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices, fresh_session_id
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Principal
 from metadata.rights import parse_rights

@@ -504,15 +504,15 @@ async def test_nothing_goes_where_the_first_group_is_made_by_a_subscribe_that_ag
     await made(http, partitions=1)
     await published(house, 3)
     session = Session("s")
-    subscriptions = Subscriptions(house.broker, session)
+    subscriptions = Subscriptions(house.broker)
     asked = Subscribe(ref=1, subscription=1, queue="orders", group="billing", credit=1)
     late = msgspec.structs.replace(asked, start="latest")
     for most in (0, 2):
         with pytest.raises(Refused) as told_:
-            await subscriptions.open(msgspec.structs.replace(late, deletes_max=most))
+            await subscriptions.open(session, msgspec.structs.replace(late, deletes_max=most))
         assert (told_.value.code.name, told_.value.more["deleted"]) == ("would_delete", 3)
     assert (await http.get(GROUP)).status_code == 404
     await looked(house)
     assert await depth(http) == 3
-    await subscriptions.open(msgspec.structs.replace(late, deletes_max=3))
+    await subscriptions.open(session, msgspec.structs.replace(late, deletes_max=3))
     assert (await http.get(GROUP)).json()["lag"] == 0

@@ -9,8 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.models import WhichKey
 from gateway.operator.describe import BELIEVED_S
-from gateway.session.directory import fresh_session_id
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices, fresh_session_id
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S

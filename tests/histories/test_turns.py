@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from push.places import Partition
 from tests.gateway.raw_sockets import serve, session
 from tests.histories.house import House, message

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.auth import Authenticator
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from metadata.catalog import Group, Queue
 from push import limits
 from tests.histories.gateways import Town, town

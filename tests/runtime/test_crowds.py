@@ -15,7 +15,8 @@ from gateway.limits.spec import OF_SESSION, parse_limits
 from gateway.net.connections import PART_FRAMES_MAX, Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Session, SessionServices
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from loadtests.clients.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused

@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from push.errors import Refused
 from runtime.http1 import PART_BYTES_MIN, Http11Protocol, raw_problem
 from runtime.listener import Listener, bind

@@ -7,7 +7,7 @@ from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.net.connections import Registry
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from runtime.loop.fairness import LARGE_INCOMPLETE_BYTES, IncompleteBytesBudget
 from tests.gateway.echo_broker import EchoBroker

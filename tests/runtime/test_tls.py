@@ -27,7 +27,7 @@ from gateway.config import Config
 from gateway.net.connections import Registry
 from gateway.net.websocket import websocket_class
 from gateway.server import Server, _reload_on_hangup
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from push import limits
 from runtime import tls as tls_module
 from runtime.addresses import NO_PROXIES, Addresses, ClientAddress, client_address, parse_networks

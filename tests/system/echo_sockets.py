@@ -13,7 +13,8 @@ from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.net.connections import Registry
 from gateway.net.websocket import WebSocketConnection
-from gateway.session.session import Session, SessionServices
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from gateway.wire.protocol import INVALID_UTF8
 from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
 from metadata.catalog import ANYBODY

@@ -300,8 +300,9 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
     session = Session("s")
     session.account = SessionAccounting(books, lambda who, name: True)
     session.account.admitted(Admission(ANYBODY))
-    subscriptions = Subscriptions(house.broker, session)
-    await subscriptions.open(Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0))
+    subscriptions = Subscriptions(house.broker)
+    asked = Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0)
+    await subscriptions.open(session, asked)
     await house.broker._dead_letter_queue(queue)
     await books.stop()
     told = [

@@ -16,7 +16,7 @@ from gateway.net.connections import Registry
 from gateway.net.handshake import shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from gateway.wire.protocol import SessionProtocol, Timing
 from metadata.catalog import Principal

@@ -18,7 +18,8 @@ from gateway.net.connections import Registry
 from gateway.net.handshake import TICKET, shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import Session, SessionServices
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from gateway.wire.frames import Close
 from loadtests.trials.credentials.bad_credentials import (
     AUDIENCE,

@@ -11,7 +11,7 @@ from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from tests.gateway.asgi import client_of
 from tests.gateway.net.test_longpoll import Client

@@ -10,11 +10,12 @@ from tocsin import Unauthorized
 from tocsin.cli.main import explain
 
 from gateway.accounting import audit as audit_trail
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.models import DETAIL, NotLetIn
 from gateway.net.handshake import shake_hands
 from gateway.rest.app import Application
-from gateway.session.session import SessionCredential, SessionServices
+from gateway.session.credential import SessionCredential, SessionQuota
+from gateway.session.directory import SessionServices
 from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
@@ -84,7 +85,10 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         made = shake_hands(data, auth, now=NOW, wall=WALL, peer=PEER)
         assert made.error is not None
         books.handshake_refused(made.error, PEER.text)
-        standing = SessionCredential(around, None, None, PEER)
+        account = SessionAccounting(books, around.has_queue, PEER.text)
+        standing = SessionCredential(
+            None, None, auth, account, SessionQuota(around.limiter), wall=around.wall
+        )
         with pytest.raises(Refused):
             standing.enter(expired, PEER, now=NOW)
         standing.enter(good, PEER, now=NOW)

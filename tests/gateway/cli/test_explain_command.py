@@ -8,7 +8,7 @@ from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from metadata.catalog import Queue
 from runtime.listener import Listener, bind
 from tests.gateway.cli.test_upkeep_command import Run, http, queue, run, url

@@ -12,7 +12,7 @@ from gateway.limits.spec import OF_ADDRESS, parse_limits
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from metadata.catalog import QueueSettings
 from push.places import Partition

@@ -15,7 +15,7 @@ from gateway.net import longpoll
 from gateway.net.connections import Registry, drain_sessions
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire.protocol import Timing
 from metadata.catalog import ANYBODY, Principal
 from push import limits

@@ -35,7 +35,7 @@ from gateway.net.websocket import (
     WebSocketConnection,
     websocket_class,
 )
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from gateway.wire.protocol import Timing

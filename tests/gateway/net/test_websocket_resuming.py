@@ -8,7 +8,8 @@ from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
-from gateway.session.session import Session, SessionServices
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from gateway.wire.frames import OVERLOADED
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.raw_sockets import Gateway, Wire, connect, connection_of, serve

@@ -11,8 +11,9 @@ import pytest
 from gateway.auth.auth import LET_IN, Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.models import Transport
-from gateway.session.publishing import producer_id
-from gateway.session.session import Session, SessionServices
+from gateway.session.credential import producer_id
+from gateway.session.directory import SessionServices
+from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings

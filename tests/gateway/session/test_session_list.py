@@ -14,7 +14,7 @@ from gateway.models import SessionList
 from gateway.net.connections import Registry
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
-from gateway.session.session import SessionServices
+from gateway.session.directory import SessionServices
 from metadata.catalog import Principal
 from push import limits
 from tests.gateway.asgi import client_of

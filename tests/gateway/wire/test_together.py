@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_PRINCIPAL, parse_limits
 from gateway.wire import frames
-from gateway.wire.coalesce import BYTES_MAX, Heard, Together, receipts_end, receipts_of, together
+from gateway.wire.coalesce import PORTION_BYTES_MAX, CoalescedPublish, Portions, coalesce
 from gateway.wire.protocol import Effect
 from gateway.wire.rfc6455 import CLOSE, PING, TEXT, Event
 from metadata.catalog import ANYBODY, QueueSettings
@@ -33,16 +33,18 @@ def frame(
 def parts(effects: list[Effect]) -> list[list[int]]:
     """The refs of what goes together."""
     return [
-        [one.ref for one in effect.frames] if isinstance(effect, Together) else [effect.ref or 0]
-        for effect in together(effects)
-        if isinstance(effect, Together | frames.Publish | frames.Ping)
+        [one.ref for one in effect.frames]
+        if isinstance(effect, CoalescedPublish)
+        else [effect.ref or 0]
+        for effect in coalesce(effects)
+        if isinstance(effect, CoalescedPublish | frames.Publish | frames.Ping)
     ]
 
 
 def test_publishes_that_follow_each_other_are_one() -> None:
     first, second, third = frame(1, 2, 10, 5), frame(2, 1, 12, 5), frame(3, 3, 13, 8)
-    (one,) = together([first, second, third])
-    assert isinstance(one, Together)
+    (one,) = coalesce([first, second, third])
+    assert isinstance(one, CoalescedPublish)
     assert (one.whole.sequence, one.whole.resolved, one.whole.queue) == (10, 8, "q")
     assert one.whole.messages == [*first.messages, *second.messages, *third.messages]
     assert list(one.frames) == [first, second, third]
@@ -54,8 +56,8 @@ def test_those_without_sequences_are_one_as_well() -> None:
 
 def test_one_alone_is_as_it_was() -> None:
     effects: list[Effect] = [frame(1)]
-    assert together(effects) is effects
-    assert together([frame(1), frames.Ping(2)]) == [frame(1), frames.Ping(2)]
+    assert coalesce(effects) is effects
+    assert coalesce([frame(1), frames.Ping(2)]) == [frame(1), frames.Ping(2)]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +130,8 @@ def conversations(draw: st.DrawFn) -> list[Effect]:
 def test_nothing_is_lost_and_every_sequence_is_as_it_was(effects: list[Effect]) -> None:
     """R5, R6: judged message by message, against the frames one by one."""
     said: list[Effect] = []
-    for one in together(effects):
-        if not isinstance(one, Together):
+    for one in coalesce(effects):
+        if not isinstance(one, CoalescedPublish):
             said.append(one)
             continue
         said += one.frames
@@ -153,22 +155,22 @@ PUBLISH = b'{"type":"publish","ref":1}'
 
 def test_publishes_are_heard_together_and_everything_else_alone() -> None:
     events = [(TEXT, b"1"), (TEXT, PUBLISH), (TEXT, PUBLISH), (PING, b""), (TEXT, PUBLISH)]
-    assert list(Heard(iter(events))) == [
+    assert list(Portions(iter(events))) == [
         (TEXT, [b"1"]), (TEXT, [PUBLISH, PUBLISH]), (PING, [b""]), (TEXT, [PUBLISH]),
     ]  # fmt: skip
 
 
 def test_what_is_heard_together_is_bounded() -> None:
     """P9: a part of a turn is no longer because of it."""
-    half = PUBLISH + b" " * (BYTES_MAX // 2 - len(PUBLISH))
-    assert list(Heard(iter([(TEXT, half)] * 3))) == [(TEXT, [half, half]), (TEXT, [half])]
+    half = PUBLISH + b" " * (PORTION_BYTES_MAX // 2 - len(PUBLISH))
+    assert list(Portions(iter([(TEXT, half)] * 3))) == [(TEXT, [half, half]), (TEXT, [half])]
     less = half[:-1]
-    assert list(Heard(iter([(TEXT, less)] * 3))) == [(TEXT, [less, less, less])]
+    assert list(Portions(iter([(TEXT, less)] * 3))) == [(TEXT, [less, less, less])]
 
 
 def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
     """P9: whoever may not go on yet holds it."""
-    heard = Heard(iter([(TEXT, PUBLISH), (TEXT, b"x" * 1000)]))
+    heard = Portions(iter([(TEXT, PUBLISH), (TEXT, b"x" * 1000)]))
     assert heard.ahead_bytes == 0
     next(heard)
     assert heard.ahead_bytes == 1000
@@ -180,7 +182,7 @@ def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
 def test_all_is_heard_in_its_order(events: list[Event]) -> None:
     """P1, R7."""
     assert [
-        (opcode, message) for opcode, messages in Heard(iter(events)) for message in messages
+        (opcode, message) for opcode, messages in Portions(iter(events)) for message in messages
     ] == events
 
 
@@ -351,6 +353,6 @@ async def test_to_several_clusters_they_go_one_by_one(
 def test_receipts_are_an_ok_like_any_other() -> None:
     prefix, durability = 'q"-1-', {"level": "all", "copies": 2}
     receipts: list[object] = [(0, 7), (1, 2, True), frames.code_fields("unknown")]
-    end = receipts_end(prefix, durability)
+    end = frames.receipts_end(prefix, durability)
     same = frames.ok(5, receipts=receipts, id_prefix=prefix, durability=durability)
-    assert receipts_of(5, receipts, end) == same
+    assert frames.receipts(5, receipts, end) == same

@@ -1,0 +1,218 @@
+"""Who a session is and what it may use: its credential, its quota, the name of its producer."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from gateway.accounting.books import SessionAccounting
+from gateway.auth.auth import Authenticator
+from gateway.auth.live import Revocable
+from gateway.limits.limiter import Allowance, Limiter
+from gateway.models import Admission
+from gateway.wire import frames
+from metadata.catalog import Principal, Queue
+from push.errors import Refused
+from push.producer_order import StreamOrder
+from runtime.addresses import ClientAddress, name_of
+from runtime.loop.fairness import FrameRate
+
+STREAMS_MAX: Final = 1024
+"""Queues of a session in which something waits to be sent again. Of one more the oldest is
+forgotten."""
+
+
+class SessionQuota:
+    """The limits of one session, from its `hello` to its end. `now` is monotonic seconds; an
+    `address` is where the client is now."""
+
+    __slots__ = ("_allowance", "_limiter", "_streams", "frame_rate")
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._allowance: Allowance | None = None
+        self._streams: dict[str, StreamOrder] | None = None
+        """By queue id, what was over a limit and has not come again; None: nothing ever was."""
+        self.frame_rate = FrameRate(limiter.session.frames)
+
+    def guard_guess(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
+        """Count a wrong credential where the client is (Limiter.checking_credential)."""
+        return self._limiter.checking_credential(name_of(address.text), now=now)
+
+    def begin(
+        self, admission: Admission, address: ClientAddress, *, now: float, goes_on: bool = False
+    ) -> None:
+        """Charge this admission from now on. `goes_on`: the session was here already.
+
+        Raises:
+            Refused: as Allowance.open; nothing has changed.
+        """
+        allowance = self._limiter.allowance(
+            admission.principal,
+            name_of(address.text),
+            own=admission.limits,
+            credential=admission.credential,
+        )
+        allowance.open(now=now, goes_on=goes_on)
+        self.end()
+        self._allowance = allowance
+
+    def end(self) -> None:
+        """Charge nothing any more. Nothing happens when it had not begun."""
+        if self._allowance is not None:
+            self._allowance.close()
+
+    # --- Publishes ------------------------------------------------------------------------------
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the session may publish. Not to be used before `begin`."""
+        assert self._allowance is not None
+        return self._allowance
+
+    def is_behind(self, queue: Queue) -> bool:
+        """Whether something of this queue was refused and has not come again."""
+        return self._streams is not None and queue.queue_id in self._streams
+
+    def charge(
+        self, frame: frames.Publish, queue: Queue, count: int, *, now: float
+    ) -> Callable[[], None]:
+        """Charge the first `count` messages of a publish. The result is to be called when they are
+        answered.
+
+        Raises:
+            Refused: nobody is charged; what comes behind it is refused, too (R7).
+        """
+        sequence = frame.sequence
+        stream = self._streams.get(queue.queue_id) if self._streams else None
+        if (
+            stream is not None
+            and sequence is not None
+            and not stream.admits(sequence, len(frame.messages), frame.resolved)
+        ):
+            raise Refused("out_of_sequence")
+        try:
+            owed = self.allowance.publish(queue, frame.messages[:count], now=now)
+        except Refused:
+            if sequence is not None:
+                stream = stream or self._new_stream(queue)
+                stream.refuse(sequence, len(frame.messages))
+            raise
+        if stream is not None and sequence is not None:
+            stream.accept(sequence, count)
+            if not stream and self._streams is not None:
+                del self._streams[queue.queue_id]
+        return owed
+
+    def refuse_beyond(
+        self, frame: frames.Publish, queue: Queue, most: int, *, now: float
+    ) -> Refused:
+        """Refuse all messages of a publish behind the first `most`, which have been charged."""
+        refused = self.allowance.beyond(queue, frame.messages[most:], now=now)
+        if frame.sequence is not None:
+            stream = (self._streams or {}).get(queue.queue_id) or self._new_stream(queue)
+            stream.refuse(frame.sequence + most, len(frame.messages) - most)
+        return refused
+
+    def _new_stream(self, queue: Queue) -> StreamOrder:
+        streams = self._streams
+        if streams is None:
+            streams = self._streams = {}
+        streams.pop(queue.queue_id, None)
+        while len(streams) >= STREAMS_MAX:
+            del streams[next(iter(streams))]
+        stream = streams[queue.queue_id] = StreamOrder()
+        return stream
+
+
+class SessionCredential:
+    """The admission of one session, which another one of the same principal may follow. The end of
+    its credential ends the session."""
+
+    __slots__ = ("_account", "_auth", "_quota", "_session", "_wall", "admission")
+
+    def __init__(
+        self,
+        session: Revocable | None,
+        admission: Admission | None,
+        auth: Authenticator,
+        account: SessionAccounting,
+        quota: SessionQuota,
+        *,
+        wall: Callable[[], float],
+    ) -> None:
+        """`session`: what the end of the credential ends. `admission` None: a credential is owed.
+        `wall`: unix seconds."""
+        self._session = session
+        self._auth = auth
+        self._account = account
+        self._quota = quota
+        self._wall = wall
+        self.admission: Admission | None = None
+        if admission is not None:
+            self._set(admission)
+
+    def enter(self, token: str | None, address: ClientAddress, *, now: float) -> Admission:
+        """Check a token or ticket at `now` (monotonic seconds), and take the admission it gives.
+
+        Raises:
+            Refused: unauthorized; rate_limited: too many from there were wrong.
+        """
+        try:
+            admission = self._check(token, address, now)
+        except Refused as error:
+            self._account.not_admitted(error)
+            raise
+        self.take(admission)
+        return admission
+
+    def renew(self, token: str, address: ClientAddress, *, now: float) -> Admission:
+        """Check and take another credential of the same principal, in a session that is open.
+
+        Raises:
+            Refused: unauthorized, rate_limited; forbidden: it is another principal's.
+        """
+        try:
+            admission = self._check(token, address, now)
+        except Refused as error:
+            if error.code.name == "unauthorized":
+                self._account.not_admitted(error)
+            raise
+        if self.admission is None or admission.principal != self.admission.principal:
+            raise Refused("forbidden", "a session stays its principal's: open another one")
+        self.take(admission)
+        self._quota.begin(admission, address, now=now, goes_on=True)
+        return admission
+
+    def _check(self, token: str | None, address: ClientAddress, now: float) -> Admission:
+        with self._quota.guard_guess(address, now=now):
+            return self._auth.check_hello(token, now=now, wall=self._wall())
+
+    def take(self, admission: Admission) -> None:
+        """Be here by this admission from now on."""
+        self._set(admission)
+        self._account.admitted(admission)
+
+    def _set(self, admission: Admission) -> None:
+        self._leave()
+        self.admission = admission
+        if self._session is not None:
+            self._auth.track(admission.credential, self._session)
+
+    def end(self) -> None:
+        """Let the end of the credential end nothing any more. Nothing happens the second time."""
+        self._leave()
+        self._session = None  # no circle is left for the garbage collector
+
+    def _leave(self) -> None:
+        if self.admission is not None and self._session is not None:
+            self._auth.untrack(self.admission.credential, self._session)
+
+
+def producer_id(principal: Principal, name: str) -> bytes:
+    """Name a producer in 16 bytes: the same after a reconnect, another one for every tenant and
+    principal, so that nobody can use up somebody else's sequences (R6)."""
+    parts = msgspec.json.encode([principal.tenant, principal.name, name])
+    return blake2b(parts, digest_size=16, person=b"tocsin-producer").digest()
