@@ -4,21 +4,19 @@ No task, no queue, no ASGI scope and no timer of its own per connection: an idle
 its session, and the socket.
 
     handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
-    reading     by a MessageReader, which holds nothing between two messages (gateway.net.websocket)
+    reading     by a MessageReader, which holds nothing between two messages; in parts, each in turn
     writing     frames of a server are not masked: a header of a few bytes before the payload
 
-The reading side of a WebSocket: what its client says, in parts, each when it is its turn.
-
-A base of the connection. What a socket has sent at once may be worth a long time: thousands of
-frames, or the beginning of megabytes. It is heard in parts (gateway.net.connections), no faster
-than it pays for (runtime.loop.fairness), and large things that are not complete are read in turns
-(runtime.loop.fairness). Meanwhile the socket is not read, so that what waits here is bounded, and
-the client's own socket tells it to wait.
+What a socket has sent at once may be worth a long time: thousands of frames, or the beginning of
+megabytes. It is handed to the session in parts (gateway.net.connections), no faster than it pays
+for, and large messages that are not complete are read in turns (runtime.loop.fairness). Meanwhile
+the socket is not read, so that what waits here is bounded, and the client's own socket tells it to
+wait.
 """
 
 import asyncio
+import enum
 import struct
-from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -51,11 +49,6 @@ from push.transit import INSTANT_S, Transit
 from runtime.addresses import UNKNOWN, ClientAddress, peer_of, taken_bytes
 from runtime.loop.fairness import LARGE_READ_BYTES
 
-UNREAD: Final = 1  # reasons to hold reading
-ASKED: Final = 2
-_TURN: Final = 4
-_INTAKE: Final = 8
-_BREATH: Final = 16
 FULL_READ_BYTES: Final = 192 * 1024
 """A read of about 250 kB is all that uvloop takes at once: there is more, and it would read on, up
 to 32 times, before anybody else is heard. Four clients that flooded a broker with nobody beside
@@ -66,195 +59,6 @@ _UNHEARD_S_MAX: Final = 1.0
 """A client that waits for its turn for longer is not silent: now and then that is written down."""
 
 
-class Reading(asyncio.Protocol, ABC):
-    """See the module."""
-
-    __slots__ = ("_is_holding", "_read_holds", "_reader", "_session", "_transport")
-    registry: ClassVar[Registry]
-    scheduled: float
-    _transport: asyncio.Transport
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        """None before the handshake and after our close frame."""
-        self._reader = MessageReader(limits.HELLO_BYTES_MAX)
-        self._is_holding = False
-        """Something incomplete of its client is counted in `incoming`."""
-        self._read_holds = 0
-
-    # --- What the connection does ---------------------------------------------------------------
-
-    @abstractmethod
-    def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
-
-    @abstractmethod
-    def close(self, close: Close) -> None:
-        """As Outlet.close."""
-
-    @abstractmethod
-    def tick(self) -> None:
-        """As Timed.tick."""
-
-    @abstractmethod
-    def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
-        """The socket is done with."""
-
-    @abstractmethod
-    def _answered(self, payload: bytes) -> bool:
-        """A pong came. Whether it answers something that it was sent: then it costs nothing."""
-
-    @abstractmethod
-    def _flush_early(self) -> None:
-        """Answers must not pile up while much is worked off."""
-
-    # --- Hearing --------------------------------------------------------------------------------
-
-    def _hear(self, session: Session, data: bytes) -> None:
-        """Bytes of the client."""
-        events = Portions(self._reader.receive(data))
-        if self.registry.waits(self, len(data)):
-            self._hold(_TURN)
-            self.registry.later(self, events)
-            return
-        self._work(session, events, self.registry.part_bytes(len(data)))
-        if len(data) >= FULL_READ_BYTES and self._session is not None:
-            self._hold(_BREATH)
-            asyncio.get_running_loop().call_soon(self._breathe)
-        if len(data) >= LARGE_READ_BYTES and self._reader.held_bytes >= LARGE_READ_BYTES:
-            self._rest()
-
-    def _drop(self, data: bytes) -> None:
-        """Bytes that mean nothing any more."""
-        if len(data) >= LARGE_READ_BYTES:
-            self._rest()
-
-    def _rest(self) -> None:
-        """As LargeReadGate.wait; waiting already: nothing happens."""
-        if not self._read_holds & _INTAKE:
-            self._hold(_INTAKE)
-            self.registry.large_reads.wait(self._read_on)
-
-    def _breathe(self) -> None:
-        """The others have been heard."""
-        if not self._transport.is_closing():
-            self._unhold(_BREATH)
-
-    def _read_on(self) -> None:
-        if not self._transport.is_closing():
-            self._unhold(_INTAKE)
-
-    def _work(self, session: Session, events: Portions, left: int) -> None:
-        """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
-        reader, now = self._reader, asyncio.get_running_loop().time()
-        session.heard(now=now)
-        count, is_cut = 0, False
-        for opcode, messages in events:
-            if opcode == TEXT:
-                count += session.receive(*messages, now=now)
-                here = self._session  # not the shell that a hello came to
-                if here is not None and here.is_welcome:
-                    reader.bytes_max = limits.FRAME_BYTES_MAX
-            elif opcode != PONG or not self._answered(messages[0]):
-                count += 1
-                self._control(session, opcode, messages[0])
-            if self._session is None:
-                return
-            session = self._session  # a hello may have brought back another one
-            left -= sum(map(len, messages))
-            if left <= 0 or count >= PART_FRAMES_MAX:
-                is_cut = True
-                break
-        if reader.broken is not None:
-            self._break(reader.broken)
-            return
-        if count or is_cut or self._read_holds & _TURN:
-            self._pay(session, count, events, now, is_cut=is_cut)
-        elif self._is_holding or not reader.is_idle:
-            self._hold_incomplete(reader.held_bytes)
-            session.heard_part(now=now)
-        self.registry.deadlines.set(self, session.next_deadline())
-        self._flush_early()
-
-    def _control(self, session: Session, opcode: int, payload: bytes) -> None:
-        if opcode == PING:
-            self._transport.write(control_frame(PONG, payload))
-        elif opcode == CLOSE:
-            # The client's own code, 5.5.1. One that only lost its way may come back.
-            is_end = payload[:2] in _LAST_WORDS
-            self._end(control_frame(CLOSE, payload), ends_session=is_end)
-        elif opcode == BINARY:
-            session.receive_binary()
-
-    def _break(self, broken: Close) -> None:
-        if broken == frames.TOO_LARGE:
-            detail = f"a WebSocket message has at most {self._reader.bytes_max} bytes here"
-            self.send(frames.error(Refused("request_too_large", detail)))
-        self.close(broken)
-
-    def _pay(
-        self,
-        session: Session,
-        count: int,
-        events: Portions,
-        now: float,
-        *,
-        is_cut: bool,
-    ) -> None:
-        """For `count` frames; then the rest, if there is one, has its turn."""
-        reader = self._reader
-        wait_s = session.pay(count, now=now)
-        if wait_s:
-            self._hold(_TURN)
-            later = min(wait_s, _UNHEARD_S_MAX)
-            asyncio.get_running_loop().call_later(later, self._ask_again, events)
-        elif is_cut:
-            self._hold(_TURN)
-            self.registry.later(self, events)
-        else:
-            self._unhold(_TURN)
-        held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
-        if self._is_holding or held:
-            self._hold_incomplete(held)
-
-    def _ask_again(self, events: Portions) -> None:
-        """It has waited: has it paid?"""
-        session = self._session
-        if session is not None:  # else nobody listens any more
-            now = asyncio.get_running_loop().time()
-            session.heard(now=now)
-            self._pay(session, 0, events, now, is_cut=True)
-
-    def go_on(self, rest: Portions) -> None:
-        """As Talker.go_on; then the socket is read again."""
-        if self._session is not None:  # else nobody listens any more
-            self._work(self._session, rest, self.registry.part_bytes(PART_BYTES_MAX))
-
-    # --- What is not complete -------------------------------------------------------------------
-
-    def _hold_incomplete(self, size: int) -> None:
-        self._is_holding = size > 0
-        self.registry.incoming.hold(self, size)
-
-    def give_up(self) -> None:
-        """As BytesHolder.give_up."""
-        self._is_holding = False
-        self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
-        self.close(frames.OVERLOADED)
-
-    # --- Holding --------------------------------------------------------------------------------
-
-    def _hold(self, why: int) -> None:
-        if not self._read_holds:
-            self._transport.pause_reading()
-        self._read_holds |= why
-
-    def _unhold(self, why: int) -> None:
-        if self._read_holds == why:
-            self._transport.resume_reading()
-        self._read_holds &= ~why
-
-
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
 asked for and does not read: from here on it is not read either (P9). A large message does not
@@ -263,7 +67,31 @@ _MARK: Final = struct.Struct("!Q")
 """The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
 
 
-class WebSocketConnection(Reading):
+class ReadHold:
+    """The reasons not to read a socket: the bits of `_read_holds`. Plain numbers, because an enum's
+    flags cost as much as the rest of a small read."""
+
+    UNREAD: Final = 1
+    """Its client does not read the answers that it asked for."""
+    SESSION: Final = 2
+    """Its session waits for something."""
+    TURN: Final = 4
+    """The rest of what it sent waits for its turn, or is not paid for."""
+    LARGE_READ: Final = 8
+    """It sends something large, and others do, too."""
+    FULL_READ: Final = 16
+    """There is more than one read takes: the others are heard first."""
+
+
+class SessionEnd(enum.Enum):
+    """What the end of a socket is for its session."""
+
+    OVER = "the session is over, too"
+    LOST = "its client may come back"
+    REPLACED = "its client has come back over another transport"
+
+
+class WebSocketConnection(asyncio.Protocol):
     """One socket: the Outlet of its session, a Connection of the registry."""
 
     __slots__ = (
@@ -272,24 +100,35 @@ class WebSocketConnection(Reading):
         "_goes_on",
         "_is_begun",
         "_is_dirty",
+        "_is_holding",
         "_is_starved",
         "_large",
         "_opened_at",
         "_outbox",
+        "_read_holds",
+        "_reader",
         "_server_state",
+        "_session",
         "_transit",
+        "_transport",
         "_unmarked",
         "_write_is_paused",
         "address",
         "scheduled",
     )
     transport: Final[Transport] = "websocket"
+    registry: ClassVar[Registry]
     close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
-        super().__init__()
+        self._session: Session | None = None
+        """None before the handshake and after our close frame."""
+        self._reader = MessageReader(limits.HELLO_BYTES_MAX)
+        self._is_holding = False
+        """Something incomplete of its client is counted in `incoming`."""
+        self._read_holds = 0
         self._server_state = server_state
         self._transport = cast(asyncio.Transport, None)
         self._is_begun = False
@@ -371,7 +210,7 @@ class WebSocketConnection(Reading):
         self._goes_on = False
         if self._write_is_paused or self._transport.is_closing():
             return  # paused again meanwhile: this comes again
-        self._unhold(UNREAD)
+        self._unhold(ReadHold.UNREAD)
         self._feed()
 
     def shutdown(self) -> None:
@@ -415,6 +254,152 @@ class WebSocketConnection(Reading):
             return
         registry.deadlines.set(self, self._session.next_deadline())
 
+    # --- Reading --------------------------------------------------------------------------------
+
+    def _hear(self, session: Session, data: bytes) -> None:
+        """Bytes of the client."""
+        events = Portions(self._reader.receive(data))
+        if self.registry.waits(self, len(data)):
+            self._hold(ReadHold.TURN)
+            self.registry.later(self, events)
+            return
+        self._work(session, events, self.registry.part_bytes(len(data)))
+        if len(data) >= FULL_READ_BYTES and self._session is not None:
+            self._hold(ReadHold.FULL_READ)
+            asyncio.get_running_loop().call_soon(self._breathe)
+        if len(data) >= LARGE_READ_BYTES and self._reader.held_bytes >= LARGE_READ_BYTES:
+            self._rest()
+
+    def _drop(self, data: bytes) -> None:
+        """Bytes that mean nothing any more."""
+        if len(data) >= LARGE_READ_BYTES:
+            self._rest()
+
+    def _rest(self) -> None:
+        """As LargeReadGate.wait; waiting already: nothing happens."""
+        if not self._read_holds & ReadHold.LARGE_READ:
+            self._hold(ReadHold.LARGE_READ)
+            self.registry.large_reads.wait(self._read_on)
+
+    def _breathe(self) -> None:
+        """The others have been heard."""
+        if not self._transport.is_closing():
+            self._unhold(ReadHold.FULL_READ)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._unhold(ReadHold.LARGE_READ)
+
+    def _work(self, session: Session, events: Portions, left: int) -> None:
+        """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
+        reader, now = self._reader, asyncio.get_running_loop().time()
+        session.heard(now=now)
+        count, is_cut = 0, False
+        for opcode, messages in events:
+            if opcode == TEXT:
+                count += session.receive(*messages, now=now)
+                here = self._session  # not the shell that a hello came to
+                if here is not None and here.is_welcome:
+                    reader.bytes_max = limits.FRAME_BYTES_MAX
+            elif opcode != PONG or not self._answered(messages[0]):
+                count += 1
+                self._control(session, opcode, messages[0])
+            if self._session is None:
+                return
+            session = self._session  # a hello may have brought back another one
+            left -= sum(map(len, messages))
+            if left <= 0 or count >= PART_FRAMES_MAX:
+                is_cut = True
+                break
+        if reader.broken is not None:
+            self._break(reader.broken)
+            return
+        if count or is_cut or self._read_holds & ReadHold.TURN:
+            self._pay(session, count, events, now, is_cut=is_cut)
+        elif self._is_holding or not reader.is_idle:
+            self._hold_incomplete(reader.held_bytes)
+            session.heard_part(now=now)
+        self.registry.deadlines.set(self, session.next_deadline())
+        self._flush_early()
+
+    def _control(self, session: Session, opcode: int, payload: bytes) -> None:
+        if opcode == PING:
+            self._transport.write(control_frame(PONG, payload))
+        elif opcode == CLOSE:
+            # The client's own code, 5.5.1. One that only lost its way may come back.
+            is_end = payload[:2] in _LAST_WORDS
+            self._end(control_frame(CLOSE, payload), SessionEnd.OVER if is_end else SessionEnd.LOST)
+        elif opcode == BINARY:
+            session.receive_binary()
+
+    def _break(self, broken: Close) -> None:
+        if broken == frames.TOO_LARGE:
+            detail = f"a WebSocket message has at most {self._reader.bytes_max} bytes here"
+            self.send(frames.error(Refused("request_too_large", detail)))
+        self.close(broken)
+
+    def _pay(
+        self,
+        session: Session,
+        count: int,
+        events: Portions,
+        now: float,
+        *,
+        is_cut: bool,
+    ) -> None:
+        """For `count` frames; then the rest, if there is one, has its turn."""
+        reader = self._reader
+        wait_s = session.pay(count, now=now)
+        if wait_s:
+            self._hold(ReadHold.TURN)
+            later = min(wait_s, _UNHEARD_S_MAX)
+            asyncio.get_running_loop().call_later(later, self._ask_again, events)
+        elif is_cut:
+            self._hold(ReadHold.TURN)
+            self.registry.later(self, events)
+        else:
+            self._unhold(ReadHold.TURN)
+        held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
+        if self._is_holding or held:
+            self._hold_incomplete(held)
+
+    def _ask_again(self, events: Portions) -> None:
+        """It has waited: has it paid?"""
+        session = self._session
+        if session is not None:  # else nobody listens any more
+            now = asyncio.get_running_loop().time()
+            session.heard(now=now)
+            self._pay(session, 0, events, now, is_cut=True)
+
+    def go_on(self, rest: Portions) -> None:
+        """As Talker.go_on; then the socket is read again."""
+        if self._session is not None:  # else nobody listens any more
+            self._work(self._session, rest, self.registry.part_bytes(PART_BYTES_MAX))
+
+    # --- What is not complete -------------------------------------------------------------------
+
+    def _hold_incomplete(self, size: int) -> None:
+        self._is_holding = size > 0
+        self.registry.incoming.hold(self, size)
+
+    def give_up(self) -> None:
+        """As BytesHolder.give_up."""
+        self._is_holding = False
+        self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
+        self.close(frames.OVERLOADED)
+
+    # --- Holding --------------------------------------------------------------------------------
+
+    def _hold(self, why: int) -> None:
+        if not self._read_holds:
+            self._transport.pause_reading()
+        self._read_holds |= why
+
+    def _unhold(self, why: int) -> None:
+        if self._read_holds == why:
+            self._transport.resume_reading()
+        self._read_holds &= ~why
+
     # --- Writing --------------------------------------------------------------------------------
 
     def _flush_early(self) -> None:
@@ -423,7 +408,7 @@ class WebSocketConnection(Reading):
             self._write_out()
         unread_max = UNREAD_BYTES_MAX + self._large
         if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
-            self._hold(UNREAD)
+            self._hold(ReadHold.UNREAD)
 
     # --- Outlet ---------------------------------------------------------------------------------
 
@@ -464,17 +449,17 @@ class WebSocketConnection(Reading):
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
-        self._hold(ASKED)
+        self._hold(ReadHold.SESSION)
 
     def resume_reading(self) -> None:
         """As Outlet.resume_reading."""
-        self._unhold(ASKED)
+        self._unhold(ReadHold.SESSION)
 
     def close(self, close: Close) -> None:
         """As Outlet.close. Closing again does nothing."""
         if self._session is not None:
             comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
-            self._end(close_frame(close), ends_session=not comes_back)
+            self._end(close_frame(close), SessionEnd.LOST if comes_back else SessionEnd.OVER)
 
     def adopt(self, session: Session) -> None:
         """As Outlet.adopt."""
@@ -484,13 +469,11 @@ class WebSocketConnection(Reading):
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
         if self._session is not None:
-            self._end(close_frame(close), ends_session=None)
+            self._end(close_frame(close), SessionEnd.REPLACED)
 
-    def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
-        """The socket is done with. `ends_session`: so is the session (True), or its client may
-        come back (False), or has already (None). `last_words` go out behind what is queued; the
-        socket then has `close_timeout_s` to take them and to be closed by the client before it is
-        cut off."""
+    def _end(self, last_words: bytes, end: SessionEnd) -> None:
+        """Say `last_words` behind what is queued. The socket then has `close_timeout_s` to take
+        them and to be closed by the client before it is cut off."""
         session = self._session
         if session is None:
             return
@@ -500,9 +483,9 @@ class WebSocketConnection(Reading):
         elif self._is_dirty:
             self.registry.log.gone(session.session_id)
         self._detach(session)
-        if ends_session:
+        if end is SessionEnd.OVER:
             session.closed()
-        elif ends_session is not None:
+        elif end is SessionEnd.LOST:
             session.lost()
         self._half_close()
 

@@ -30,8 +30,8 @@ from gateway.net.connections import (
 from gateway.net.handshake import shake_hands
 from gateway.net.websocket import (
     FULL_READ_BYTES,
-    UNREAD,
     UNREAD_BYTES_MAX,
+    ReadHold,
     WebSocketConnection,
     websocket_class,
 )
@@ -548,7 +548,7 @@ async def flooded(wire: Wire, connection: WebSocketConnection) -> int:
             await wire.send(*flood)
 
     asking = asyncio.create_task(ask())
-    await until(lambda: connection._read_holds & UNREAD > 0)
+    await until(lambda: connection._read_holds & ReadHold.UNREAD > 0)
     asking.cancel()
     wire.writer.transport.abort()
     return connection._transport.get_write_buffer_size()
