@@ -1,11 +1,9 @@
-"""A session's place in a group: credit, the slots it owns, and what it says about deliveries.
+"""A session's place in a group: its credit, its partitions, and what it says about deliveries.
 
-What a consumer says it holds: sorted, and of an epoch before adopted (R22).
-
-Whether it is still the consumer's own, the partition's slot knows, once there is one. What
-`push.delivery.resume.adopt` must know of the log is read here.
-
-What an ack, nack or extend did.
+A client that comes back names what it holds. `sort` divides that into what its partitions
+know, what is perhaps to be adopted from a former epoch (R22), and what is lost; `adopt_in` reads
+what `push.delivery.adopt` must know of the log. A `Settlement` says what an ack, nack or extend
+did.
 """
 
 import asyncio

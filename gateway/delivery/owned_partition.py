@@ -1,14 +1,11 @@
-"""A slot: one partition of a group while a consumer of this gateway owns it.
+"""A partition of a group while a consumer of this gateway owns it.
 
-The shell around one `push.delivery.delivery.Delivery`: it hands in records, credit and time, and
-carries out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
+The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries out
+what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
 
-What a slot is set into: its owner, and what all slots of a gateway share.
-
-Who waits to hear that what was settled is durable: with the write that is under way, or with the
-next one.
-
-Who waits for an operator's decisions about the parked keys of one slot.
+Beside it stand the protocol of its owner, what all owned partitions of a gateway share, and those
+who wait: `AckWaiters` for a write to be durable, `DecisionWaiters` for an operator's decision about
+a parked key.
 """
 
 import asyncio

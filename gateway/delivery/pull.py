@@ -4,20 +4,16 @@ On this gateway the pulls of a group form one virtual consumer. It takes part in
 from the first pull on, serves waiting pulls in their order, and leaves in an orderly way when no
 pull has come for a while, unless it holds messages that nobody else in the group could be given.
 
-Acks, nacks and extends by receipts: judged here where the partition is owned here, else by its
-owner at another gateway (R24).
-
-Pull receipts: self-contained, authenticated names of one delivery.
-
-A receipt says which delivery it means, so that any gateway can act on it without having given it
-(R24), and carries a MAC, so that nobody can make one up. It is bound to the ids of queue and
-group, which are never reused: after a queue was deleted and made anew under its name, the
+Acks, nacks and extends name deliveries by receipts. They are judged here where the partition is
+owned here, else by its owner at another gateway. A receipt is self-contained: any gateway can act
+on it without having given it. Its MAC keeps everybody from making one up. It is bound to the ids of
+queue and group, which are never reused: after a queue was deleted and made anew under its name, the
 receipts of before are invalid (R1).
 
     version u8, generation u32, partition u32, epoch u64, push u64, offset u64, MAC 16 bytes
 
-The ids are not inside: whoever uses a receipt names queue and group, and the MAC covers them. The
-text form is base64url without padding, 66 characters.
+The ids are not inside: a request names queue and group, and the MAC covers them. The text form is
+base64url without padding, 66 characters.
 """
 
 import asyncio

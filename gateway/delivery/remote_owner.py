@@ -1,25 +1,18 @@
-"""The inboxes of what is owned here: settlements and decisions that came through other gateways
-(R24).
+"""Requests to the owner of a partition at another gateway, and their answers (R24).
 
-They are judged by the slot that has the partition, as if they had come here, and answered once that
-is durable. What names an epoch that has ended here is stale; what names one that others own, or
-nobody yet, is left to them.
+`OwnerClient` puts a request into the inbox of the (group, partition), again and again under one id,
+until it is answered: a notification may be lost, and so may an answer.
 
-What was judged once is not judged again, and under its id answered the same: also where its answer
-did not arrive, was lost with the store's primary, or came while the inbox was being read.
+`OwnerServer` takes the letters of what is owned here. `judge` and `unpark` decide about them as if
+they had come to this gateway, and they are answered once the effect is durable. A letter that names
+an epoch which has ended here is stale; one that names an epoch of others is left to them.
+
+A letter that was judged once is not judged again, and under its id answered the same: also where
+its answer did not arrive, was lost with the store's primary, or came while the inbox was being
+read.
 
     [m, m+1 have expired, and an ack of m+1, m comes: m+1 is stale, m settled. The letter is seen
     once more: m+1 is settled, its consumer has heard the contrary, and waits for it in vain.]
-
-Asking owners at other gateways: what becomes of a delivery, or of a parked key, is theirs to say
-(R24).
-
-The request is put into the inbox of the (group, partition), again and again under one id, until it
-is answered: who is told of it may not have heard, and who answered may not have been heard.
-
-What an ack, nack or extend of pulled messages does to the slot that gave them: the one judge of
-requests that come here, and of those that come through another gateway (R21, R24). And what a
-decision about parked keys does that came through another gateway.
 """
 
 import asyncio
