@@ -133,12 +133,10 @@ class Broker:
         self.limiter = _limiter_of(config, pool, self.counting)
         self.stock = QueueStatsCache(looking, is_shared=metadata.is_shared)
         log = self.delivery_log
-        self.publisher = Publisher(
-            storage, self.tail, self.counting, self.agreement.is_unmade, log, in_parts=may_be_away
-        )
+        self._tombstones = Tombstones(metadata, self._dead_letter_queue)
+        self.publisher = self._publisher_of(in_parts=may_be_away)
         self.cursor_writer = CursorWriter(storage, self.publisher.commits)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
-        self._graves = Tombstones(metadata, self._dead_letter_queue, self.publisher.burials)
         context = DeliveryContext(
             looking, self.tail, self.cursor_writer, log, self.deadlines, self.dead_letters.move,
             self.counting, self.nack_reasons)  # fmt: skip
@@ -173,6 +171,17 @@ class Broker:
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self._rest = AsyncExitStack()
         """What is closed last."""
+
+    def _publisher_of(self, *, in_parts: bool) -> Publisher:
+        return Publisher(
+            self.storage,
+            self.tail,
+            self.counting,
+            self.agreement.is_unmade,
+            self._tombstones,
+            log=self.delivery_log,
+            in_parts=in_parts,
+        )
 
     def _caches(self) -> dict[str, HitRateSource]:
         return {
@@ -355,7 +364,7 @@ class Broker:
             return await find_queue(self.metadata, principal, name)
         except Refused as error:
             if not self.config.auto_create:
-                return await self._graves.take(error, principal, name, messages)
+                return await self._tombstones.take(error, principal, name, messages)
         check_name(name, "queue")
         settings = QueueSettings()
         if not any_storable(messages, settings.message_bytes_max):

@@ -216,7 +216,7 @@ class DeadLetters:
             if not done.done():
                 done.set_result(answer)
 
-        self._publisher.submit(target, letters, answered, checked=True)
+        self._publisher.submit(PendingPublish(target, letters, answered, is_checked=True))
         return await done
 
     def _count(self, slot: OwnedPartition, count: int) -> None:

@@ -257,7 +257,7 @@ class AlertEvaluator:
 
         try:
             to = self._metadata.find_queue(principal, alert.queue)
-            self._publisher.submit(to, [message], answer)
+            self._publisher.submit(PendingPublish(to, [message], answer))
             async with asyncio.timeout(PUBLISH_S):
                 outcome = (await answered).outcomes[0]
         except (TocsinError, TimeoutError) as error:

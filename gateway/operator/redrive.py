@@ -221,14 +221,16 @@ class Redriver:
         ]
         first, self._sequence = self._sequence, self._sequence + len(letters)
         self._publisher.submit(
-            queue,
-            [letter.revived() for letter in letters],
-            answered,
-            producer=self._producer,
-            sequence=first,
-            resolved=first,
-            checked=True,
-            names=names,
+            PendingPublish(
+                queue,
+                [letter.revived() for letter in letters],
+                answered,
+                producer=self._producer,
+                sequence=first,
+                resolved=first,
+                is_checked=True,
+                names=names,
+            )
         )
         return await done
 

@@ -1,4 +1,4 @@
-"""What becomes a record: publishes routed to partitions, and their answers.
+"""Batching: publishes are routed to partitions, filled into records, and answered from them.
 
 A publish is cut into **runs**, the messages that go to one partition; the runs of all publishes
 that wait for the next commit fill the **open record** of that partition.
@@ -7,7 +7,6 @@ that wait for the next commit fill the **open record** of that partition.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.accounting.usage import UsageCounter
@@ -31,8 +30,8 @@ ROUTES_IN_ALL_MAX: Final = 1_000_000
 LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
 """Keys of a queue that were not remembered, before it begins anew."""
 SPREAD_RUN: Final = 256
-"""So many consecutive sequences without a key stay on one partition: few large records are cheaper
-than many small ones."""
+"""Number of consecutive sequences without a key that stay on one partition: few large records are
+cheaper than many small ones."""
 
 Outcome = tuple[int, int] | tuple[int, int, bool] | TocsinError
 """(partition, offset) where it is new, (partition, offset, True) where it was stored before, or why
@@ -42,45 +41,95 @@ Context = tuple[bytes, int]
 NO_ANSWER: Final = Unknown("no answer yet")
 
 
-@dataclass(slots=True, eq=False)
 class PendingPublish:
-    """What became of one publish: one outcome per message, in order (R5)."""
+    """One publish, from its arrival until each of its messages has an outcome, in their order (R5).
 
-    queue: Queue
-    messages: Sequence[Message]
-    outcomes: list[Outcome]
-    generation: int = 0
-    remaining: int = 0
-    checked: bool = False
-    allowed: KeyScope = ALL_KEYS
-    """What its producer may publish to; of other keys every message is refused, in its place."""
-    names: Sequence[str | None] | None = None
-    """What is remembered of each message instead of its id."""
-    letters: Sequence[Message] | None = None
-    """What is stored in place of the messages."""
-    done: Callable[["PendingPublish"], None] | None = None
-    origin: PublishOrigin | None = None
-    """Whose publish it is; None: the delivery log has nothing of it."""
-    durability: dict[str, object] = field(default_factory=dict)
-    bytes: int = 0
-    """Of the messages that went on to the storage, as JSON."""
-    is_plain: bool = True
-    """Every message was stored, and is new."""
+    Its maker hands it to `Publisher.submit`, which answers it once, through `on_answer`.
+    """
+
+    __slots__ = (
+        "bytes",
+        "context",
+        "durability",
+        "generation",
+        "is_checked",
+        "is_plain",
+        "keys",
+        "letters",
+        "messages",
+        "names",
+        "on_answer",
+        "origin",
+        "outcomes",
+        "producer",
+        "queue",
+        "remaining",
+        "resolved",
+        "sequence",
+    )
+
+    def __init__(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        on_answer: Callable[["PendingPublish"], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
+        is_checked: bool = False,
+        names: Sequence[str | None] | None = None,
+        keys: KeyScope = ALL_KEYS,
+        origin: PublishOrigin | None = None,
+    ) -> None:
+        self.queue = queue
+        self.messages = messages
+        self.on_answer: Callable[[PendingPublish], None] | None = on_answer
+        """Called exactly once, on the loop, perhaps before `Publisher.submit` returns."""
+        self.producer = producer
+        """16 bytes. A producer and a sequence go together."""
+        self.sequence = sequence
+        """The first message's; the rest follow."""
+        self.resolved = resolved
+        """Everything below it was answered (R6)."""
+        self.is_checked = is_checked
+        """The messages were accepted once already and only move; no rule about a single message
+        applies again."""
+        self.names = names
+        """The name under which each message is remembered instead of its id: it is stored once,
+        whatever its id was remembered for (R8)."""
+        self.keys = keys
+        """The keys that may be published to; a message of another key is refused alone (P11)."""
+        self.origin = origin
+        """The publish as the delivery log knows it; None: the log has nothing of it."""
+        self.outcomes: list[Outcome] = [NO_ANSWER] * len(messages)
+        self.remaining = len(messages)
+        """Number of messages without an outcome."""
+        self.generation = 0
+        self.durability: dict[str, object] = {}
+        """Level and number of copies, for the receipt."""
+        self.context: Context | None = None
+        """Set by the publisher for a publish with sequences."""
+        self.letters: Sequence[Message] | None = None
+        """Messages that are stored in place of these."""
+        self.bytes = 0
+        """Size as JSON of the messages that went on to the storage."""
+        self.is_plain = True
+        """Every message was stored, and is new."""
 
     def fail(self, index: int, error: TocsinError) -> None:
-        """Message `index` is not stored, or nobody knows."""
+        """Set the outcome of a message that is not stored, or of which nobody knows."""
         self.outcomes[index] = error
         self.is_plain = False
 
     def fail_all(self, error: TocsinError) -> None:
-        """None of its messages is stored."""
+        """Set the outcome of every message: none is stored."""
         self.outcomes = [error] * len(self.messages)
         self.is_plain = False
 
-    def counted_in(self, counter: UsageCounter) -> None:
-        """As Answer of gateway.session.transport. Where all went well, nothing is looked at one by
-        one."""
-        if self.is_plain:
+    def count_in(self, counter: UsageCounter) -> None:
+        """Add what was stored, and what was refused, to a counter."""
+        if self.is_plain:  # nothing is looked at one by one
             counter.stored(len(self.outcomes), self.bytes)
             return
         for message, outcome in zip(self.messages, self.outcomes, strict=True):
@@ -92,7 +141,7 @@ class PendingPublish:
                 counter.stored(1, len(encode_message(message)))
 
     def ids(self, index: int) -> str:
-        """The id of message `index`: the client's, or its place (R1)."""
+        """Return the id of message `index`: the client's, or the one made of its place (R1)."""
         given = self.messages[index].id
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
@@ -101,16 +150,16 @@ class PendingPublish:
 
     @property
     def id_prefix(self) -> str:
-        """What comes before partition, "-" and offset in the id of a message without its own."""
+        """The part of a message's id before partition, "-" and offset, if it has no own id."""
         return f"{self.queue.queue_id}-{self.generation}-"
 
     def settle(self, count: int) -> None:
-        """`count` more outcomes are there; the last one sends the answer."""
+        """Note `count` more outcomes; the last one sends the answer."""
         self.remaining -= count
-        if not self.remaining and self.done is not None:
-            done, self.done = self.done, None
+        if not self.remaining and self.on_answer is not None:
+            on_answer, self.on_answer = self.on_answer, None
             try:
-                done(self)
+                on_answer(self)
             except Exception:  # one producer's trouble must not cost the others their answers
                 logger.exception("an answer to a publish could not be given")
 
@@ -118,24 +167,24 @@ class PendingPublish:
 class Run:
     """The messages of one publish that go to one partition."""
 
-    __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
+    __slots__ = ("context", "encoded", "hashes", "indexes", "marks", "publish", "sequence")
 
-    def __init__(self, answer: PendingPublish, context: Context | None, sequence: int) -> None:
-        self.answer = answer
-        self.context = context
-        self.sequence = sequence
-        """Of the publish's first message, where there is a context."""
+    def __init__(self, publish: PendingPublish) -> None:
+        self.publish = publish
+        self.context = publish.context
+        self.sequence = publish.sequence or 0
+        """The sequence of the publish's first message, if there is a context."""
         self.encoded: list[bytes] = []
         self.hashes: list[int] = []
-        """Of keys; 0 where there is none."""
+        """Hashes of the keys; 0 for a message without one."""
         self.indexes: list[int] = []
-        """Which of the publish's messages they are, in order."""
+        """The places of the messages in the publish, in order."""
         self.marks: list[tuple[int, bytes | None, int]] | None = None
-        """(place in the run, digest of the client's id, expiry), where there is one."""
+        """(place in the run, digest of the client's id, expiry) of the messages that have one."""
 
     def piece(self, first: int, last: int) -> "Run":
-        """Its messages first..last-1."""
-        piece = Run(self.answer, self.context, self.sequence)
+        """Return a run of the messages first..last-1."""
+        piece = Run(self.publish)
         piece.encoded, piece.hashes = self.encoded[first:last], self.hashes[first:last]
         piece.indexes = self.indexes[first:last]
         piece.marks = [
@@ -147,7 +196,7 @@ class Run:
 
 
 class Backlog:
-    """How much waits for its commit."""
+    """The number and size of the messages that wait for their commit in one lane."""
 
     __slots__ = ("bytes", "messages")
 
@@ -157,36 +206,36 @@ class Backlog:
 
 
 class OpenRecord:
-    """A record that the next commit closes, and whose answer each run of its messages is."""
+    """A record that takes messages until the next commit closes it, and then answers their runs."""
 
-    __slots__ = ("accepted_us", "builder", "lane", "route", "runs")
+    __slots__ = ("accepted_us", "backlog", "builder", "route", "runs")
 
-    def __init__(self, route: "Route", lane: Backlog, first: PendingPublish) -> None:
-        """`first`: whose message comes first."""
+    def __init__(self, route: "Route", backlog: Backlog, first: PendingPublish) -> None:
+        """`first`: the publish whose message comes first."""
         self.route = route
-        self.lane = lane
-        """What waits where it waits: with its messages, until they have their answer."""
+        self.backlog = backlog
+        """The lane's; the record's messages count in it until they have their answer."""
         self.builder = RecordBuilder()
         self.runs: list[tuple[PendingPublish, list[int], int]] = []
-        """Per publish, which of its messages stand here, in order, and their bytes as JSON."""
+        """(publish, places of its messages that are in this record, their size as JSON)."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
         self.accepted_us = now_us
-        """When its first message was, as the times of Stages."""
+        """When the first message was accepted, on the clock of `Stages`."""
 
     @property
     def size(self) -> int:
-        """Of its messages, in bytes of JSON."""
+        """Size of the messages as JSON, in bytes."""
         return self.builder.bytes - len(self.builder)
 
     @property
     def weight(self) -> int:
-        """What it counts in a commit that several queues share."""
+        """The record's part of a commit that several queues share."""
         return weight(len(self.builder), self.size)
 
     def take(self, run: Run, size: int) -> None:
-        """Put a run of `size` bytes behind what it has. Whoever does that looks that it fits."""
-        builder, context, indexes, lane = self.builder, run.context, run.indexes, self.lane
+        """Append a run of `size` bytes. The caller has checked that it fits."""
+        builder, context, indexes, backlog = self.builder, run.context, run.indexes, self.backlog
         if context is None:
             builder.no_context()
         else:
@@ -200,42 +249,42 @@ class OpenRecord:
         else:
             first = run.sequence
             builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
-        self.runs.append((run.answer, indexes, size))
-        lane.messages += len(indexes)
-        lane.bytes += size
+        self.runs.append((run.publish, indexes, size))
+        backlog.messages += len(indexes)
+        backlog.bytes += size
 
-    def failed(self, error: TocsinError) -> None:
-        """Tell every publish that none of its messages here was stored, or that nobody knows."""
+    def fail(self, error: TocsinError) -> None:
+        """Answer every publish that its messages here were not stored, or that nobody knows."""
         self.route.counted.failed(len(self.builder), error)
         is_unknown = isinstance(error, Unknown)
-        for answer, indexes, _ in self.runs:
+        for publish, indexes, _ in self.runs:
             for index in indexes:
-                answer.fail(index, error)
-            if is_unknown and answer.origin is not None:
-                answer.origin.unknown(len(indexes))
-            answer.settle(len(indexes))
+                publish.fail(index, error)
+            if is_unknown and publish.origin is not None:
+                publish.origin.unknown(len(indexes))
+            publish.settle(len(indexes))
 
-    def stored(self, number: int, result: Appended, durability: dict[str, object]) -> None:
-        """Hand every publish what became of its messages in partition `number`."""
+    def complete(self, number: int, result: Appended, durability: dict[str, object]) -> None:
+        """Give every publish the outcomes of its messages in partition `number`."""
         offset, place = result.first, 0
-        for answer, indexes, _ in self.runs:
-            outcomes = answer.outcomes
+        for publish, indexes, _ in self.runs:
+            outcomes = publish.outcomes
             if result.outcomes is None:  # all are new: consecutive offsets
                 for index in indexes:
                     outcomes[index] = (number, offset)
                     offset += 1
             else:
-                answer.is_plain = False
+                publish.is_plain = False
                 for index in indexes:
                     outcomes[index] = outcome_at(number, result.outcomes[place], self.route.queue)
                     place += 1
-            answer.generation = result.generation
-            answer.durability = durability
-            answer.settle(len(indexes))
+            publish.generation = result.generation
+            publish.durability = durability
+            publish.settle(len(indexes))
 
 
 class KeyCount:
-    """How many keys the routes of a gateway remember together."""
+    """The number of keys that all routes of a gateway remember together."""
 
     __slots__ = ("count",)
 
@@ -244,19 +293,31 @@ class KeyCount:
 
 
 class Route:
-    """What is computed once per queue: the ring, and where its recent keys go."""
+    """The routing of one queue, computed once: its ring, and the places of its recent keys."""
 
     __slots__ = (
-        "_left_out", "_misses", "_remembered", "appends", "counted", "hashed", "keys", "partitions",
-        "pending_bytes", "pending_messages", "places", "queue", "ring", "spread", "spread_members",
-    )  # fmt: skip
+        "_key_count",
+        "_left_out",
+        "_misses",
+        "counted",
+        "hashed",
+        "keys",
+        "partitions",
+        "pending_bytes",
+        "pending_messages",
+        "places",
+        "queue",
+        "ring",
+        "spread",
+        "spread_members",
+    )
 
     def __init__(
         self,
         queue: Queue,
         counted: PublishCounters | None = None,
         places: HitRate | None = None,
-        remembered: KeyCount | None = None,
+        key_count: KeyCount | None = None,
     ) -> None:
         self.places = places or HitRate()
         """How often a key's place was remembered."""
@@ -268,11 +329,11 @@ class Route:
         self.ring = Ring(queue.ring_epoch, queue.members)
         self.hashed = hasher(queue.hash_key)
         self.keys: dict[str, tuple[int, int]] = {}
-        self._remembered = remembered or KeyCount()
+        self._key_count = key_count or KeyCount()
         self._misses = 0
-        """Not counted yet."""
+        """Those that `places` does not have yet."""
         self._left_out = 0
-        """Since there was no room: keys that are not remembered."""
+        """Number of keys that were not remembered for want of room."""
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
         self.spread_members = queue.members
         self.spread = 0
@@ -288,41 +349,42 @@ class Route:
         return place
 
     def _remember(self, key: str, place: tuple[int, int]) -> None:
-        """While there is room. Where keys are more than that, to exchange them costs more than it
-        saves; but those that were there first are not the ones that are wanted for ever."""
-        if len(self.keys) < ROUTES_MAX and self._remembered.count < ROUTES_IN_ALL_MAX:
+        """Remember a key if there is room. With more keys than that, exchanging them one by one
+        costs more than it saves; after LEFT_OUT_MAX the route begins anew, because the first keys
+        are not wanted for ever."""
+        if len(self.keys) < ROUTES_MAX and self._key_count.count < ROUTES_IN_ALL_MAX:
             self.keys[key] = place
-            self._remembered.count += 1
+            self._key_count.count += 1
         elif self._left_out < LEFT_OUT_MAX:
             self._left_out += 1
         else:
             self.forget()
 
     def forget(self) -> None:
-        """It remembers no keys."""
-        self._remembered.count -= len(self.keys)
+        """Forget all keys."""
+        self._key_count.count -= len(self.keys)
         self._left_out = 0
         self.keys.clear()
 
-    def looked_up(self, count: int) -> None:
-        """The places of so many keys were asked for, since it was told last."""
+    def count_lookups(self, count: int) -> None:
+        """Add the places of `count` keys, looked up since the last call, to the statistics."""
         misses, self._misses = self._misses, 0
         self.places.hits += count - misses
         self.places.misses += misses
 
     def spread_place(self) -> int:
-        """The partition for messages without a key: one after the other, publish by publish, for
-        few large records are cheaper than many small ones."""
+        """Return the partition for a publish's messages without a key: one after the other, publish
+        by publish, because few large records are cheaper than many small ones."""
         self.spread = (self.spread + 1) % len(self.spread_members)
         return self.spread_members[self.spread]
 
     def id_place(self, message_id: str) -> int:
-        """The partition of a message without a key, by its id: sent again, it goes to the one that
-        remembers it, whatever was sent in between (P4)."""
+        """Return the partition of a message without a key, by its id: sent again, it goes to the
+        one that remembers it, whatever was sent in between (P4)."""
         return self.ring.partition(self.hashed(message_id))
 
     def sequence_place(self, producer: bytes, sequence: int) -> int:
-        """As id_place, by its sequence."""
+        """Return the partition of a message without key and id, by its sequence."""
         return self.spread_members[
             (sequence // SPREAD_RUN + producer[0]) % len(self.spread_members)
         ]
@@ -331,7 +393,7 @@ class Route:
 def refused_sequences(
     producer: bytes | None, sequence: int, resolved: int, count: int
 ) -> Refused | None:
-    """Why a publish with sequences is refused as a whole; None: it is not (R6)."""
+    """Return why a publish with sequences is refused as a whole; None: it is not (R6)."""
     if producer is None:
         return Refused("invalid_request", "sequence needs a producer: name it in hello")
     if resolved > sequence:
@@ -345,7 +407,7 @@ def refused_sequences(
 
 
 def weight(messages: int, size: int) -> int:
-    """What messages of so many bytes in all count where queues share."""
+    """Return how much of a shared commit messages of `size` bytes in all take."""
     return max(size, limits.COMMIT_MESSAGE_BYTES * messages)
 
 
@@ -356,7 +418,7 @@ def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
 
 
 def piece_end(encoded: list[bytes], first: int) -> int:
-    """Where a record that begins with message `first` must end, by bytes; one at least."""
+    """Return where a record that begins with message `first` must end, by bytes; one at least."""
     size, last = len(encoded[first]), first + 1
     while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
         size += len(encoded[last])
@@ -365,7 +427,7 @@ def piece_end(encoded: list[bytes], first: int) -> int:
 
 
 def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
-    """Whether one of them at least is a message that a queue may take."""
+    """Whether at least one is a message that a queue may take."""
     for message in messages:
         try:
             check_message(message, message_bytes_max)
@@ -376,16 +438,23 @@ def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
 
 
 def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
-    """A queue that neither catalog nor storage has: whatever is published to it is refused, bad
-    messages each with its reason. No other queue has this id."""
+    """Return a queue that neither catalog nor storage has: whatever is published to it is refused,
+    bad messages each with its reason. No other queue has this id."""
     return Queue(
-        queue_id="", name=name, tenant=principal.tenant, holder=principal.name, created_unix_ms=0,
-        settings=settings, ring_epoch=1, members=(0,), hash_key=bytes(16),
-    )  # fmt: skip
+        queue_id="",
+        name=name,
+        tenant=principal.tenant,
+        holder=principal.name,
+        created_unix_ms=0,
+        settings=settings,
+        ring_epoch=1,
+        members=(0,),
+        hash_key=bytes(16),
+    )
 
 
 def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
-    """What storage said of a message of this partition, as an outcome."""
+    """Return the storage's word on a message of this partition as an outcome."""
     if isinstance(outcome, Stored):
         at = (number, outcome.offset)
         return (*at, True) if outcome.duplicate else at

@@ -40,9 +40,19 @@ class Commit:
     """Its records are closed when it is made. Handed over, it is under way."""
 
     __slots__ = (
-        "appends", "asked_us", "batch", "began", "has_others", "headers", "is_answered",
-        "is_share", "lane", "size", "stored", "ticket",
-    )  # fmt: skip
+        "appends",
+        "asked_us",
+        "batch",
+        "began",
+        "has_others",
+        "headers",
+        "is_answered",
+        "is_share",
+        "lane",
+        "size",
+        "stored",
+        "ticket",
+    )
 
     def __init__(
         self, batch: Batch, size: int, began: float, *, is_share: bool, lane: Lane
@@ -132,43 +142,52 @@ UNMADE_S: Final = 0.25
 _NOWHERE: Final = NotStored("queue_not_found")
 
 
-class Owner(Protocol):
-    """The publisher whose messages they are."""
+class RecordSource(Protocol):
+    """The publisher, whose records these are. It imports this module."""
+
+    is_due: bool
+    """A commit begins in the next turn of the loop, if one is admitted."""
 
     def hold_up(self, partition: Partition, header: Header) -> None:
-        """These messages were not stored, or nobody knows (R7)."""
+        """Hold up the producers of a record that was not stored, or nobody knows (R7)."""
 
     def is_unmade(self, queue: Queue) -> bool:
         """Whether a queue that the storage does not have is yet to be made there."""
 
-    def placed(self, placed: CommittedOrigins) -> None:
-        """A commit has ended, and this is where its messages are."""
+    def release(self, record: OpenRecord) -> None:
+        """Count a record's messages as waiting no longer."""
 
-    def released(self, record: OpenRecord) -> None:
-        """They wait no longer."""
+    def on_placed(self, placed: CommittedOrigins) -> None:
+        """Called when a commit has ended, with the places of its messages."""
 
-    def ended(self) -> None:
-        """A commit has ended: there may be another one."""
+    def on_free(self) -> None:
+        """Called when a commit has ended, or what rested may begin: there may be another one."""
 
 
 class Committer:
-    """See the module. Everything happens on one event loop. `number` is the lane's; `company`
-    judges the queues of all lanes. `moved` is called when one has been handed over, and a turn of
-    the loop after one has ended."""
+    """The commits of one lane. Everything happens on one event loop. `number` is the lane's, and
+    `share` judges the queues of all lanes. `moved` is called with the number when one has been
+    handed over, and a turn of the loop after one has ended."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: FairShare[str],
-        *, moved: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.pending = Backlog()
-        """Kept by the owner."""
+        self,
+        storage: Storage,
+        tail: Tail,
+        source: RecordSource,
+        number: int,
+        share: FairShare[str],
+        *,
+        moved: Callable[[int], None],
+    ) -> None:
+        self.backlog = Backlog()
+        """Counted by the publisher."""
         self._storage = storage
         self._number = number
         self._tail = tail
-        self._owner = owner
+        self._source = source
         self._appending: dict[Partition, int] = {}
-        self._heard: dict[Partition, int] = {}
-        """Certified ends that were heard of meanwhile."""
+        self._late_ends: dict[Partition, int] = {}
+        """Certified ends that became known during an append."""
         self._under_way: dict[asyncio.Task[None], Commit] = {}
         self._moved = moved
         self._size = 0
@@ -185,7 +204,7 @@ class Committer:
         """The end of that of those that flood, if one waits for it."""
         self._shared = 0
         """Those under way that everybody had a share of."""
-        self._company = company
+        self._share = share
         self.is_calm = True
         """Nothing is to be refused because of the storage; see `refusal`."""
         self.total = 0
@@ -225,7 +244,7 @@ class Committer:
 
         [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
         """
-        self._heard[partition] = max(end, self._heard.get(partition, 0))
+        self._late_ends[partition] = max(end, self._late_ends.get(partition, 0))
 
     @property
     def under_way(self) -> Iterable[asyncio.Future[None]]:
@@ -280,9 +299,9 @@ class Committer:
             self._breaker.failed(commit.ticket, now=now)
         error = Unknown("the storage did not answer in time: send again under the same id")
         for (partition, record), header in zip(commit.batch, commit.headers, strict=True):
-            self._owner.hold_up(partition, header)
+            self._source.hold_up(partition, header)
             self.unknown_total += len(record.builder)
-            record.failed(error)
+            record.fail(error)
 
     # --- Committing ------------------------------------------------------------------------------
 
@@ -294,30 +313,30 @@ class Committer:
         if any(one.lane != self._lane(one.batch) for one in self._under_way.values()):
             return False  # one has failed: who waits behind it is to hear of that first (R7)
         now = asyncio.get_running_loop().time()
-        if not self._company.is_shared(now=now):
+        if not self._share.is_shared(now=now):
             return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
             return True
         # Else whoever comes next goes with the next one.
-        return under_way < CROWD_COMMITS_MAX and self._company.is_crowded(now=now)
+        return under_way < CROWD_COMMITS_MAX and self._share.is_crowded(now=now)
 
     def holds(self, now: float) -> bool:
         """Whether nothing of those that flood begins now."""
         others = any(commit.has_others for commit in self._under_way.values())
-        return self._company.holds(others=others, now=now, lane=self._number)
+        return self._share.holds(others=others, now=now, lane=self._number)
 
     def begin(self, waiting: Batch) -> Batch:
         """Put on its way what goes with the next one, perhaps nothing; returns what stays, in its
         order."""
         now = asyncio.get_running_loop().time()
         sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
-        is_beside = self.holds(now) or (self._shared > 0 and self._company.is_shared(now=now))
+        is_beside = self.holds(now) or (self._shared > 0 and self._share.is_shared(now=now))
         if is_beside:
-            goes = self._company.choose_beside(sizes, now=now, lane=self._number)
+            goes = self._share.choose_beside(sizes, now=now, lane=self._number)
         elif self._rests(sizes, now):
             return waiting
         else:
-            goes = self._company.choose(sizes, now=now, lane=self._number)
+            goes = self._share.choose(sizes, now=now, lane=self._number)
         if not goes:
             return waiting
         size = sum(sizes[place][1] for place in goes)
@@ -331,14 +350,14 @@ class Committer:
     def _rests(self, sizes: Sequence[tuple[str, int]], now: float) -> bool:
         """Whether all of this has to wait for a moment; then who it is of hears of its end."""
         owners = (owner for owner, _ in sizes)
-        rest_s = self._company.rest_s(owners, now=now, lane=self._number)
+        rest_s = self._share.rest_s(owners, now=now, lane=self._number)
         if rest_s and self._rest is None:
             self._rest = asyncio.get_running_loop().call_later(rest_s, self._rested)
         return rest_s > 0
 
     def _rested(self) -> None:
         self._rest = None
-        self._owner.ended()
+        self._source.on_free()
 
     def _lane(self, batch: Batch) -> Lane:
         """As it is now."""
@@ -351,7 +370,7 @@ class Committer:
         commit = Commit(batch, size, now, is_share=is_share, lane=self._lane(batch))
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
-        commit.has_others = self._company.are_others(place.queue_id for place, _ in batch)
+        commit.has_others = self._share.are_others(place.queue_id for place, _ in batch)
         commit.ticket = self._breaker.admit(now=now)
         self._shared += is_share
         self._size = size
@@ -362,7 +381,7 @@ class Committer:
         task.add_done_callback(self._ended)
         if self._watch is None:
             self._watch = loop.call_later(_LOOK_S, self._look)
-        self._moved()
+        self._moved(self._number)
 
     def _leave(self, task: asyncio.Task[None] | None) -> None:
         """It is under way no longer; left already: nothing happens."""
@@ -376,9 +395,9 @@ class Committer:
         self._leave(task)  # cancelled, or a bug
         self._leaving -= 1
         # Behind the next one, if that begins now or in the next turn.
-        asyncio.get_running_loop().call_soon(self._moved)
+        asyncio.get_running_loop().call_soon(self._moved, self._number)
         task.result()
-        self._owner.ended()
+        self._source.on_free()
 
     async def _commit(self, commit: Commit) -> None:
         results: Sequence[Appended | TocsinError]
@@ -396,7 +415,7 @@ class Committer:
     def _answer_all(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         stages = CommitTimes(commit.asked_us, time.monotonic_ns() // 1000)
         now = asyncio.get_running_loop().time()
-        self._company.took(now - commit.began, commit.size, now=now)
+        self._share.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)
         self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
         self.messages.add(sum(len(record.builder) for _, record in commit.batch))
@@ -405,11 +424,11 @@ class Committer:
         for (partition, record), append, header, said in zip(
             commit.batch, commit.appends, commit.headers, results, strict=True
         ):
-            self._appended(partition)
-            result = self._seen(record, said)
+            self._end_append(partition)
+            result = self._unless_unmade(record, said)
             if isinstance(result, TocsinError):
                 if not commit.is_answered:
-                    self._owner.hold_up(partition, header)
+                    self._source.hold_up(partition, header)
                     if isinstance(result, Unknown):
                         self.unknown_total += len(record.builder)
             else:
@@ -417,18 +436,20 @@ class Committer:
                 record.route.counted.certify_s.add(took_s, result.count)
                 self._publish(partition, append, header, result, stages)
                 placed.add(record.runs, partition.number, result, header)
-            if partition in self._heard and not self.is_appending(partition):
-                self._tail.certified(partition, self._heard.pop(partition))
-            self._owner.released(record)
+            if partition in self._late_ends and not self.is_appending(partition):
+                self._tail.certified(partition, self._late_ends.pop(partition))
+            self._source.release(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
-        self._owner.placed(placed)
+        self._source.on_placed(placed)
 
-    def _seen(self, record: OpenRecord, result: Appended | TocsinError) -> Appended | TocsinError:
+    def _unless_unmade(
+        self, record: OpenRecord, result: Appended | TocsinError
+    ) -> Appended | TocsinError:
         """The result, or where the storage has no such queue and the catalog does, a refusal that
         says to come again: it is not seen for a moment, and not gone."""
         if isinstance(result, TocsinError) or result.outcomes is None:
             return result
-        if result.outcomes[:1] != (_NOWHERE,) or not self._owner.is_unmade(record.route.queue):
+        if result.outcomes[:1] != (_NOWHERE,) or not self._source.is_unmade(record.route.queue):
             return result
         return Refused("storage_unavailable", "the queue is being made", UNMADE_S)
 
@@ -442,7 +463,7 @@ class Committer:
         else:
             self._breaker.succeeded(commit.ticket)
 
-    def _appended(self, partition: Partition) -> None:
+    def _end_append(self, partition: Partition) -> None:
         left = self._appending[partition] - 1
         if left:
             self._appending[partition] = left
@@ -478,11 +499,11 @@ class Committer:
     ) -> None:
         if isinstance(result, TocsinError):
             if not is_answered:
-                record.failed(result)
+                record.fail(result)
             return
         self.messages_total += result.count
         record.route.counted.stored(result, record.size, header.sizes)
         if not is_answered:
             copies = self._storage.copies(append.partition, append.durability)
             durability: dict[str, object] = {"level": append.durability, "copies": copies}
-            record.stored(append.partition.number, result, durability)
+            record.complete(append.partition.number, result, durability)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.publish.batch import Backlog, Route, Run, weight
-from gateway.publish.commits import Batch, Committer, Owner
+from gateway.publish.commits import Batch, Committer, RecordSource
 from gateway.publish.tail import Tail
 from push import limits
 from push.commit_sharing import REST_S, FairShare, has_room
@@ -27,29 +27,33 @@ publishes elsewhere is not held back for it."""
 
 
 class CommitLanes:
-    """See the module. Everything happens on one event loop. `in_parts`: the storage has lanes of
-    several servers for sure, also while nobody has published to most of them."""
+    """The committers of all lanes. Everything happens on one event loop. `in_parts`: the storage
+    has lanes of several servers for sure, also while nobody has published to most of them."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, owner: Owner, *, in_parts: bool = False
+        self,
+        storage: Storage,
+        tail: Tail,
+        source: RecordSource,
+        share: FairShare[str],
+        *,
+        in_parts: bool = False,
     ) -> None:
         self._in_parts = in_parts
         self._storage = storage
         self._tail = tail
-        self._company: FairShare[str] = FairShare()
-        self.is_due = False
-        """Whoever publishes begins one in the next turn of the loop, where one is admitted."""
+        self._source = source
+        self._share = share
         self._watchers: list[Callable[[int], None]] = []
-        self._new: Callable[[int], Committer] = lambda number: Committer(
-            storage, tail, owner, number, self._company, moved=lambda: self._moved(number)
-        )
         self._lanes: dict[int, Committer] = {}
 
     def _of(self, partition: Partition, route: Route) -> Committer:
         number = self._storage.lane(partition, route.queue.settings.durability).number
         commits = self._lanes.get(number)
         if commits is None:
-            commits = self._lanes[number] = self._new(number)
+            commits = self._lanes[number] = Committer(
+                self._storage, self._tail, self._source, number, self._share, moved=self._moved
+            )
         return commits
 
     def watch(self, moved: Callable[[int], None]) -> None:
@@ -72,7 +76,7 @@ class CommitLanes:
         """As Committer.has_small_next, of this lane: what is handed to the storage now would be a
         transaction of its own in front of that."""
         commits = self._lanes.get(number)
-        return commits is not None and commits.has_small_next(is_due=self.is_due)
+        return commits is not None and commits.has_small_next(is_due=self._source.is_due)
 
     @property
     def total(self) -> int:
@@ -138,9 +142,9 @@ class CommitLanes:
             refused = Refused("overloaded", "too many messages wait for this storage cluster", 0.1)
         return refused
 
-    def pending(self, partition: Partition, route: Route) -> Backlog:
-        """What waits in the lane, for who adds to it."""
-        return self._of(partition, route).pending
+    def backlog(self, partition: Partition, route: Route) -> Backlog:
+        """Return the count of what waits in the lane; who adds messages there counts them in."""
+        return self._of(partition, route).backlog
 
     def has_room(self, route: Route, count: int, messages: int, size: int) -> bool:
         """Whether the lane of this queue may have `count` messages more, where `messages` of `size`
@@ -150,20 +154,12 @@ class CommitLanes:
         return any(self._fits(one, count, messages, size) for one in self._all_of(route))
 
     def _fits(self, commits: Committer, count: int, messages: int, size: int) -> bool:
-        held = commits.pending
+        held = commits.backlog
         return has_room(held.messages, count, messages, limits.PENDING_MESSAGES_MAX) and has_room(
             held.bytes, 0, size, limits.PENDING_BYTES_MAX
         )
 
     # --- Who publishes ---------------------------------------------------------------------------
-
-    def has_company(self) -> bool:
-        """Whether several queues publish, as far as the last second tells."""
-        return self._company.is_shared(now=asyncio.get_running_loop().time())
-
-    def is_crowded(self) -> bool:
-        """Whether queues flood and have others beside them, as far as the last second tells."""
-        return self._company.is_crowded(now=asyncio.get_running_loop().time())
 
     def has_enough(self) -> bool:
         """Whether nothing more of those that flood is needed yet."""
@@ -171,14 +167,9 @@ class CommitLanes:
         if any(commits.holds(now) for commits in self._lanes.values()):
             return True
         lanes = [commits for commits in self._lanes.values() if commits.age(now) < LATE_S]
-        held = [commits.pending for commits in (lanes or self._lanes.values())]
+        held = [commits.backlog for commits in (lanes or self._lanes.values())]
         size = sum(weight(one.messages, one.bytes) for one in held)
-        return self._company.has_enough(size, now=now)
-
-    def has_too_much(self, queue_id: str, size: int) -> bool:
-        """Whether the queue floods, and `size` of it that waits is all that may."""
-        now = asyncio.get_running_loop().time()
-        return self._company.has_too_much(queue_id, size, now=now)
+        return self._share.has_enough(size, now=now)
 
     # --- Committing ------------------------------------------------------------------------------
 

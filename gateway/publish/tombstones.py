@@ -1,7 +1,8 @@
-"""What still arrives for a queue that was deleted goes to its dead letters, reason `queue_deleted`.
+"""Tombstones of deleted queues: messages that still arrive go to the queue's dead letters.
 
-Who publishes is told where it stands there, as of any message that is stored. Sent again it is a
-duplicate there: under its id or sequence, which mean something for the deleted queue alone.
+Their reason is `queue_deleted`. The producer's receipt names their place there, as for any message
+that is stored. A message that is sent again is a duplicate there: under its id or sequence, which
+mean something for the deleted queue alone.
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.publish.batch import any_storable
+from gateway.publish.batch import PendingPublish, any_storable
 from metadata.catalog import (
     DELETED_QUEUES_MARK,
     DeletedQueue,
@@ -30,28 +31,38 @@ REASON: Final = "queue_deleted"
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Where what arrives for a deleted queue goes."""
+    """A deleted queue, and the queue that its messages go to."""
 
     deleted: DeletedQueue
     dead: Queue
     """The queue that takes its dead letters."""
 
+    def redirect(self, publish: PendingPublish) -> None:
+        """Make a publish to the deleted queue one to its dead letters."""
+        messages, queue = publish.messages, self.dead
+        publish.names = self.names(messages)
+        publish.letters = list(map(self.letter, messages))
+        publish.queue, publish.producer = queue, self.producer(publish.producer)
+        if publish.origin is not None:
+            publish.origin.queue = queue  # where they stand
+
     def letter(self, message: Message) -> Message:
-        """What is stored in its place."""
+        """Return the dead letter that is stored in a message's place."""
         headers = letter_headers(
             message.headers, reason=REASON, queue=self.deleted.name, attempts="0"
         )
         return msgspec.structs.replace(message, headers=headers, ttl_s=None)
 
     def names(self, messages: Sequence[Message]) -> list[str | None]:
-        """Under what each is remembered: several queues may have these dead letters (R8)."""
+        """Return the names under which the messages are remembered: several queues may have these
+        dead letters (R8)."""
         return [
             f"{self.deleted.queue_id}.{message.id}" if message.id is not None else None
             for message in messages
         ]
 
     def producer(self, producer: bytes | None) -> bytes | None:
-        """Whose sequences are those of the deleted queue (R6)."""
+        """Return the producer under which the sequences of the deleted queue count (R6)."""
         if producer is None:
             return None
         queue_id = self.deleted.queue_id.encode()
@@ -59,24 +70,19 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class Tombstones:
-    """Finds them. `queue_of` finds or makes the dead-letter queue of a queue; `burials` has, by the
-    ids of deleted queues, where the publisher puts what is meant for them."""
+    """The tombstones that were needed. `queue_of` finds or makes a queue's dead-letter queue."""
 
-    def __init__(
-        self,
-        metadata: Metadata,
-        queue_of: Callable[[Queue], Awaitable[Queue]],
-        burials: dict[str, Tombstone],
-    ) -> None:
+    def __init__(self, metadata: Metadata, queue_of: Callable[[Queue], Awaitable[Queue]]) -> None:
         self._metadata = metadata
         self._queue_of = queue_of
-        self._burials = burials
+        self.by_queue: dict[str, Tombstone] = {}
+        """By ids of queues that were deleted."""
 
     async def take(
         self, error: Refused, principal: Principal, name: str, messages: Sequence[Message]
     ) -> Queue:
-        """The queue to publish these to, of a name that was looked up in vain. Raises what that
-        said, where no such queue was deleted lately."""
+        """Return the queue to publish these to, for a name that was looked up in vain. Raises
+        `error`, which that lookup raised, if no such queue was deleted lately."""
         mark, unix_ms = self._metadata.mark(DELETED_QUEUES_MARK), int(time.time() * 1000)
         deleted = find_deleted_queue(mark, principal.tenant, name, unix_ms)
         if deleted is None or error.code.name != "queue_not_found":
@@ -84,12 +90,12 @@ class Tombstones:
         stone = tombstone_queue(deleted)
         if any_storable(messages, stone.settings.message_bytes_max):
             dead = await self._queue_of(stone)
-            self._burials[deleted.queue_id] = Tombstone(deleted, dead)
+            self.by_queue[deleted.queue_id] = Tombstone(deleted, dead)
         return stone
 
 
 def tombstone_queue(deleted: DeletedQueue) -> Queue:
-    """What is left of it as a queue, for who is about to publish to it. No other has this id."""
+    """Return a deleted queue as far as a publish to it needs it. No other queue has this id."""
     settings = QueueSettings(
         partitions=1,
         message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX,

@@ -20,10 +20,11 @@ from gateway.accounting.books import SessionAccounting
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.spans import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
+from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import DetachedTransport, SessionServices
 from gateway.session.subscriptions import ResumeState, Settling, Subscriptions, settlement_answer
-from gateway.session.transport import Answer, Outlet, Settled
+from gateway.session.transport import Outlet, Settled
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close
@@ -509,14 +510,16 @@ class Session:
         self._unanswered += len(answered)
         try:
             self._publisher.submit(
-                queue,
-                whole.messages,
-                partial(self._published, answered, whole.queue, owed, beyond),
-                producer=None if whole.sequence is None else self._producer,
-                sequence=whole.sequence,
-                resolved=whole.resolved,
-                keys=keys,
-                origin=self._origin(whole, queue),
+                PendingPublish(
+                    queue,
+                    whole.messages,
+                    partial(self._published, answered, whole.queue, owed, beyond),
+                    producer=None if whole.sequence is None else self._producer,
+                    sequence=whole.sequence,
+                    resolved=whole.resolved,
+                    keys=keys,
+                    origin=self._origin(whole, queue),
+                )
             )
         except BaseException:
             owed()
@@ -537,11 +540,11 @@ class Session:
         queue: str,
         owed: Callable[[], None],
         beyond: tuple[Refused, int] | None,
-        answer: Answer,
+        answer: PendingPublish,
     ) -> None:
         owed()
         counter = self.account.of(queue)
-        answer.counted_in(counter)
+        answer.count_in(counter)
         receipts: list[object] = [
             outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
             for outcome in answer.outcomes

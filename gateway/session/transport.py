@@ -9,16 +9,14 @@ The session as the inside (groups, readers) sees it is SessionPort of gateway.de
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.accounting.usage import UsageCounter
 from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import SubscriptionDescription, Transport
+from gateway.publish.batch import PendingPublish
 from gateway.wire.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.port import Metadata
-from metadata.rights import ALL_KEYS, KeyScope
-from push.errors import Refused, TocsinError
+from push.errors import Refused
 from push.message import Message
 from runtime.addresses import ClientAddress
 from runtime.loop.end_of_turn import EndOfTurn
@@ -178,25 +176,6 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Answer(Protocol):
-    """What became of a publish."""
-
-    @property
-    def outcomes(self) -> Sequence[tuple[int, int] | tuple[int, int, bool] | TocsinError]:
-        """(partition, offset), with True behind where it had been stored before, or the error; in
-        message order (R5)."""
-
-    @property
-    def id_prefix(self) -> str:
-        """A message without an id of its own is named by this, its partition, "-", its offset."""
-
-    @property
-    def durability(self) -> Mapping[str, object]: ...
-
-    def counted_in(self, counter: UsageCounter) -> None:
-        """Add what was stored, and what was refused, to a counter."""
-
-
 class Publisher(Protocol):
     """Takes messages."""
 
@@ -221,21 +200,8 @@ class Publisher(Protocol):
         """Something was read: where it is crowded, what was published goes to the storage now, and
         not when the others have been heard."""
 
-    def submit(
-        self,
-        queue: Queue,
-        messages: Sequence[Message],
-        answer: Callable[[Answer], None],
-        *,
-        producer: bytes | None = None,
-        sequence: int | None = None,
-        resolved: int = 0,
-        keys: KeyScope = ALL_KEYS,
-        origin: PublishOrigin | None = None,
-    ) -> None:
-        """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
-        that the right is on; any other message is answered `forbidden`. `origin`: what the delivery
-        log is told of it."""
+    def submit(self, publish: PendingPublish) -> None:
+        """Publish; it is answered exactly once, on the loop, perhaps before this returns."""
 
 
 class Groups(Protocol):

@@ -7,39 +7,24 @@ sessions and sockets are tested alone.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.accounting.usage import UsageCounter
 from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
 from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import PublishOrigin
 from gateway.models import CreditDescription, SubscriptionDescription
-from gateway.publish.batch import Outcome
-from gateway.session.transport import Answer, Settled
+from gateway.publish.batch import Outcome, PendingPublish
+from gateway.session.transport import Settled
 from gateway.wire import frames
 from gateway.wire.frames import Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.port import Metadata
-from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
 from runtime.loop.end_of_turn import EndOfTurn
 from tests.gateway.plain_metadata import NOW_UNIX_MS, PlainMetadata
 
 EPOCH = 1
-
-
-@dataclass
-class EchoAnswer:
-    """gateway.session.transport.Answer."""
-
-    outcomes: list[Outcome]
-    durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
-    id_prefix: str = "echo-1-"
-
-    def counted_in(self, counter: UsageCounter) -> None:
-        counter.stored(len(self.outcomes), 0)
 
 
 @dataclass
@@ -296,37 +281,31 @@ class EchoBroker:
     def log(self, queue: Queue) -> list[bytes]:
         return self.logs.setdefault(queue.queue_id, [])
 
-    def submit(
-        self,
-        queue: Queue,
-        messages: Sequence[Message],
-        answer: Callable[[Answer], None],
-        *,
-        producer: bytes | None = None,
-        sequence: int | None = None,
-        resolved: int = 0,
-        keys: KeyScope = ALL_KEYS,
-        origin: PublishOrigin | None = None,
-    ) -> None:
+    def submit(self, publish: PendingPublish) -> None:
+        queue, messages = publish.queue, publish.messages
         self.raise_bug()
-        self.submitted.append(Submitted(queue, messages, producer, sequence, resolved))
-        log, outcomes = self.log(queue), EchoAnswer([])
+        self.submitted.append(
+            Submitted(queue, messages, publish.producer, publish.sequence, publish.resolved)
+        )
+        log, outcomes = self.log(queue), list[Outcome]()
         for message in messages:
             try:
                 check_message(message, queue.settings.message_bytes_max)
             except Refused as error:
-                outcomes.outcomes.append(error)
+                outcomes.append(error)
                 continue
             if message.id == "unknown":
-                outcomes.outcomes.append(Unknown())
+                outcomes.append(Unknown())
                 continue
             again = (True,) if message.id == "again" else ()
-            outcomes.outcomes.append((0, len(log), *again))
+            outcomes.append((0, len(log), *again))
             log.append(encode_message(message))
+        publish.outcomes, publish.generation = outcomes, 1
+        publish.durability = {"level": "all", "copies": 1}
         if self.unanswered is None:
-            answer(outcomes)
+            publish.settle(len(messages))
         else:
-            self.unanswered.append(lambda: answer(outcomes))
+            self.unanswered.append(lambda: publish.settle(len(messages)))
         for place in self.places:
             if not place.is_gone.is_set():
                 place.pump()

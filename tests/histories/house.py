@@ -218,7 +218,8 @@ class House:
     ) -> "asyncio.Future[PendingPublish]":
         """Publish; the answer will come."""
         answer: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
-        self.broker.publisher.submit(queue, messages, answer.set_result, **options)
+        publish = PendingPublish(queue, messages, answer.set_result, **options)
+        self.broker.publisher.submit(publish)
         return answer
 
     async def publish(

@@ -103,7 +103,7 @@ async def test_what_waits_for_one_cluster_leaves_room_for_the_other(house: Clust
     publisher = house.broker.publisher
     assert (publisher.pending_messages, publisher.pending_bytes) == (0, 0)
     lanes = publisher.commits._lanes.values()
-    assert {(lane.pending.messages, lane.pending.bytes) for lane in lanes} == {(0, 0)}
+    assert {(lane.backlog.messages, lane.backlog.bytes) for lane in lanes} == {(0, 0)}
 
 
 @at_clusters
@@ -199,7 +199,7 @@ async def test_what_waits_when_its_queue_is_deleted_leaves_nothing_behind(
     house.b.well()
     assert {codes(await answer)[0] for answer in answers} == {"queue_not_found"}
     lanes = house.broker.publisher.commits._lanes.values()
-    assert {(lane.pending.messages, lane.pending.bytes) for lane in lanes} == {(0, 0)}
+    assert {(lane.backlog.messages, lane.backlog.bytes) for lane in lanes} == {(0, 0)}
 
 
 @at_clusters

@@ -13,7 +13,9 @@ from gateway.delivery.cursor_writer import CursorWriter
 from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
+from gateway.publish.tombstones import Tombstones
 from metadata.catalog import Queue, QueueSettings
+from metadata.port import Metadata
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.places import Durability, GroupPartition, Partition
@@ -110,6 +112,11 @@ def queue(name: str, level: Durability) -> Queue:
     )  # fmt: skip
 
 
+async def nowhere(queue: Queue) -> Queue:
+    """No queue is deleted here."""
+    raise AssertionError(queue)
+
+
 class Town:
     """A publisher over such a store."""
 
@@ -118,14 +125,20 @@ class Town:
     ) -> None:
         self.storage = storage or storage_of(shard)
         self.publisher = Publisher(
-            self.storage, tail or Tail(self.storage), Counters(), lambda queue: False
+            self.storage,
+            tail or Tail(self.storage),
+            Counters(),
+            lambda queue: False,
+            Tombstones(cast(Metadata, None), nowhere),
         )
 
     def submit(self, to: Queue, count: int = 1, **more: Any) -> "asyncio.Future[list[str]]":
         """What becomes of each message."""
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         messages = [message(number, "k") for number in range(count)]
-        self.publisher.submit(to, messages, lambda answer: done.set_result(said_of(answer)), **more)
+        self.publisher.submit(
+            PendingPublish(to, messages, lambda answer: done.set_result(said_of(answer)), **more)
+        )
         return done
 
 
@@ -194,7 +207,7 @@ def test_what_waits_in_vain_leaves_room_to_the_others(monkeypatch: pytest.Monkey
             await one
         assert not town.publisher.pending_messages
         lanes = town.publisher.commits._lanes.values()
-        assert [(one.pending.messages, one.pending.bytes) for one in lanes] == [(0, 0)] * 2
+        assert [(one.backlog.messages, one.backlog.bytes) for one in lanes] == [(0, 0)] * 2
 
     run(main())
 

@@ -71,7 +71,9 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
     session, _ = await house.subscribe(queue, group)
     house.storage.stall("append")
     answers: list[PendingPublish] = []
-    house.broker.publisher.submit(queue, numbered(3), answers.append, producer=ANN, sequence=0)
+    house.broker.publisher.submit(
+        PendingPublish(queue, numbered(3), answers.append, producer=ANN, sequence=0)
+    )
     await asyncio.sleep(limits.COMMIT_DEADLINE_S - 0.5)
     assert answers == []
     await asyncio.sleep(1.0)

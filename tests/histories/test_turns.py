@@ -4,6 +4,7 @@ import asyncio
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Registry
+from gateway.publish.batch import PendingPublish
 from gateway.session.directory import SessionServices
 from push.places import Partition
 from tests.gateway.raw_sockets import serve, session
@@ -29,7 +30,8 @@ async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(hou
         assert (await wire.receive())["ref"] == 1
         for number in range(2):
             written.clear()
-            house.broker.publisher.submit(queue, [message(number)], lambda answer: None)
+            publish = PendingPublish(queue, [message(number)], lambda answer: None)
+            house.broker.publisher.submit(publish)
             assert (await wire.receive())["type"] == "push"
             assert written
             assert all(after == before + 1 for before, after in written)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
+from gateway.publish.batch import PendingPublish
 from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
 from push.storage_port import Lane
@@ -77,7 +78,7 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
         storage._tails.watch(place)  # as `own` and `read` do
         answered: list[Any] = []
         for name in ("fast", "slow"):
-            broker.publisher.submit(queue(name), [message(1)], answered.append)
+            broker.publisher.submit(PendingPublish(queue(name), [message(1)], answered.append))
         await asyncio.sleep(0.02)
         shard.end += 1  # another gateway's message, at offset 1
         channel = (CERTIFIED_CHANNELS + queue_key("fast")[:-5] + "0").encode()

@@ -109,14 +109,16 @@ async def _published(
 
     def on_stored(answer: PendingPublish) -> None:
         owed()
-        answer.counted_in(counter)
+        answer.count_in(counter)
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 
     who, log = principal(request).name, broker.delivery_log
     origin = origin_of_request(log, queue, who, messages, current())
     try:
-        broker.publisher.submit(queue, messages, on_stored, keys=keys, origin=origin)
+        broker.publisher.submit(
+            PendingPublish(queue, messages, on_stored, keys=keys, origin=origin)
+        )
     except BaseException:
         owed()
         raise

@@ -99,7 +99,7 @@ async def test_one_producer_s_trouble_costs_the_others_nothing(
     def broken(answer: PendingPublish) -> None:
         raise RuntimeError("gone")
 
-    house.broker.publisher.submit(queue, [message(0)], broken)
+    house.broker.publisher.submit(PendingPublish(queue, [message(0)], broken))
     with caplog.at_level(logging.CRITICAL):
         assert await house.publish(queue, [message(1)]) == [(0, 1, False)]
     assert house.broker.publisher.pending_messages == 0
@@ -222,12 +222,12 @@ async def test_nothing_begins_between_a_failure_and_the_word_of_it(
     """R7: the store has failed, and whoever published hears of it some turns of the loop later: in
     between what waits behind must not go to the next primary."""
     queue = await house.queue()
-    storage, commits = house.broker.storage, house.broker.publisher.commits
+    storage = house.broker.storage
     assert codes(await house.submit(queue, numbered(1), producer=ANN, sequence=0)) == [
         (0, 0, False)
     ]
     # Where others publish, too, nothing is begun ahead.
-    await eventually(lambda: not commits.has_company())
+    await eventually(lambda: not house.broker.publisher.has_company)
     with closing(Doubtful(storage, monkeypatch)) as doubtful:
         first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
         await eventually(lambda: len(doubtful.calls) == 1)

@@ -36,7 +36,7 @@ def asked(route: Route, keys: range) -> None:
 
 def test_so_many_keys_are_remembered_and_not_one_more() -> None:
     remembered = KeyCount()
-    route = Route(queue(), remembered=remembered)
+    route = Route(queue(), key_count=remembered)
     asked(route, range(KEYS_MAX))
     assert set(route.keys) == {f"k{number}" for number in range(KEYS_MAX)}
     asked(route, range(KEYS_MAX, 4 * KEYS_MAX))
@@ -45,7 +45,7 @@ def test_so_many_keys_are_remembered_and_not_one_more() -> None:
 
 
 def test_keys_that_nobody_sends_any_more_make_room_after_a_while() -> None:
-    route = Route(queue(), remembered=KeyCount())
+    route = Route(queue(), key_count=KeyCount())
     asked(route, range(4 * KEYS_MAX))
     asked(route, range(100, 101))
     assert not route.keys
@@ -55,7 +55,7 @@ def test_keys_that_nobody_sends_any_more_make_room_after_a_while() -> None:
 
 def test_all_queues_have_one_room_together_and_give_back_what_they_had() -> None:
     remembered = KeyCount()
-    routes = [Route(queue(f"q{number}"), remembered=remembered) for number in range(3)]
+    routes = [Route(queue(f"q{number}"), key_count=remembered) for number in range(3)]
     for route in routes:
         asked(route, range(KEYS_MAX))
     assert [len(route.keys) for route in routes] == [KEYS_MAX, KEYS_MAX, 0]
@@ -71,5 +71,5 @@ def test_what_is_answered_from_memory_counts_as_that() -> None:
     for _ in range(3):
         for number in range(KEYS_MAX):
             route.place(f"k{number}")
-        route.looked_up(KEYS_MAX)
+        route.count_lookups(KEYS_MAX)
     assert (places.hits, places.misses) == (2 * KEYS_MAX, KEYS_MAX)

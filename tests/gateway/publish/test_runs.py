@@ -87,15 +87,27 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
     return found, refused
 
 
+def unanswered(_publish: PendingPublish) -> None:
+    raise AssertionError("nothing is stored here")
+
+
 def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str | None]]:
     route = Route(queue(plan.ttl_s))
-    answer = PendingPublish(queue(plan.ttl_s), plan.messages, [NO_ANSWER] * len(plan.messages))
-    answer.allowed, answer.names = plan.allowed, plan.names
     context = (PRODUCER, 0) if plan.has_sequence else None
-    runs = cut(answer, route, orders(plan, route), context, SEQUENCE if plan.has_sequence else 0)
+    publish = PendingPublish(
+        queue(plan.ttl_s),
+        plan.messages,
+        unanswered,
+        producer=PRODUCER,
+        sequence=SEQUENCE if plan.has_sequence else None,
+        names=plan.names,
+        keys=plan.allowed,
+    )
+    publish.context = context
+    runs = cut(publish, route, orders(plan, route))
     found: dict[int, list[tuple[object, ...]]] = {}
     for number, run in runs.items():
-        assert run.answer is answer
+        assert run.publish is publish
         assert run.context == context
         assert run.sequence == (SEQUENCE if plan.has_sequence else 0)
         marks = {place: (digest, expires > 0) for place, digest, expires in run.marks or ()}
@@ -105,7 +117,7 @@ def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str |
         ]
     codes = [
         outcome.code.name if isinstance(outcome, TocsinError) and outcome is not NO_ANSWER else None
-        for outcome in answer.outcomes
+        for outcome in publish.outcomes
     ]
     return found, codes
 
@@ -146,10 +158,10 @@ def test_a_publish_is_cut_at_once_as_one_by_one(plan: Plan) -> None:
 def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not() -> None:
     route = Route(queue())
     for _ in range(2):
-        answer = PendingPublish(
-            queue(), [message("x", f"k{n}") for n in range(5)] + [message("x", None)], []
+        publish = PendingPublish(
+            queue(), [message("x", f"k{n}") for n in range(5)] + [message("x", None)], unanswered
         )
-        cut(answer, route, SendingOrders(), None, 0)
-    answer = PendingPublish(queue(), [message("x", key) for key in ("k0", None, "new")], [])  # few
-    cut(answer, route, SendingOrders(), None, 0)
+        cut(publish, route, SendingOrders())
+    few = [message("x", key) for key in ("k0", None, "new")]
+    cut(PendingPublish(queue(), few, unanswered), route, SendingOrders())
     assert (route.places.hits, route.places.misses) == (6, 6)
