@@ -505,22 +505,20 @@ class Session:
         *,
         beyond: tuple[Refused, int] | None = None,
     ) -> None:
-        """Publish `whole`, the messages of the frames `answered`: each of them gets its answer.
-        `beyond`: why so many messages behind it were refused."""
+        """Publish `whole`, then answer each frame. `beyond`: the refusal of messages behind it."""
         self._unanswered += len(answered)
         try:
-            self._publisher.submit(
-                PendingPublish(
-                    queue,
-                    whole.messages,
-                    partial(self._published, answered, whole.queue, owed, beyond),
-                    producer=None if whole.sequence is None else self._producer,
-                    sequence=whole.sequence,
-                    resolved=whole.resolved,
-                    keys=keys,
-                    origin=self._origin(whole, queue),
-                )
+            publish = PendingPublish(
+                queue,
+                whole.messages,
+                partial(self._published, answered, whole.queue, owed, beyond),
+                producer=None if whole.sequence is None else self._producer,
+                sequence=whole.sequence,
+                resolved=whole.resolved,
+                keys=keys,
+                origin=self._origin(whole, queue),
             )
+            self._publisher.submit(publish)
         except BaseException:
             owed()
             self._unanswered -= len(answered)
