@@ -117,9 +117,15 @@ class Broker:
     _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
     def __init__(
-        self, config: Config, metadata: Metadata, storage: Storage, pool: RatePool | None = None,
-        *, may_be_away: bool = False, sealer: Sealer = PLAIN,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        metadata: Metadata,
+        storage: Storage,
+        pool: RatePool | None = None,
+        *,
+        may_be_away: bool = False,
+        sealer: Sealer = PLAIN,
+    ) -> None:
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
@@ -137,9 +143,7 @@ class Broker:
         self.publisher = self._publisher_of(in_parts=may_be_away)
         self.cursor_writer = CursorWriter(storage, self.publisher.commits)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
-        context = DeliveryContext(
-            looking, self.tail, self.cursor_writer, log, self.deadlines, self.dead_letters.move,
-            self.counting, self.nack_reasons)  # fmt: skip
+        context = self._context_of(looking)
         self.groups = Groups(context, metadata)
         self._describing = Describer(self.stock, metadata, self.groups, self.counting)
         self._availability = Availability(storage, metadata, self.groups.presence)
@@ -150,10 +154,7 @@ class Broker:
             looking, self.groups, temporary_owner, owner_client, self.nack_reasons
         )
         self._removing = RemovalCounter(looking, metadata)
-        self.upkeep = QueueOperations(
-            looking, metadata, self.changes, self.groups, self._removing,
-            publisher=self.publisher, touched=self._touch,
-        )  # fmt: skip
+        self.upkeep = self._operations_of(looking)
         self.settings = SettingsChanges(
             looking, metadata, self.changes, self.groups, self._removing
         )
@@ -171,6 +172,31 @@ class Broker:
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self._rest = AsyncExitStack()
         """What is closed last."""
+
+    def _context_of(self, looking: Storage) -> DeliveryContext:
+        """Compose what all owned partitions of this gateway share."""
+        return DeliveryContext(
+            looking,
+            self.tail,
+            self.cursor_writer,
+            self.delivery_log,
+            self.deadlines,
+            self.dead_letters.move,
+            self.counting,
+            self.nack_reasons,
+        )
+
+    def _operations_of(self, looking: Storage) -> QueueOperations:
+        """Compose the operations on a queue as a whole: pause, seek, purge, peek."""
+        return QueueOperations(
+            looking,
+            self.metadata,
+            self.changes,
+            self.groups,
+            self._removing,
+            publisher=self.publisher,
+            touched=self._touch,
+        )
 
     def _publisher_of(self, *, in_parts: bool) -> Publisher:
         return Publisher(
@@ -214,12 +240,14 @@ class Broker:
 
     def _janitor_of(self, context: DeliveryContext, temporary_owner: TemporaryOwner) -> Janitor:
         return Janitor(
-            self.storage, self.metadata,
+            self.storage,
+            self.metadata,
             Overflow(context, self.groups, self.metadata, temporary_owner),
             Expiry(self.groups, self.metadata, self._delete_expired),
             OrphanedLetters(context, self.groups, self.metadata, temporary_owner),
-            cursor_writer=self.cursor_writer, changed=self.stock.changed,
-        )  # fmt: skip
+            cursor_writer=self.cursor_writer,
+            changed=self.stock.changed,
+        )
 
     @classmethod
     async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":
@@ -230,10 +258,13 @@ class Broker:
         """
         stores = await open_stores(config, on_fatal=on_fatal)
         broker = cls(
-            config, stores.metadata, stores.storage, stores.pool,
+            config,
+            stores.metadata,
+            stores.storage,
+            stores.pool,
             may_be_away=stores.may_be_away,
             sealer=stores.keyring.sealer if stores.keyring is not None else PLAIN,
-        )  # fmt: skip
+        )
         broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
         broker._clusters = stores.clusters
         if broker.keyring is not None:
@@ -374,9 +405,12 @@ class Broker:
         return queue
 
     async def create_queue(
-        self, principal: Principal, name: str, settings: QueueSettings,
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
         named: frozenset[str] = frozenset(),
-    ) -> tuple[Queue, bool]:  # fmt: skip
+    ) -> tuple[Queue, bool]:
         """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
         return await self.changes.create_queue(principal, name, settings, named)
 
@@ -401,10 +435,16 @@ class Broker:
     # --- Groups --------------------------------------------------------------------------------
 
     async def put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings,
-        start: GroupStart | None, *, named: frozenset[str] = frozenset(),
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+        *,
+        named: frozenset[str] = frozenset(),
         deletes_max: int | None = None,
-    ) -> tuple[Group, bool]:  # fmt: skip
+    ) -> tuple[Group, bool]:
         """Create it, durably with all its cursors (R11), or find it as it is (False). `start` None:
         that of the settings. Raises Refused(would_delete): more than `deletes_max` messages would
         leave the queue, because they were kept for the first group; None: nobody asks how many."""
@@ -421,14 +461,21 @@ class Broker:
         removed = await self._removing.by_beginning(principal, queue, start)
         check_agreed(
             f"starting the first group of {queue.name!r}, {name!r}, behind what it holds",
-            removed, deletes_max,
+            removed,
+            deletes_max,
             "; one that starts at earliest gets them, and a retention of the queue keeps them",
-        )  # fmt: skip
+        )
 
     async def delete_group(
-        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None,
-        *, deletes_max: int | None = None, begin: Begin | None = None,
-    ) -> Removed:  # fmt: skip
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        row: Membership | None = None,
+        *,
+        deletes_max: int | None = None,
+        begin: Begin | None = None,
+    ) -> Removed:
         """Delete it with its cursors; returns what goes with it. `row`: see Metadata.delete_group.
         `deletes_max` None: nobody asks how much that is. `begin` is awaited before. Raises
         Refused(would_delete): more messages."""
@@ -449,9 +496,15 @@ class Broker:
         self.audit.note("group.expire", BROKER, queue=queue.name, group=name)
 
     async def seek_group(
-        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
-        *, deletes_max: int | None = None, begin: Begin | None = None,
-    ) -> Removed:  # fmt: skip
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        to: SeekTo,
+        *,
+        deletes_max: int | None = None,
+        begin: Begin | None = None,
+    ) -> Removed:
         """Set the cursors of a group anew: `Upkeep.seek`."""
         return await self.upkeep.seek(
             principal, queue, name, to, deletes_max=deletes_max, begin=begin

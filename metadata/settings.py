@@ -52,9 +52,13 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def naming(
-    form: str, settings: type[msgspec.Struct], doc: str,
-    *, types: Mapping[str, Any] | None = None, without: Collection[str] = (),
-) -> Any:  # fmt: skip
+    form: str,
+    settings: type[msgspec.Struct],
+    doc: str,
+    *,
+    types: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+) -> Any:
     """A form of these settings that knows which of them a request names. `types`: of settings that
     have another type in it; `without`: settings that it does not have."""
     fields = [
@@ -63,32 +67,40 @@ def naming(
         if one.name not in without
     ]
     return msgspec.defstruct(
-        form, fields, namespace={"__doc__": doc}, module=__name__,
-        frozen=True, forbid_unknown_fields=True, kw_only=True,
-    )  # fmt: skip
+        form,
+        fields,
+        namespace={"__doc__": doc},
+        module=__name__,
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
 
 
 AlertChange = naming(
-    "AlertChange", QueueAlert,
+    "AlertChange",
+    QueueAlert,
     "What changes of an alert; a new one needs `when` and `above`.",
     without=("name",),
-)  # fmt: skip
+)
 _ALERTS: Final = msgspec.Meta(max_length=limits.ALERTS_MAX)
 QueueNaming = naming("QueueNaming", QueueSettings, "The settings of a queue that are named.")
 QueueChange = naming(
-    "QueueChange", QueueSettings,
+    "QueueChange",
+    QueueSettings,
     "The settings of a queue that change; the others stay. `alerts`: all of them, as a list; or by "
     "name those that change, where null takes one away and the others stay.",
     types={
         "alerts": Annotated[tuple[QueueAlert, ...], _ALERTS]
         | Annotated[dict[str, AlertChange | None], _ALERTS]  # type: ignore[valid-type]
     },
-)  # fmt: skip
+)
 GroupChange = naming(
-    "GroupChange", GroupSettings,
+    "GroupChange",
+    GroupSettings,
     "The settings of a group that change; the others stay. Null: the queue's.",
     without=("start",),
-)  # fmt: skip
+)
 
 
 def named_in(request: msgspec.Struct) -> dict[str, Any]:
@@ -119,13 +131,15 @@ def differences(
 
     return [
         Difference(
-            name=name, current=msgspec.to_builtins(in_effect(current, name)),
-            requested=msgspec.to_builtins(getattr(asked, name)), fixed=name in FIXED,
+            name=name,
+            current=msgspec.to_builtins(in_effect(current, name)),
+            requested=msgspec.to_builtins(getattr(asked, name)),
+            fixed=name in FIXED,
             inherited=getattr(current, name) is None and in_effect(current, name) is not None,
         )
         for name in sorted(named)
         if name not in NOT_COMPARED and in_effect(current, name) != in_effect(asked, name)
-    ]  # fmt: skip
+    ]
 
 
 def settings_differ(
@@ -140,9 +154,10 @@ def settings_differ(
     found = differences(current, asked, named, queue)
     words = "; ".join(_said(one, queue) for one in found)
     return Refused(
-        "settings_differ", f"{what} is there, and nothing of it was changed: {words}",
+        "settings_differ",
+        f"{what} is there, and nothing of it was changed: {words}",
         more={"differences": found},
-    )  # fmt: skip
+    )
 
 
 def _said(difference: Difference, queue: QueueSettings | None) -> str:
@@ -170,12 +185,13 @@ def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange
     """The settings that are other ones afterwards."""
     return [
         SettingChange(
-            name=name, before=msgspec.to_builtins(getattr(before, name)),
+            name=name,
+            before=msgspec.to_builtins(getattr(before, name)),
             after=msgspec.to_builtins(getattr(after, name)),
         )
         for name in before.__struct_fields__
         if getattr(before, name) != getattr(after, name)
-    ]  # fmt: skip
+    ]
 
 
 def change_queue_settings(name: str, current: QueueSettings, named: Named) -> QueueSettings:

@@ -26,8 +26,17 @@ class Breaker:
     """See the module. Each call that is admitted has a ticket, and reports its end with it: one
     that began before the breaker last changed says nothing any more."""
 
-    __slots__ = ("_failures", "_is_open", "_round", "_trial_until", "_until", "failures_max",
-                 "open_s", "opened_total", "trial_s")  # fmt: skip
+    __slots__ = (
+        "_failures",
+        "_is_open",
+        "_round",
+        "_trial_until",
+        "_until",
+        "failures_max",
+        "open_s",
+        "opened_total",
+        "trial_s",
+    )
 
     def __init__(self, *, failures_max: int, open_s: float, trial_s: float) -> None:
         """`failures_max`: so many failures in a row open it. `open_s`: seconds that nobody asks

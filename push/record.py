@@ -76,10 +76,20 @@ class Header:
         """Once the storage has answered, delivery does not ask who published what: a third of what
         a record in memory is made of. The columns are shared."""
         return Header(
-            self.tenant, self.record_id, self.published_unix_ms, self.ring_epoch, self.sizes,
-            self.key_hashes, _NONE, _NOTHING, _NOTHING, self.digests, self.expires_unix_ms,
-            self.deliver_at_unix_ms, self.priorities,
-        )  # fmt: skip
+            self.tenant,
+            self.record_id,
+            self.published_unix_ms,
+            self.ring_epoch,
+            self.sizes,
+            self.key_hashes,
+            _NONE,
+            _NOTHING,
+            _NOTHING,
+            self.digests,
+            self.expires_unix_ms,
+            self.deliver_at_unix_ms,
+            self.priorities,
+        )
 
     def encode(self) -> bytes:
         """The header's bytes."""
@@ -92,12 +102,18 @@ class Header:
         )
         parts = [
             _FIXED.pack(
-                VERSION, flags, self.tenant, self.record_id, self.published_unix_ms,
-                self.ring_epoch, len(self.sizes), len(self.producers),
+                VERSION,
+                flags,
+                self.tenant,
+                self.record_id,
+                self.published_unix_ms,
+                self.ring_epoch,
+                len(self.sizes),
+                len(self.producers),
             ),
             self.sizes.tobytes(),
             self.key_hashes.tobytes(),
-        ]  # fmt: skip
+        ]
         if self.producers:
             parts += [_PRODUCER.pack(*producer) for producer in self.producers]
             parts += [self.producer_indexes.tobytes(), self.sequences.tobytes()]
@@ -315,9 +331,16 @@ class RecordBuilder:
     """A record under construction: one per partition, closed by the next group commit."""
 
     __slots__ = (
-        "_contexts", "_current", "_expires", "_ids", "_indexes", "_sequences",
-        "bytes", "key_hashes", "payloads",
-    )  # fmt: skip
+        "_contexts",
+        "_current",
+        "_expires",
+        "_ids",
+        "_indexes",
+        "_sequences",
+        "bytes",
+        "key_hashes",
+        "payloads",
+    )
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

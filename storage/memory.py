@@ -616,9 +616,10 @@ class MemoryInbox:
         self._clear()
         await asyncio.sleep(0)
         return [
-            place for place, box in self._boxes.items()
+            place
+            for place, box in self._boxes.items()
             if place.partition.queue_id == queue_id and box.letters
-        ]  # fmt: skip
+        ]
 
     async def answer(
         self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None

@@ -153,9 +153,13 @@ async def adopt_in(
             if left >= 0 and not slot.ended and can_adopt(slot.delivery, epoch):
                 now = asyncio.get_running_loop().time()
                 gone = adopt(
-                    slot.delivery, pushes, keys,
-                    room=left, now=now, wall_unix_ms=int(time.time() * 1000),
-                )  # fmt: skip
+                    slot.delivery,
+                    pushes,
+                    keys,
+                    room=left,
+                    now=now,
+                    wall_unix_ms=int(time.time() * 1000),
+                )
                 slot.returned([], now)
         lost += listed(number, epoch, gone)
     return lost
@@ -196,8 +200,9 @@ class Settlement:
         for first, last in judged.settled:
             self.settled += last - first + 1
         for ranges, out in (
-            (judged.stale, self.stale), (judged.not_delivered, self.not_delivered),
-        ):  # fmt: skip
+            (judged.stale, self.stale),
+            (judged.not_delivered, self.not_delivered),
+        ):
             if ranges:
                 out.append([*place, *(number for pair in ranges for number in pair)])
 
@@ -253,9 +258,14 @@ class Consumer:
     pulls = False
 
     def __init__(
-        self, runtime: "GroupRuntime", link: SessionPort, subscription: int, credit: int, *,
+        self,
+        runtime: "GroupRuntime",
+        link: SessionPort,
+        subscription: int,
+        credit: int,
+        *,
         held: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._runtime = runtime
         self._link = link
         self.subscription = subscription
@@ -305,21 +315,28 @@ class Consumer:
         """As Member.described."""
         link = self._link
         return OwnerDescription(
-            consumer=self.name, session=link.session_id, subscription=self.subscription,
-            client=link.client, transport=link.transport, unresponsive=self.is_unresponsive,
-        )  # fmt: skip
+            consumer=self.name,
+            session=link.session_id,
+            subscription=self.subscription,
+            client=link.client,
+            transport=link.transport,
+            unresponsive=self.is_unresponsive,
+        )
 
     def subscription_facts(self) -> SubscriptionDescription:
         """As Consumer.subscription_facts of gateway.session.transport."""
         credit, runtime = self._credit, self._runtime
         return SubscriptionDescription(
-            subscription=self.subscription, queue=runtime.queue.name, group=runtime.group.name,
+            subscription=self.subscription,
+            queue=runtime.queue.name,
+            group=runtime.group.name,
             credit=CreditDescription(
                 granted=credit.granted, used=credit.sent, open=credit.available - self._reserved
             ),
-            in_flight=self._in_flight, partitions=sorted(self.slots),
+            in_flight=self._in_flight,
+            partitions=sorted(self.slots),
             unresponsive=self.is_unresponsive or None,
-        )  # fmt: skip
+        )
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -486,9 +503,14 @@ class Consumer:
         return settled
 
     def nack(
-        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
-        reject: bool = False, confirmed: Callable[[Settlement], None] | None = None,
-    ) -> Settlement:  # fmt: skip
+        self,
+        deliveries: DeliveryList,
+        delay_s: float | None,
+        reason: str | None,
+        *,
+        reject: bool = False,
+        confirmed: Callable[[Settlement], None] | None = None,
+    ) -> Settlement:
         """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
         them; `confirmed` as in `ack`."""
         check_deliveries(deliveries)
@@ -528,9 +550,12 @@ class Consumer:
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     judged = slot.delivery.extend(
-                        number, delivery[index], delivery[index + 1],
-                        lease_s=lease_s or slot.delivery.lease_s, now=now,
-                    )  # fmt: skip
+                        number,
+                        delivery[index],
+                        delivery[index + 1],
+                        lease_s=lease_s or slot.delivery.lease_s,
+                        now=now,
+                    )
                     settled.add(place, judged)
         when_durable(touched, now, settled, None)
         return settled

@@ -304,9 +304,11 @@ class GroupRuntime:
         self._acquiring.add(number)
         try:
             owned = await self._context.storage.own(
-                place, token=token, assignment=self.row.generation,
+                place,
+                token=token,
+                assignment=self.row.generation,
                 epoch_seen=self.epochs.get(number, 0),
-            )  # fmt: skip
+            )
         except TocsinError as error:
             self._acquiring.discard(number)
             if isinstance(error, Fenced):  # by who goes by a newer row
@@ -323,15 +325,23 @@ class GroupRuntime:
             return  # it was owned in the name of somebody who has left, or gave it up
         del self._asked[number]
         delivery = Delivery(
-            place, owned, token,
+            place,
+            owned,
+            token,
             delivery_settings(self.queue, self.group, pulls=member.pulls),
             now=asyncio.get_running_loop().time(),
             tally=self._context.counting.group(self.group.group_id),
-        )  # fmt: skip
+        )
         slot = OwnedPartition(
-            self._context, self.queue, self.group, partition,
-            delivery=delivery, cursor=owned.cursor, owner=member, gone=self._slot_gone,
-        )  # fmt: skip
+            self._context,
+            self.queue,
+            self.group,
+            partition,
+            delivery=delivery,
+            cursor=owned.cursor,
+            owner=member,
+            gone=self._slot_gone,
+        )
         self.slots[number] = member.slots[number] = slot
         # Records may have been certified while the epoch was on its way.
         delivery.certify(self._context.tail.ends.get(partition, 0))

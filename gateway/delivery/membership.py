@@ -163,10 +163,12 @@ class HandOver:
         """What has had its time, of what the same gateway still drains in this row: another drain
         has a time of its own."""
         return {
-            number for number, (gateway, until) in self._until.items()
+            number
+            for number, (gateway, until) in self._until.items()
             if until <= now
-            and (drain := row.draining.get(number)) is not None and drain.gateway == gateway
-        }  # fmt: skip
+            and (drain := row.draining.get(number)) is not None
+            and drain.gateway == gateway
+        }
 
     def forget(self) -> None:
         """Others took this gateway for gone: nothing that they drain now is what it waited for."""
@@ -399,9 +401,10 @@ class MembershipRow:
         row = await self._metadata.glance(group_id)
         lost = {seat.name for seat in self._host.seats()}.difference(row.gateways.get(here, ()))
         same = {
-            number: name for number, name in self.row.assignment.items()
+            number: name
+            for number, name in self.row.assignment.items()
             if row.assignment.get(number) == name and name not in lost
-        }  # fmt: skip
+        }
         self.row = msgspec.structs.replace(self.row, assignment=same)
         is_anew = self.begun_anew not in (None, row.begun_anew)
         self._host.fence(lambda number, owner: is_anew or same.get(number) != owner)

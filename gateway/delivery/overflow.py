@@ -98,9 +98,14 @@ class Overflow:
         return again
 
     async def _backlogs(
-        self, queue: Queue, group: Group, states: list[PartitionState], there: Container[int],
-        *, is_served: bool,
-    ) -> dict[int, _Backlog]:  # fmt: skip
+        self,
+        queue: Queue,
+        group: Group,
+        states: list[PartitionState],
+        there: Container[int],
+        *,
+        is_served: bool,
+    ) -> dict[int, _Backlog]:
         """By partition, what the group has left, as its cursors say, and where it has consumers
         here, as these know better. `there`: partitions that other gateways have."""
         found = await self._context.storage.cursors(queue.queue_id, group.group_id)

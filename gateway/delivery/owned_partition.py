@@ -236,9 +236,15 @@ class OwnedPartition:
         self._writing_unsent: list[UnsentPush] = []
         self._confirms = AckWaiters()
         self.log = OwnedPartitionLog(
-            context.log, queue, group, partition.number, owner=owner, end=delivery.end,
-            pushes=delivery.pushes, tally=delivery.tally,
-        )  # fmt: skip
+            context.log,
+            queue,
+            group,
+            partition.number,
+            owner=owner,
+            end=delivery.end,
+            pushes=delivery.pushes,
+            tally=delivery.tally,
+        )
         self.log.owned(delivery.epoch, cursor)
         self._abandoned = 0
         """Messages that were in flight when the consumer went, and are in nobody's count now."""
@@ -285,9 +291,12 @@ class OwnedPartition:
             if record.first > delivery.frontier:
                 self.log.gone(delivery.skip_to(min(record.first, delivery.end), now=now))
             outs = delivery.give(
-                record, min(owner.available(), left),
-                now=now, wall_unix_ms=wall_unix_ms, share=owner.share(),
-            )  # fmt: skip
+                record,
+                min(owner.available(), left),
+                now=now,
+                wall_unix_ms=wall_unix_ms,
+                share=owner.share(),
+            )
             for out in outs:
                 left -= out.count
                 self._send(record, out, stages, now, self.log.cause(out, stages))
@@ -363,9 +372,13 @@ class OwnedPartition:
         self._deliver(record, out, stages, cause)
 
     def _deliver(
-        self, record: Record, out: GiveOut, stages: CommitTimes | None, cause: Cause,
+        self,
+        record: Record,
+        out: GiveOut,
+        stages: CommitTimes | None,
+        cause: Cause,
         reserved: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.blocked = ""
         self.log.giving(cause, stages)
         self.owner.deliver(self, record, out, reserved)
@@ -481,19 +494,32 @@ class OwnedPartition:
         return judged
 
     def nack(
-        self, push: int, first: int, last: int, now: float, *,
-        delay_s: float | None, reason: str | None = None, reject: bool = False,
-    ) -> Judged:  # fmt: skip
+        self,
+        push: int,
+        first: int,
+        last: int,
+        now: float,
+        *,
+        delay_s: float | None,
+        reason: str | None = None,
+        reject: bool = False,
+    ) -> Judged:
         """Return; see Delivery.nack. Revokes at once what returns with it. `reason` is kept with
         the message, and goes with it when it ends in the dead letters."""
         sealed = None
         if reason is not None:
             sealed = self._context.reasons.seal(self.partition, reason)
         judged, revoked = self.delivery.nack(
-            push, first, last,
-            delay_s=delay_s, draw=self._context.random.random, now=now,
-            wall_unix_ms=int(time.time() * 1000), reason=sealed, reject=reject,
-        )  # fmt: skip
+            push,
+            first,
+            last,
+            delay_s=delay_s,
+            draw=self._context.random.random,
+            now=now,
+            wall_unix_ms=int(time.time() * 1000),
+            reason=sealed,
+            reject=reject,
+        )
         if reason is not None:
             for low, high in judged.settled:
                 for offset in range(low, high + 1):

@@ -96,9 +96,10 @@ class Presence:
         """Those of these that are not there any more. Never this one."""
         now = asyncio.get_running_loop().time()
         return {
-            one for one in gateways
+            one
+            for one in gateways
             if one != self.gateway and self._heartbeats.is_gone(one, now=now)
-        }  # fmt: skip
+        }
 
     async def said(self) -> dict[str, str]:
         """What the other gateways say that are there, by gateway; "": nothing. Raises TocsinError:

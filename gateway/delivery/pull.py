@@ -140,9 +140,16 @@ class PullSettling:
         self._owner_client = owner_client
 
     async def settle(
-        self, queue: Queue, group: Group, texts: list[str], verb: Verb, seconds: float | None, *,
-        reason: str | None = None, reject: bool = False,
-    ) -> PullSettled:  # fmt: skip
+        self,
+        queue: Queue,
+        group: Group,
+        texts: list[str],
+        verb: Verb,
+        seconds: float | None,
+        *,
+        reason: str | None = None,
+        reject: bool = False,
+    ) -> PullSettled:
         """Judge each receipt by the slot that gave it; answer when the effect is durable.
 
         Raises:
@@ -552,9 +559,14 @@ class Pulls:
         self._draining = False
 
     async def pull(
-        self, queue: Queue, group: Group, messages_max: int, wait_s: float, *,
+        self,
+        queue: Queue,
+        group: Group,
+        messages_max: int,
+        wait_s: float,
+        *,
         who: Principal = ANYBODY,
-    ) -> list[PulledMessage]:  # fmt: skip
+    ) -> list[PulledMessage]:
         """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. `who`
         pulls: nobody takes all the places to wait."""
         if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):
@@ -612,9 +624,15 @@ class Pulls:
         return await self._settling.settle(queue, group, receipts, "ack", None)
 
     async def nack(
-        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None, *,
-        reason: str | None = None, reject: bool = False,
-    ) -> PullSettled:  # fmt: skip
+        self,
+        queue: Queue,
+        group: Group,
+        receipts: list[str],
+        delay_s: float | None,
+        *,
+        reason: str | None = None,
+        reject: bool = False,
+    ) -> PullSettled:
         """Return them; they come again after `delay_s` or the backoff, or (`reject`) not at all.
         Durable when this returns."""
         return await self._settling.settle(

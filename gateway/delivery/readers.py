@@ -105,12 +105,15 @@ class Reader:
         """As Reader.subscription_facts of gateway.session.transport."""
         credit = self.credit
         return SubscriptionDescription(
-            subscription=self.subscription, queue=self._owner.queue.name, group=None,
+            subscription=self.subscription,
+            queue=self._owner.queue.name,
+            group=None,
             credit=CreditDescription(
                 granted=credit.granted, used=credit.sent, open=credit.available
             ),
-            keys=len(self.hashes) if self.hashes is not None else None, behind=sorted(self.behind),
-        )  # fmt: skip
+            keys=len(self.hashes) if self.hashes is not None else None,
+            behind=sorted(self.behind),
+        )
 
     def end(self, why: Refused) -> None:
         """It reads no more, and its session hears why."""
@@ -179,10 +182,16 @@ class QueueReaders:
     """The readers of one queue."""
 
     def __init__(
-        self, tail: Tail, queue: Queue, states: Iterable[PartitionState],
-        empty: Callable[[], None], encoded: HitRate | None = None, *, log: DeliveryLog = OFF,
+        self,
+        tail: Tail,
+        queue: Queue,
+        states: Iterable[PartitionState],
+        empty: Callable[[], None],
+        encoded: HitRate | None = None,
+        *,
+        log: DeliveryLog = OFF,
         counted: PublishCounters | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reads = ReadsLog(log, queue, counted or PublishCounters())
         self._tail = tail
         self.encoded = encoded or HitRate()
@@ -421,9 +430,13 @@ class QueueReaders:
         reader.behind[number] = to
         if gap is not None:
             head = frames.reader_head(
-                subscription=reader.subscription, partition=number, next_offset=to,
-                id_prefix=self.prefixes[number], published_unix_ms=0, gap=(gap.first, gap.last),
-            )  # fmt: skip
+                subscription=reader.subscription,
+                partition=number,
+                next_offset=to,
+                id_prefix=self.prefixes[number],
+                published_unix_ms=0,
+                gap=(gap.first, gap.last),
+            )
             reader.link.send(frames.push_frame(head, b""))
 
     def _give(self, reader: Reader, number: int, record: Record) -> bool:
@@ -582,19 +595,20 @@ class Readers:
         )
         readers = self._queues.get(queue.queue_id)
         if readers is None:
-            readers = self._queues[queue.queue_id] = QueueReaders(
-                self._tail, queue, states, lambda: self._closed(queue.queue_id), self.encoded,
-                log=self._log, counted=self._counting.queue(queue.queue_id),
-            )  # fmt: skip
+            readers = self._readers_of(queue, states)
         reader = Reader(readers, link, subscription, hashes)
         reader.credit.grant(credit)
         reader.verdicts = told
         if position is None:
             reader.verdicts = [
-                {"partition": n, "verdict": "resumed", "from": starts.get(n, at),
-                 "generation": readers.generations[n]}
+                {
+                    "partition": n,
+                    "verdict": "resumed",
+                    "from": starts.get(n, at),
+                    "generation": readers.generations[n],
+                }
                 for n, at in readers.next.items()
-            ]  # fmt: skip
+            ]
         for number, at in starts.items():
             if at < readers.next[number]:
                 reader.behind[number] = at
@@ -603,6 +617,19 @@ class Readers:
         readers.add(reader)
         asyncio.get_running_loop().call_soon(reader.pump)
         return reader
+
+    def _readers_of(self, queue: Queue, states: Sequence[PartitionState]) -> QueueReaders:
+        """Make the shared part of a queue's readers, and keep it while there is one."""
+        made = self._queues[queue.queue_id] = QueueReaders(
+            self._tail,
+            queue,
+            states,
+            lambda: self._closed(queue.queue_id),
+            self.encoded,
+            log=self._log,
+            counted=self._counting.queue(queue.queue_id),
+        )
+        return made
 
     async def _begins(
         self, states: Sequence[PartitionState], start: str | int | None
@@ -655,8 +682,9 @@ def _resume(
     )
     for number, one in judged.items():
         line: dict[str, object] = {
-            "partition": number, "generation": by_number[number].generation,
-        }  # fmt: skip
+            "partition": number,
+            "generation": by_number[number].generation,
+        }
         if isinstance(one, Resumed):
             starts[number] = one.next_offset
             line |= {"verdict": "resumed", "from": one.next_offset}

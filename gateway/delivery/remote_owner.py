@@ -342,11 +342,16 @@ class OwnerServer:
             batch.touched[number] = slot
             counted = [
                 judge(
-                    slot, letter.verb, one, letter.seconds, now,
-                    reason=letter.reason, reject=letter.reject,
+                    slot,
+                    letter.verb,
+                    one,
+                    letter.seconds,
+                    now,
+                    reason=letter.reason,
+                    reject=letter.reject,
                 )
                 for one in letter.deliveries()
-            ]  # fmt: skip
+            ]
             said = "".join(SETTLED if one else STALE for one in counted)
             return _Verdicts(said, letter.epoch if letter.verb == "extend" else None)
         if not has_ended(runtime, number, letter.epoch):
@@ -394,8 +399,12 @@ class OwnerServer:
         _LOG.warning(
             "the inbox of group %s, queue %s, partition %d had something that is no letter, of the "
             "id %.64r and %d bytes: it was passed over",
-            place.group_id, place.partition.queue_id, place.partition.number, letter_id, len(text),
-        )  # fmt: skip
+            place.group_id,
+            place.partition.queue_id,
+            place.partition.number,
+            letter_id,
+            len(text),
+        )
 
     async def _answer(self, batch: "_Batch", now: float) -> None:
         place = batch.place
@@ -435,9 +444,13 @@ class OwnerServer:
         self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
 
     async def _decide(
-        self, place: GroupPartition, letter_id: str, letter: Unpark, slot: OwnedPartition | None,
+        self,
+        place: GroupPartition,
+        letter_id: str,
+        letter: Unpark,
+        slot: OwnedPartition | None,
         said: str | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`said`: what is known already."""
         try:
             if said is None and slot is not None:

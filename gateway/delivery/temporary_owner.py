@@ -110,9 +110,15 @@ class TemporaryOwner:
         tally = self._context.counting.group(group.group_id)
         delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
         slot = OwnedPartition(
-            self._context, queue, group, partition,
-            delivery=delivery, cursor=owned.cursor, owner=NullConsumer(), gone=ended,
-        )  # fmt: skip
+            self._context,
+            queue,
+            group,
+            partition,
+            delivery=delivery,
+            cursor=owned.cursor,
+            owner=NullConsumer(),
+            gone=ended,
+        )
         try:
             yield slot
             slot.end_when_moved()

@@ -84,8 +84,12 @@ class Poll:
         registry = self._registry
         self._opened_at = now
         self.session = Session(
-            registry.services, self, fresh_session_id(), admission, now=now,
-        )  # fmt: skip
+            registry.services,
+            self,
+            fresh_session_id(),
+            admission,
+            now=now,
+        )
         began = self.session
         self.principal = admission.principal
         refusal = registry.refusal()

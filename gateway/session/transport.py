@@ -114,9 +114,14 @@ class Consumer(Protocol):
         """`confirmed` is called once what settled is durable, perhaps before this returns."""
 
     def nack(
-        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
-        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
-    ) -> Settled:  # fmt: skip
+        self,
+        deliveries: DeliveryList,
+        delay_s: float | None,
+        reason: str | None,
+        *,
+        reject: bool = False,
+        confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:
         """`confirmed` as in `ack`: count, delay and reason are durable then."""
 
     def extend(

@@ -413,9 +413,17 @@ HELLO_FIRST: Final = Close(4502, "the first frame is hello, and only the first")
 REPLACED: Final = Close(4503, "the session goes on over another transport")
 TOO_LARGE: Final = Close(4509, "a frame over its limit")
 CLOSES: Final = (
-    DRAINING, HEARTBEAT, HELLO_LATE, OVERLOADED, UNAUTHORIZED,
-    PROTOCOL, REVOKED, HELLO_FIRST, REPLACED, TOO_LARGE,
-)  # fmt: skip
+    DRAINING,
+    HEARTBEAT,
+    HELLO_LATE,
+    OVERLOADED,
+    UNAUTHORIZED,
+    PROTOCOL,
+    REVOKED,
+    HELLO_FIRST,
+    REPLACED,
+    TOO_LARGE,
+)
 
 
 def check_deliveries(deliveries: list[list[int]]) -> None:

@@ -76,9 +76,20 @@ class SessionProtocol:
     """One client's session: sans I/O, whatever transport carries it."""
 
     __slots__ = (
-        "_bad_count", "_deadline", "_is_pinged", "_part_since", "_subscriptions", "_taken",
-        "_timing", "_unheard", "heard_at", "is_named", "others", "right_ends", "state",
-    )  # fmt: skip
+        "_bad_count",
+        "_deadline",
+        "_is_pinged",
+        "_part_since",
+        "_subscriptions",
+        "_taken",
+        "_timing",
+        "_unheard",
+        "heard_at",
+        "is_named",
+        "others",
+        "right_ends",
+        "state",
+    )
 
     def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
         """`right_ends`: when its client may be here no longer."""

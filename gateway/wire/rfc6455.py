@@ -73,9 +73,16 @@ class MessageReader:
     """
 
     __slots__ = (
-        "_buffer", "_fragments", "_is_text", "_needed", "_pieces", "_size", "broken", "bytes_max",
+        "_buffer",
+        "_fragments",
+        "_is_text",
+        "_needed",
+        "_pieces",
+        "_size",
+        "broken",
+        "bytes_max",
         "unread_bytes",
-    )  # fmt: skip
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

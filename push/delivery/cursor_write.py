@@ -23,10 +23,23 @@ class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
     __slots__ = (
-        "_aside", "_coalesce_at", "_dead", "_ended", "_epoch", "_parked", "_place", "_record",
-        "_retries", "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count",
+        "_aside",
+        "_coalesce_at",
+        "_dead",
+        "_ended",
+        "_epoch",
+        "_parked",
+        "_place",
+        "_record",
+        "_retries",
+        "_settled",
+        "_starving",
+        "_taken",
+        "_token",
+        "_unparked",
+        "aside_count",
         "ending",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
@@ -55,9 +68,13 @@ class PendingWrite:
     def dirty(self) -> bool:
         """Whether `take` would have something, once nothing is under way."""
         changed = (
-            self._settled or self._retries or self._parked or self._unparked or self._dead
+            self._settled
+            or self._retries
+            or self._parked
+            or self._unparked
+            or self._dead
             or self._ended
-        )  # fmt: skip
+        )
         return bool(changed) or self.aside_due
 
     @property
@@ -168,7 +185,9 @@ class PendingWrite:
         if self.aside_due:
             aside, self._aside = self._aside, {}
         write = CursorWrite(
-            self._place, self._epoch, self._token,
+            self._place,
+            self._epoch,
+            self._token,
             settled=tuple(coalesce(self._settled)),
             retries=tuple(self._retries.values()),
             aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
@@ -176,7 +195,7 @@ class PendingWrite:
             unparked=tuple(self._unparked),
             ended=tuple(coalesce(self._ended)),
             dead=tuple(DeadRanges(self._dead)),
-        )  # fmt: skip
+        )
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
         self._ended, self._dead = [], []

@@ -70,10 +70,14 @@ class Delivery:
         """When that was given, of all whose lease has ended by itself, which was given last."""
         self.leases = Leases()
         self.waiting = Waiting(
-            place, owned, token,
-            attempts_max=settings.attempts_max, park=settings.park, exclusive=settings.pulls,
+            place,
+            owned,
+            token,
+            attempts_max=settings.attempts_max,
+            park=settings.park,
+            exclusive=settings.pulls,
             tally=self.tally,
-        )  # fmt: skip
+        )
         self.scan = Scan(owned, settings, self.leases, self.waiting, now)
         self.pushes: Mapping[int, Push] = self.leases.pushes
         """Pushes that have something in flight, by number; for reading."""
@@ -148,9 +152,14 @@ class Delivery:
         return self.scan.skip_to(offset, now)
 
     def give(
-        self, record: Record, credit: int, *,
-        now: float, wall_unix_ms: int, share: Share | None = None,
-    ) -> list[GiveOut]:  # fmt: skip
+        self,
+        record: Record,
+        credit: int,
+        *,
+        now: float,
+        wall_unix_ms: int,
+        share: Share | None = None,
+    ) -> list[GiveOut]:
         """First give-outs from the record that holds `frontier`, or the next one there is.
 
         Takes at most `credit` messages; passes over what is passed, gated or expired. Moves
@@ -242,10 +251,15 @@ class Delivery:
         del line.leaving[offset]
         place = offset - record.first
         push = self.leases.give(
-            offset, offset, record.header.key_hashes[place : place + 1],
-            now=now, lease_s=self.settings.lease_s, attempt=waiting.attempts.get(offset, 0) + 1,
-            started=self.settings.pulls, of_line=True,
-        )  # fmt: skip
+            offset,
+            offset,
+            record.header.key_hashes[place : place + 1],
+            now=now,
+            lease_s=self.settings.lease_s,
+            attempt=waiting.attempts.get(offset, 0) + 1,
+            started=self.settings.pulls,
+            of_line=True,
+        )
         if waiting.returned.pop(offset, None) is not None or offset in waiting.attempts:
             self.tally.redelivered += 1
         line.in_flight.add(offset)
@@ -323,10 +337,18 @@ class Delivery:
         return ranges
 
     def nack(
-        self, number: int, first: int, last: int, *, delay_s: float | None,
-        draw: Callable[[], float], now: float, wall_unix_ms: int,
-        reason: bytes | None = None, reject: bool = False,
-    ) -> tuple[Judged, list[Taken]]:  # fmt: skip
+        self,
+        number: int,
+        first: int,
+        last: int,
+        *,
+        delay_s: float | None,
+        draw: Callable[[], float],
+        now: float,
+        wall_unix_ms: int,
+        reason: bytes | None = None,
+        reject: bool = False,
+    ) -> tuple[Judged, list[Taken]]:
         """Return first..last of push `number`, each a counted attempt, to be tried again after
         `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)). `reject`: not
         to be tried again; each goes the way of what has exhausted its attempts, at once. `reason`

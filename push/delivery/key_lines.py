@@ -207,9 +207,16 @@ class Lines:
     """All lines of one (group, partition): which may give now, which want their side line read."""
 
     __slots__ = (
-        "_due", "_exclusive", "_hungry", "_marks", "_ready", "_unmarked", "by_key", "held",
+        "_due",
+        "_exclusive",
+        "_hungry",
+        "_marks",
+        "_ready",
+        "_unmarked",
+        "by_key",
+        "held",
         "starving",
-    )  # fmt: skip
+    )
 
     def __init__(self, *, exclusive: bool) -> None:
         self._exclusive = exclusive

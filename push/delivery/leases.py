@@ -71,9 +71,21 @@ class Push:
     what it has, `open` that of what is unsettled."""
 
     __slots__ = (
-        "attempt", "due_at", "first", "given", "given_at", "hashes", "last", "number", "of_line",
-        "open", "parts", "skips", "started", "watched",
-    )  # fmt: skip
+        "attempt",
+        "due_at",
+        "first",
+        "given",
+        "given_at",
+        "hashes",
+        "last",
+        "number",
+        "of_line",
+        "open",
+        "parts",
+        "skips",
+        "started",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -156,9 +168,21 @@ class Leases:
     """All pushes in flight, by number, with their deadlines and the extent of the last finished."""
 
     __slots__ = (
-        "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_looked_at",
-        "_of_lines", "_quickest_s", "front", "left", "number", "open_count", "pushes", "settled_at",
-    )  # fmt: skip
+        "_by_key",
+        "_deadlines",
+        "_finished",
+        "_indexed",
+        "_indexed_keys",
+        "_looked_at",
+        "_of_lines",
+        "_quickest_s",
+        "front",
+        "left",
+        "number",
+        "open_count",
+        "pushes",
+        "settled_at",
+    )
 
     def __init__(self) -> None:
         self.pushes: dict[int, Push] = {}
@@ -195,10 +219,17 @@ class Leases:
         `of_line`: one message, from a line."""
         self.number += 1
         push = Push(
-            self.number, first, last, hashes,
-            given_at=now, deadline=now + lease_s, attempt=attempt, started=started, of_line=of_line,
+            self.number,
+            first,
+            last,
+            hashes,
+            given_at=now,
+            deadline=now + lease_s,
+            attempt=attempt,
+            started=started,
+            of_line=of_line,
             skips=skips,
-        )  # fmt: skip
+        )
         self.pushes[push.number] = push
         if of_line:
             self._of_lines[first] = push
@@ -223,10 +254,17 @@ class Leases:
         hashes = array("Q", [keys.get(offset, 0) for offset in range(first, last + 1)])
         skips = tuple(offset for offset in range(first, last + 1) if offset not in offsets)
         push = Push(
-            number, first, last, hashes,
-            given_at=now, deadline=now + lease_s, attempt=1, started=False, of_line=False,
+            number,
+            first,
+            last,
+            hashes,
+            given_at=now,
+            deadline=now + lease_s,
+            attempt=1,
+            started=False,
+            of_line=False,
             skips=skips,
-        )  # fmt: skip
+        )
         push.open = sum(1 << (offset - first) for offset in keys)
         push.parts = [(push.due_at, push.open)]
         if not push.open:

@@ -175,9 +175,12 @@ def adopt(
             lost.setdefault(number, RangeSet()).add(offset, offset)
     for number in sorted({*adopted, *settled}):
         delivery.leases.adopt(
-            number - ADOPTED, adopted.get(number, {}), settled.get(number, []),
-            now=now, lease_s=delivery.settings.lease_s,
-        )  # fmt: skip
+            number - ADOPTED,
+            adopted.get(number, {}),
+            settled.get(number, []),
+            now=now,
+            lease_s=delivery.settings.lease_s,
+        )
     if adopted:
         offsets = sorted(offset for its in adopted.values() for offset in its)
         delivery.scan.adopt(offsets, now)

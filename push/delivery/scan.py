@@ -24,9 +24,19 @@ class Scan:
     """See the module. Everything below `frontier` is settled, in flight, or waits."""
 
     __slots__ = (
-        "_adopted", "_halted", "_in_row", "_leases", "_passed", "_rescan_end", "_settings",
-        "_shares", "_waiting", "again_at", "end", "frontier",
-    )  # fmt: skip
+        "_adopted",
+        "_halted",
+        "_in_row",
+        "_leases",
+        "_passed",
+        "_rescan_end",
+        "_settings",
+        "_shares",
+        "_waiting",
+        "again_at",
+        "end",
+        "frontier",
+    )
 
     def __init__(
         self, owned: Owned, settings: DeliverySettings, leases: Leases, waiting: Waiting, now: float
@@ -180,9 +190,15 @@ class Scan:
                 self._move(last + 1, now)
             else:
                 out = self._give_singly(
-                    record, first, last, hashes, exceptional,
-                    now=now, wall_unix_ms=wall_unix_ms, share=share,
-                )  # fmt: skip
+                    record,
+                    first,
+                    last,
+                    hashes,
+                    exceptional,
+                    now=now,
+                    wall_unix_ms=wall_unix_ms,
+                    share=share,
+                )
             if out is not None:
                 credit -= out.count
                 share = share.after(out.count) if share is not None else None
@@ -300,9 +316,13 @@ class Scan:
                 if pending.aside_count < limits.ASIDE_UNWRITTEN_MAX:
                     continue
             elif not self._goes_out(
-                record, offset, hashes[offset - first], now=now, wall_unix_ms=wall_unix_ms,
+                record,
+                offset,
+                hashes[offset - first],
+                now=now,
+                wall_unix_ms=wall_unix_ms,
                 share=share,
-            ):  # fmt: skip
+            ):
                 skips.append(offset)
             if not self.wants_log:
                 last = offset
@@ -321,9 +341,15 @@ class Scan:
         return self._push(begin, last, hashes[begin - first :], now, tuple(skips[leading:]))
 
     def _goes_out(
-        self, record: Record, offset: int, key: int, *,
-        now: float, wall_unix_ms: int, share: Share | None,
-    ) -> bool:  # fmt: skip
+        self,
+        record: Record,
+        offset: int,
+        key: int,
+        *,
+        now: float,
+        wall_unix_ms: int,
+        share: Share | None,
+    ) -> bool:
         """Whether a message of the log may be given now; else it is put where it belongs."""
         waiting = self._waiting
         line = waiting.lines.by_key.get(key) if key else None
@@ -364,7 +390,12 @@ class Scan:
     ) -> GiveOut:
         """`hashes` are those of the messages from `first` on."""
         push = self._leases.give(
-            first, last, hashes[: last - first + 1], skips=skips,
-            now=now, lease_s=self._settings.lease_s, started=self._settings.pulls,
-        )  # fmt: skip
+            first,
+            last,
+            hashes[: last - first + 1],
+            skips=skips,
+            now=now,
+            lease_s=self._settings.lease_s,
+            started=self._settings.pulls,
+        )
         return GiveOut(push.number, first, last, 1, skips)

@@ -147,7 +147,13 @@ class Tally:
 
 
 COUNTED: Final = (
-    "given", "redelivered", "settled", "nacked", "rejected", "expired", "dead_lettered",
+    "given",
+    "redelivered",
+    "settled",
+    "nacked",
+    "rejected",
+    "expired",
+    "dead_lettered",
     "parked",
-)  # fmt: skip
+)
 """Its plain counters."""

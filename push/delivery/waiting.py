@@ -46,16 +46,46 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "__weakref__", "_begun", "_decided", "_dropped", "_heads", "_inherited", "_opened",
-        "_parked", "_released", "_rescanned", "_untaken", "attempts", "attempts_max", "dead",
-        "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines", "not_before", "park",
-        "pending", "pull", "rejected", "returned", "tally",
-    )  # fmt: skip
+        "__weakref__",
+        "_begun",
+        "_decided",
+        "_dropped",
+        "_heads",
+        "_inherited",
+        "_opened",
+        "_parked",
+        "_released",
+        "_rescanned",
+        "_untaken",
+        "attempts",
+        "attempts_max",
+        "dead",
+        "due_unix_ms",
+        "dying",
+        "dying_runs",
+        "ended",
+        "giveable",
+        "lines",
+        "not_before",
+        "park",
+        "pending",
+        "pull",
+        "rejected",
+        "returned",
+        "tally",
+    )
 
     def __init__(
-        self, place: GroupPartition, owned: Owned, token: bytes, *,
-        attempts_max: int, park: bool, exclusive: bool, tally: Tally,
-    ) -> None:  # fmt: skip
+        self,
+        place: GroupPartition,
+        owned: Owned,
+        token: bytes,
+        *,
+        attempts_max: int,
+        park: bool,
+        exclusive: bool,
+        tally: Tally,
+    ) -> None:
         self.attempts_max, self.park, self.tally = attempts_max, park, tally
         self.lines = Lines(exclusive=exclusive)
         self.pending = PendingWrite(place, owned.epoch, token, starving=self.lines.starving)
@@ -366,9 +396,11 @@ class Waiting:
 
     def _retry(self, offset: int) -> Retry:
         return Retry(
-            offset, self.attempts.get(offset, 0), self.due_unix_ms.get(offset, 0),
+            offset,
+            self.attempts.get(offset, 0),
+            self.due_unix_ms.get(offset, 0),
             rejected=offset in self.rejected,
-        )  # fmt: skip
+        )
 
     def recorded(self, answer: Written, now: float) -> None:
         """The write that was taken last is durable."""

@@ -135,9 +135,21 @@ class SharedBucket(Bucket):
     """
 
     __slots__ = (
-        "__weakref__", "_at_ns", "_back", "_confirmed", "_grant", "_low", "_moved_ns", "_need",
-        "_need_until_ns", "_part", "_said", "_shares", "life", "name",
-    )  # fmt: skip
+        "__weakref__",
+        "_at_ns",
+        "_back",
+        "_confirmed",
+        "_grant",
+        "_low",
+        "_moved_ns",
+        "_need",
+        "_need_until_ns",
+        "_part",
+        "_said",
+        "_shares",
+        "life",
+        "name",
+    )
 
     def __init__(self, name: str, rate: Rate, shares: "SharedRates", part: int) -> None:
         super().__init__(rate)
@@ -262,9 +274,17 @@ class SharedBucket(Bucket):
         want = max(1, self.rate.burst // SLICES) if is_used else 0
         self._low = self._full
         return RateRequest(
-            self.name, self.rate, self.life, self._confirmed, self._full, used, self._back,
-            want, 0 if is_over else self._need, is_idle and not is_over,
-        )  # fmt: skip
+            self.name,
+            self.rate,
+            self.life,
+            self._confirmed,
+            self._full,
+            used,
+            self._back,
+            want,
+            0 if is_over else self._need,
+            is_idle and not is_over,
+        )
 
     def _begin(self, at_ns: int) -> None:
         """A life of which the store is told: what of its share is used is, the rest is held."""

@@ -351,9 +351,15 @@ def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
         [*change.unparked],
     ]
     args: list[Arg] = [
-        *_at(write.place), write.epoch, write.token, kept.version, cursor.floor,
-        _text(cursor.passed), _text(cursor.ended) if change.ended else "", cursor.dead.text(),
-    ]  # fmt: skip
+        *_at(write.place),
+        write.epoch,
+        write.token,
+        kept.version,
+        cursor.floor,
+        _text(cursor.passed),
+        _text(cursor.ended) if change.ended else "",
+        cursor.dead.text(),
+    ]
     for items in lists:
         args += [len(items), *items]
     return args

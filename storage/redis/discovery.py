@@ -228,8 +228,10 @@ class Watch:
         if self._reserve.seen(memory) != before:
             _LOG.warning(
                 "publishing %s: %d of %d bytes of memory are taken",
-                "stops" if before else "goes on", memory.used, memory.bound,
-            )  # fmt: skip
+                "stops" if before else "goes on",
+                memory.used,
+                memory.bound,
+            )
 
     def _follow(self, link: Connection, followed: Mapping[str, str]) -> None:
         before = self.waits_for

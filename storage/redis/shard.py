@@ -152,10 +152,15 @@ class RedisShard:
             raise
         await link.close()
         shard._watch = Watch(
-            settings.find, shard._connect, shard._check, shard._reserve, shard._stop,
+            settings.find,
+            shard._connect,
+            shard._check,
+            shard._reserve,
+            shard._stop,
             used=settings.call("used", [settings.key], []),
-            period_s=settings.watch_s, silence_s=settings.silence_s,
-        )  # fmt: skip
+            period_s=settings.watch_s,
+            silence_s=settings.silence_s,
+        )
         return shard
 
     @property

@@ -73,9 +73,15 @@ class RedisInbox:
     async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
         """As Inbox.post."""
         answer: bytes = await self._act(
-            "post_letter", place, letter_id, letter.encode(), letter.epoch,
-            limits.INBOX_LETTERS_MAX, limits.INBOX_BYTES_MAX, _kept_ms(),
-        )  # fmt: skip
+            "post_letter",
+            place,
+            letter_id,
+            letter.encode(),
+            letter.epoch,
+            limits.INBOX_LETTERS_MAX,
+            limits.INBOX_BYTES_MAX,
+            _kept_ms(),
+        )
         return None if answer == _WAITS else answer.decode()
 
     async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
@@ -385,9 +391,15 @@ class RedisStorage:
         """As StorageInspection.trimmable."""
         now = self._wall_unix_ms()
         count, offset = await self._look(
-            "trimmable", partition.queue_id, partition.number, now,
-            now - int(retention_s * 1000), int(keep_all), after, TRIM_ENTRIES,
-        )  # fmt: skip
+            "trimmable",
+            partition.queue_id,
+            partition.number,
+            now,
+            now - int(retention_s * 1000),
+            int(keep_all),
+            after,
+            TRIM_ENTRIES,
+        )
         return int(count), None if offset < 0 else int(offset)
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:

@@ -58,9 +58,19 @@ class GroupCursor:
     """A group's cursor in one partition, with what fences it."""
 
     __slots__ = (
-        "_reason_bytes", "assignment", "dead", "ended", "epoch", "floor", "lines", "parked",
-        "passed", "previous", "retries", "token",
-    )  # fmt: skip
+        "_reason_bytes",
+        "assignment",
+        "dead",
+        "ended",
+        "epoch",
+        "floor",
+        "lines",
+        "parked",
+        "passed",
+        "previous",
+        "retries",
+        "token",
+    )
 
     def __init__(self, floor: int) -> None:
         self.epoch = 0
@@ -269,11 +279,15 @@ class GroupCursor:
             parts = self.passed.gaps(low, last) if low <= last else []
             settled = last - first + 1 - sum(end - begin + 1 for begin, end in parts)
             if settled:
-                aside = {
-                    offset: key_hash
-                    for offset, key_hash in chain(find_aside(first, last), change.aside.items())
-                    if first <= offset <= last and offset not in change.aside_gone
-                } if self.lines else {}  # fmt: skip
+                aside = (
+                    {
+                        offset: key_hash
+                        for offset, key_hash in chain(find_aside(first, last), change.aside.items())
+                        if first <= offset <= last and offset not in change.aside_gone
+                    }
+                    if self.lines
+                    else {}
+                )
                 for offset, key_hash in aside.items():
                     if change.aside.pop(offset, None) is None:
                         change.aside_gone[offset] = key_hash

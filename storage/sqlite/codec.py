@@ -131,9 +131,16 @@ def pack_partition(log: PartitionLog) -> Row:
     """(id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors,
     checksum): what changes of the row, after its id."""
     row = (
-        log.row_id, log.generation, log.next_offset, log.start, log.messages, log.bytes, log.acts,
-        log.sealed_at, _successors(log) if log.successors else "[]",
-    )  # fmt: skip
+        log.row_id,
+        log.generation,
+        log.next_offset,
+        log.start,
+        log.messages,
+        log.bytes,
+        log.acts,
+        log.sealed_at,
+        _successors(log) if log.successors else "[]",
+    )
     return (*row, row_checksum(log.partition.queue_id, log.partition.number, *row))
 
 

@@ -94,8 +94,9 @@ def open_store(
         try:
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False,
-                                     cached_statements=1024)  # fmt: skip
+            writer = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, cached_statements=1024
+            )
             undo.callback(writer.close)
             _check_kind(writer, path, len(steps))
             _configure_writer(writer, synchronous)
@@ -276,9 +277,15 @@ def _migrate(writer: sqlite3.Connection, steps: Sequence[str]) -> None:
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
     reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    for pragma in ("query_only = ON", "wal_autocheckpoint = 0", "mmap_size = 0",
-                   "busy_timeout = 5000", "cache_size = -8192", "trusted_schema = OFF",
-                   "cell_size_check = ON"):  # fmt: skip
+    for pragma in (
+        "query_only = ON",
+        "wal_autocheckpoint = 0",
+        "mmap_size = 0",
+        "busy_timeout = 5000",
+        "cache_size = -8192",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+    ):
         reader.execute(f"PRAGMA {pragma}")
     return reader
 

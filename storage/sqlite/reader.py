@@ -578,7 +578,7 @@ def quarantine(books: WriteState, partition: Partition, row_ids: list[int]) -> N
         connection.execute(
             "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (row_id, count, books.wall_unix_ms(), reason, size, checksum, skips, header, payload),
-        )  # fmt: skip
+        )
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
         log.remove(count, max(size, 0))
         books.changed(log)

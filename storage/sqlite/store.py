@@ -115,9 +115,12 @@ class SqliteStorage:
         self._reported = 0
         self._sealer = sealer
         self._books = WriteState(
-            opened.writer, wall=wall, publishable=self._space.enough, report=self._report,
+            opened.writer,
+            wall=wall,
+            publishable=self._space.enough,
+            report=self._report,
             sealer=sealer,
-        )  # fmt: skip
+        )
         self._trimmer = Trimmer(self._books)
         readers = threading.Lock()
         self._writer = StoreWriter(
@@ -157,9 +160,12 @@ class SqliteStorage:
         )
         try:
             return cls(
-                opened, free_bytes_reserve=free_bytes_reserve, on_fatal=on_fatal, wall=wall,
+                opened,
+                free_bytes_reserve=free_bytes_reserve,
+                on_fatal=on_fatal,
+                wall=wall,
                 sealer=sealer,
-            )  # fmt: skip
+            )
         except sqlite3.Error as error:
             opened.close()
             raise Refused("storage_unavailable", f"{path} cannot be read: {error}") from error

@@ -98,9 +98,12 @@ SLICES: Final = 8
 _GARBAGE_ROWS: Final = 1000
 _CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
 _KEYS: Final = {
-    "side_line": "key_hash", "parked": "key_hash", "ended": "cursor", "dead": "cursor",
+    "side_line": "key_hash",
+    "parked": "key_hash",
+    "ended": "cursor",
+    "dead": "cursor",
     "cursor_log": "number",
-}  # fmt: skip
+}
 """By table, what tells rows of a cursor from each other, where that is no `place`."""
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
 

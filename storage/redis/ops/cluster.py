@@ -48,9 +48,13 @@ class ClusterObserver:
         except Refused as refused:
             return ShardView("", {}, {}, silent={"the Cluster": refused.detail})
         held = await managed_at(
-                primary, self._watched, self._many,
-                holder=holder, term=term, learned=self._learned,
-            )  # fmt: skip
+            primary,
+            self._watched,
+            self._many,
+            holder=holder,
+            term=term,
+            learned=self._learned,
+        )
         silent = {primary: held} if isinstance(held, str) else {}
         replicas, out = 0, frozenset[str]()
         if not isinstance(held, str):
@@ -71,10 +75,17 @@ class ClusterObserver:
             if (place in ids or place == primary) and place not in silent
         }
         return ShardView(
-            primary, servers, {}, frozenset(), silent, replicas, out, ids,
+            primary,
+            servers,
+            {},
+            frozenset(),
+            silent,
+            replicas,
+            out,
+            ids,
             {place: frozenset(known) for place, (known, _) in answered.items()},
             places,
-        )  # fmt: skip
+        )
 
     def _learn(self, primary: str, known: Known) -> None:
         """The ids of the primary and of who follows it, which the shard is to remember."""

@@ -156,15 +156,22 @@ async def count(watched: WatchedShard, act: RecordReplicas, holder: str, term: i
     link = await settings.open()
     try:
         said = await govern(
-            settings, link, "count", [settings.managed, settings.key],
+            settings,
+            link,
+            "count",
+            [settings.managed, settings.key],
             [
-                holder, term, act.replicas_before, _text(act.out_before),
-                act.replicas, _text(act.out),
+                holder,
+                term,
+                act.replicas_before,
+                _text(act.out_before),
+                act.replicas,
+                _text(act.out),
             ],
             copies=min(act.replicas_before, act.replicas),
             replicas=act.replicas,
             out=act.out,
-        )  # fmt: skip
+        )
     finally:
         await link.close()
     if said == -1:

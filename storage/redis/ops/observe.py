@@ -115,9 +115,13 @@ class ShardObserver:
         replicas, out = 0, frozenset[str]()
         if primary:
             held = await managed_at(
-                primary, self._watched, self._many,
-                holder=holder, term=term, learned=self._learned,
-            )  # fmt: skip
+                primary,
+                self._watched,
+                self._many,
+                holder=holder,
+                term=term,
+                learned=self._learned,
+            )
             if isinstance(held, str):
                 silent[primary] = held
             else:
@@ -128,9 +132,15 @@ class ShardObserver:
             servers.pop(primary, None)
         seen = {place: one.user for place, one in servers.items() if one.user}
         return ShardView(
-            primary, servers, sentinels, frozenset(guards), silent, replicas, out,
+            primary,
+            servers,
+            sentinels,
+            frozenset(guards),
+            silent,
+            replicas,
+            out,
             self._users | seen,
-        )  # fmt: skip
+        )
 
     async def _sentinel(self, place: str) -> Sentinel | str:
         name = self._watched.name

@@ -33,9 +33,14 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
     try:
         await settings.load(link)
         await govern(
-            settings, link, "provision", [settings.key], [incarnation, replicas],
-            copies=replicas, replicas=replicas,
-        )  # fmt: skip
+            settings,
+            link,
+            "provision",
+            [settings.key],
+            [incarnation, replicas],
+            copies=replicas,
+            replicas=replicas,
+        )
         await retire(settings, link)
     finally:
         await link.close()
@@ -86,9 +91,15 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
         # One that is yet to be attached cannot confirm, nor can one that has gone.
         copies = min(int(before), replicas)
         await govern(
-            settings, link, "set_replicas", [settings.key], [replicas],
-            copies=copies, replicas=replicas, out=out,
-        )  # fmt: skip
+            settings,
+            link,
+            "set_replicas",
+            [settings.key],
+            [replicas],
+            copies=copies,
+            replicas=replicas,
+            out=out,
+        )
     finally:
         await link.close()
 
@@ -113,9 +124,15 @@ async def forget_server(settings: Settings, place: str) -> bool:
         if not isinstance(info, bytes) or place in places(fields(info)):
             raise Refused("invalid_request", f"{place} is attached to {link.address}")
         said = await govern(
-            settings, link, "forget_server", [settings.managed, settings.key], [place],
-            copies=int(held[0]), replicas=int(held[0]), out=out_of(held[1]) - {place},
-        )  # fmt: skip
+            settings,
+            link,
+            "forget_server",
+            [settings.managed, settings.key],
+            [place],
+            copies=int(held[0]),
+            replicas=int(held[0]),
+            out=out_of(held[1]) - {place},
+        )
     finally:
         await link.close()
     return bool(said == 1)
