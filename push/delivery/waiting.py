@@ -115,7 +115,7 @@ class Waiting:
         """Of what is dead: what nobody was told to move."""
         self._decided: list[Dead] = []
         """What has become dead, durably, and was not taken yet."""
-        self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
+        self.not_before: dict[int, float] = {}  # offset → end of its backoff, set aside
         self._heads: dict[int, int | None] = {}
         """Key → its head, of decisions that are on their way."""
         self._opened: list[int] = []
@@ -273,6 +273,7 @@ class Waiting:
         line.aside_unwritten += len(line.waiting)
         self.lines.held -= len(line.waiting)
         line.waiting.clear()
+        self.not_before |= line.dues  # a backoff goes on while its key is parked
         line.dues.clear()
 
     def _take(self, line: Line, offset: int) -> None:

@@ -91,6 +91,25 @@ def test_a_retry_that_fails_parks_the_key_whatever_the_limit() -> None:
     assert world.retry() == []
 
 
+def test_a_backoff_goes_on_while_its_key_is_parked() -> None:
+    """R16: what was nacked with a delay waits for its time, whatever an operator decides about the
+    head of its key. [A head is skipped: what stands behind it comes at once]"""
+    world = World(A, A, attempts_max=2, park=True)
+    world.give()
+    world.nack(1, 1, delay_s=30.0)
+    world.nack(1, 0)
+    (out,) = world.retry()
+    world.nack(out.push, 0)
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert decide(world, "skip")
+    assert world.retry() == []
+    world.now += 29.0
+    assert world.retry() == []
+    world.now += 1.1
+    assert offsets(world.retry()) == [1]
+
+
 def test_what_was_skipped_goes_to_the_dead_letters_in_the_write_that_unparks() -> None:
     """P1, P5: it is the head of a parked key, or dead, and nothing in between: whatever becomes of
     its owner, a later retry is told that there is nothing to retry."""
