@@ -297,7 +297,7 @@ class Broker:
 
     @property
     def end_of_turn(self) -> EndOfTurn:
-        """As link.Broker.end_of_turn."""
+        """The queue of what runs at the end of the present callback of the event loop."""
         return self.tail.end_of_turn
 
     # --- Life ----------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ class Consumer:
         )
 
     def subscription_facts(self) -> SubscriptionDescription:
-        """As Consumer.subscription_facts of gateway.session.transport."""
+        """Describe the subscription to operators: credit, messages in flight, partitions."""
         credit, runtime = self._credit, self._runtime
         return SubscriptionDescription(
             subscription=self.subscription,
@@ -390,7 +390,7 @@ class Consumer:
 
     @property
     def given_total(self) -> int:
-        """As Consumer.given_total of gateway.session.transport."""
+        """Number of messages that were pushed so far."""
         return self._credit.sent
 
     def grant(self, granted_total: int) -> None:
@@ -666,7 +666,10 @@ class Consumer:
         self._link.moved_away()
 
     def end(self, why: Refused) -> None:
-        """As Consumer.end of gateway.session.transport. Over already: nothing happens."""
+        """End the subscription: tell its client why, and return what is unsettled to the group.
+
+        A subscription that has ended already stays as it is.
+        """
         if not self.left:
             self.leave()
             self.deleted(why)

@@ -88,7 +88,7 @@ class Reader:
 
     @property
     def given_total(self) -> int:
-        """As Consumer.given_total of gateway.session.transport."""
+        """Number of messages that were pushed so far."""
         return self.credit.sent
 
     def grant(self, granted_total: int) -> None:
@@ -102,7 +102,7 @@ class Reader:
             self._owner.catch_up(self)
 
     def subscription_facts(self) -> SubscriptionDescription:
-        """As Reader.subscription_facts of gateway.session.transport."""
+        """Describe the subscription to operators: credit, number of keys, partitions behind."""
         credit = self.credit
         return SubscriptionDescription(
             subscription=self.subscription,
