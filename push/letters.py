@@ -39,7 +39,7 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 
 from push import limits
-from push.places import GroupPartition, ParkedLine
+from push.places import CursorPlace, ParkedLine
 from push.places import Verb as Decision
 
 Verb = Literal["ack", "nack", "extend"]
@@ -157,7 +157,7 @@ class Inbox(Protocol):
     and asks again. What nobody takes goes after `limits.LETTERS_KEPT_S`.
     """
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+    async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
         """Put it in, unless it is there, and tell whoever owns the place; or the verdicts, one
         character for each delivery or key, if it has been answered. None: it waits.
 
@@ -168,21 +168,21 @@ class Inbox(Protocol):
             Unknown: it may be there.
         """
 
-    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
         """(id, encoded letter) of those that wait, in no order. Raises Refused."""
 
-    async def places(self, queue_id: str) -> list[GroupPartition]:
+    async def places(self, queue_id: str) -> list[CursorPlace]:
         """Where in this queue letters wait, and perhaps some where none does. Raises Refused."""
 
     async def answer(
-        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+        self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         """Take these letters (by their ids) out, with the verdicts, and tell who asked. The first
         answer to a letter stands. With an `epoch` they are true only while the place has it: an
         extend is nowhere but in its owner's memory. False: it has another one by now, or is gone,
         and nothing happened. Raises Refused or Unknown: answering again is safe."""
 
-    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+    def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """Register: called on the event loop when a letter was put in, through whichever gateway.
         Some are not told of: it is a hint to look."""
 

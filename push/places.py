@@ -16,7 +16,7 @@ class Partition(NamedTuple):
     number: int
 
 
-class GroupPartition(NamedTuple):
+class CursorPlace(NamedTuple):
     """The place of a cursor. `group_id` is never reused either."""
 
     group_id: str

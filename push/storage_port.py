@@ -20,8 +20,8 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from push.histogram import Took
 from push.letters import Inbox
-from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
-from push.ranges import Range
+from push.places import CursorPlace, Durability, Parked, ParkedLine, Partition
+from push.ranges import Dead, Range
 from push.record import Header, Record
 
 OWNER_BYTES: Final = 16
@@ -122,15 +122,6 @@ class Side:
     offsets: tuple[int, ...]
 
 
-class Dead(NamedTuple):
-    """Messages of first..last that go to the dead letters: decided, and nobody is given them any
-    more. `reason`: exhausted, expired, overflow, skipped …"""
-
-    first: int
-    last: int
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """What a group has passed in a partition.
@@ -177,7 +168,7 @@ class CursorWrite:
     records stay until it is settled).
     """
 
-    place: GroupPartition
+    place: CursorPlace
     epoch: int
     token: bytes
     settled: tuple[Range, ...] = ()
@@ -270,7 +261,7 @@ class PartitionState:
 class CursorState:
     """For looking at: where a group stands in a partition."""
 
-    place: GroupPartition
+    place: CursorPlace
     epoch: int
     floor: int
     settled_above: int
@@ -328,13 +319,13 @@ class StorageInspection(Protocol):
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         """Every cursor of a group; empty when it is unknown."""
 
-    async def cursor(self, place: GroupPartition) -> Cursor | None:
+    async def cursor(self, place: CursorPlace) -> Cursor | None:
         """A cursor as its next owner would find it, without becoming one; None: unknown."""
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """Where each of the offsets first..last stands for a group; none when it is unknown."""
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """The parked keys of a (group, partition), by hash; empty when it is unknown."""
 
     async def trimmable(
@@ -424,7 +415,7 @@ class Storage(StorageInspection, Protocol):
         """The first retained offset published at or after this time; the certified end if none."""
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """Become the owner: raises and persists the epoch above both the stored one and
         `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
@@ -441,7 +432,7 @@ class Storage(StorageInspection, Protocol):
         end is Refused for the whole call: it is a bug of the caller. Begun as `append` is."""
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         """Offsets of a key's side line above `after` (-1: from the start), in order."""
 

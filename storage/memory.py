@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from push import limits
 from push.errors import Fenced, Refused, Unknown
 from push.letters import ASKER_CHARS, AnyLetter
-from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Header, Record, RecordDamaged
 from push.storage_port import (
     PLAIN,
@@ -404,19 +404,19 @@ class MemoryStorage:
                 return stored.record.first
         return at.log.next_offset
 
-    def _cursor(self, place: GroupPartition) -> tuple[MemoryPartition, GroupCursor] | None:
+    def _cursor(self, place: CursorPlace) -> tuple[MemoryPartition, GroupCursor] | None:
         at = self._find(place.partition)
         if at is None or place.group_id not in at.cursors:
             return None
         return at, at.cursors[place.group_id]
 
-    def epoch_of(self, place: GroupPartition) -> int | None:
+    def epoch_of(self, place: CursorPlace) -> int | None:
         """The newest epoch of a place; None: there is no such place. For `MemoryInbox`."""
         found = self._cursor(place)
         return found[1].epoch if found is not None else None
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         self._check_open()
         found = self._cursor(place)
@@ -461,7 +461,7 @@ class MemoryStorage:
         return answers
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         self._check_open()
         at = self._find(place.partition)
@@ -503,7 +503,7 @@ class MemoryStorage:
         self._check_open()
         return [
             CursorState(
-                place=GroupPartition(group_id, at.log.partition),
+                place=CursorPlace(group_id, at.log.partition),
                 epoch=cursor.epoch,
                 floor=cursor.floor,
                 settled_above=cursor.passed.size(),
@@ -516,7 +516,7 @@ class MemoryStorage:
             if (cursor := at.cursors.get(group_id)) is not None
         ]
 
-    async def cursor(self, place: GroupPartition) -> Cursor | None:
+    async def cursor(self, place: CursorPlace) -> Cursor | None:
         self._check_open()
         found = self._cursor(place)
         return found[1].snapshot() if found is not None else None
@@ -528,12 +528,12 @@ class MemoryStorage:
             for partition, offset in places
         ]
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         self._check_open()
         found = self._cursor(place)
         return found[0].parked(place.group_id) if found is not None else []
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         self._check_open()
         found = self._cursor(place)
         return found[0].standings(place.group_id, first, last) if found is not None else []
@@ -552,7 +552,7 @@ class MemoryStorage:
         self._closed = True
 
 
-EpochOf = Callable[[GroupPartition], int | None]
+EpochOf = Callable[[CursorPlace], int | None]
 
 
 @dataclass(slots=True)
@@ -569,8 +569,8 @@ class MemoryInbox:
 
     def __init__(self, epoch_of: EpochOf) -> None:
         self._epoch_of = epoch_of
-        self._boxes: dict[GroupPartition, _Box] = {}
-        self._letter_came: list[Callable[[GroupPartition], None]] = []
+        self._boxes: dict[CursorPlace, _Box] = {}
+        self._letter_came: list[Callable[[CursorPlace], None]] = []
         self._answer_came: list[tuple[str, Callable[[str], None]]] = []
 
     def _clear(self) -> float:
@@ -581,7 +581,7 @@ class MemoryInbox:
                 del self._boxes[place]
         return now
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+    async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
         """As Inbox.post."""
         epoch, now = self._epoch_of(place), self._clear()
         if epoch is None:
@@ -604,14 +604,14 @@ class MemoryInbox:
         await asyncio.sleep(0)
         return None
 
-    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
         """As Inbox.letters."""
         self._clear()
         await asyncio.sleep(0)
         box = self._boxes.get(place)
         return list(box.letters.items()) if box is not None else []
 
-    async def places(self, queue_id: str) -> list[GroupPartition]:
+    async def places(self, queue_id: str) -> list[CursorPlace]:
         """As Inbox.places."""
         self._clear()
         await asyncio.sleep(0)
@@ -622,7 +622,7 @@ class MemoryInbox:
         ]
 
     async def answer(
-        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+        self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         """As Inbox.answer."""
         now, newest = self._clear(), self._epoch_of(place)
@@ -641,7 +641,7 @@ class MemoryInbox:
         await asyncio.sleep(0)
         return True
 
-    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+    def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """As Inbox.on_letter."""
         self._letter_came.append(came)
 

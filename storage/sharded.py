@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from push.errors import TocsinError, Unknown
 from push.letters import AnyLetter, Inbox
-from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Record
 from push.storage_port import (
     Append,
@@ -120,18 +120,18 @@ class ShardedInbox:
         self._places = places
         self._inboxes = inboxes
 
-    def _at(self, place: GroupPartition) -> Inbox:
+    def _at(self, place: CursorPlace) -> Inbox:
         return self._inboxes[self._places.lane(place.partition)]
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+    async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
         """As Inbox.post."""
         return await self._at(place).post(place, letter_id, letter)
 
-    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
         """As Inbox.letters."""
         return await self._at(place).letters(place)
 
-    async def places(self, queue_id: str) -> list[GroupPartition]:
+    async def places(self, queue_id: str) -> list[CursorPlace]:
         """As Inbox.places; of the clusters that answer. Raises Refused: none does."""
         inboxes = [self._inboxes[lane] for lane in self._places.lanes_of(queue_id)]
         found = await asyncio.gather(
@@ -145,12 +145,12 @@ class ShardedInbox:
         return [place for some in answers for place in some]
 
     async def answer(
-        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+        self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         """As Inbox.answer."""
         return await self._at(place).answer(place, answers, epoch)
 
-    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+    def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """As Inbox.on_letter."""
         for inbox in self._inboxes:
             inbox.on_letter(came)
@@ -344,7 +344,7 @@ class ShardedStorage:
     # --- Cursors -----------------------------------------------------------------------------
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """As Storage.own."""
         store = self._at(place.partition)
@@ -360,7 +360,7 @@ class ShardedStorage:
         return in_order(found, acted)
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         """As Storage.read_side."""
         return await self._at(place.partition).read_side(place, key_hash, after, count_max)
@@ -375,11 +375,11 @@ class ShardedStorage:
         ]
         return sorted(states, key=lambda state: state.place.partition.number)
 
-    async def cursor(self, place: GroupPartition) -> Cursor | None:
+    async def cursor(self, place: CursorPlace) -> Cursor | None:
         """As StorageInspection.cursor."""
         return await self._at(place.partition).cursor(place)
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """As StorageInspection.standings."""
         return await self._at(place.partition).standings(place, first, last)
 
@@ -391,7 +391,7 @@ class ShardedStorage:
             partition, retention_s=retention_s, keep_all=keep_all, after=after
         )
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """As StorageInspection.parked."""
         return await self._at(place.partition).parked(place)
 

@@ -24,7 +24,6 @@ from gateway.publish.tail import Tail
 from gateway.wire import frames
 from gateway.wire.frames import check_deliveries
 from push import limits
-from push.credit import CreditWindow
 from push.delivery import (
     GiveOut,
     Judged,
@@ -45,8 +44,8 @@ from push.errors import Refused
 from push.places import Partition
 from push.ranges import Range
 from push.record import Record
-from push.signs import Signs
 from push.storage_port import OWNER_BYTES
+from push.subscription import CreditWindow, Responsiveness
 
 if TYPE_CHECKING:
     from gateway.delivery.group import GroupRuntime
@@ -294,7 +293,7 @@ class Consumer:
         """Its session has no transport, or has not said yet what it holds."""
         self._adopting: HeldClaims | None = None
         """What it said last that it holds, as long as that is being found out about."""
-        self._signs = Signs()
+        self._responsiveness = Responsiveness()
         self._held_late: asyncio.TimerHandle | None = None
         """Runs while it has to say what it holds, and could."""
 
@@ -396,7 +395,7 @@ class Consumer:
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""
         self._credit.grant(granted_total)
-        if self._signs.is_unresponsive and not self._suspended:
+        if self._responsiveness.is_unresponsive and not self._suspended:
             self._is_back()
         self.pump()
 
@@ -610,17 +609,17 @@ class Consumer:
     @property
     def is_unresponsive(self) -> bool:
         """As Member.is_unresponsive."""
-        return self._signs.is_unresponsive
+        return self._responsiveness.is_unresponsive
 
     def _sign(self, now: float, *named: DeliveryList) -> None:
         """The client names these: it works, and has them."""
-        if self._signs.sign(now=now):
+        if self._responsiveness.on_sign(now=now):
             self._rebalance()
         if self._link.is_in_transit:
             self._note_arrival(*named)
 
     def _is_back(self) -> None:
-        if self._signs.back(now=asyncio.get_running_loop().time()):
+        if self._responsiveness.on_activity(now=asyncio.get_running_loop().time()):
             self._rebalance()
 
     def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
@@ -628,7 +627,7 @@ class Consumer:
 
     def lapsed(self, given_at: float) -> None:
         """Without a transport it can give no sign: its session lingers."""
-        if not self._suspended and self._signs.lapsed(given_at):
+        if not self._suspended and self._responsiveness.on_lease_end(given_at):
             self._rebalance()
 
     def _rebalance(self) -> None:
@@ -645,7 +644,7 @@ class Consumer:
 
     def _give_up(self) -> None:
         self.stays = False
-        self._signs.give_up()
+        self._responsiveness.give_up()
         self._rebalance()
 
     def _stop_waiting(self) -> None:

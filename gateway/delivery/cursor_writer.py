@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from gateway.publish.lanes import CommitLanes
 from push.errors import TocsinError, Unknown
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
@@ -34,7 +34,7 @@ class CursorSource(Protocol):
     """Who has a cursor to write."""
 
     @property
-    def place(self) -> GroupPartition:
+    def place(self) -> CursorPlace:
         """Whose cursor."""
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:

@@ -25,7 +25,7 @@ from metadata.port import Metadata
 from push import limits
 from push.delivery import Delivery, DeliverySettings
 from push.errors import Fenced, Refused, TocsinError
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import is_same_owner
 
 NEW_S: Final = 0.1
@@ -293,7 +293,7 @@ class GroupRuntime:
 
     async def _own(self, number: int) -> None:
         partition = Partition(self.queue.queue_id, number)
-        place = GroupPartition(self.group.group_id, partition)
+        place = CursorPlace(self.group.group_id, partition)
         await self.part.freed(lambda: self._is_wanted(number), number)
         member = self.members.get(self.assignment.get(number, ""))
         if member is None or self.closed:

@@ -31,7 +31,7 @@ from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery import DeadLetter, Delivery, GiveOut, Judged, Push, Share, Taken, offsets_of
 from push.errors import TocsinError
-from push.places import GroupPartition, ParkedLine, Partition, Verb
+from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.record import Record
 from push.storage_port import Cursor, CursorWrite, Storage, Written
 from runtime.loop.end_of_turn import Deadlines
@@ -44,7 +44,7 @@ class PartitionOwner(Protocol):
         """How many messages it may be given now."""
 
     def share(self) -> Share:
-        """What a key may have of these; see `push.delivery.shares`."""
+        """What a key may have of these; see `push.delivery.scan`."""
 
     @property
     def blocked_by(self) -> str:
@@ -213,7 +213,7 @@ class OwnedPartition:
         self._context = context
         self.queue, self.group = queue, group
         self.partition = partition
-        self.place = GroupPartition(group.group_id, partition)
+        self.place = CursorPlace(group.group_id, partition)
         self.delivery = delivery
         self.owner = owner
         self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"

@@ -45,7 +45,7 @@ from push.delivery import GiveOut, Push, Share, Taken, kept, share
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import SETTLED, Letter, Verb, runs_of
 from push.message import Message
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Record
 from push.storage_port import OWNER_BYTES
 from push.transit import Transit
@@ -179,7 +179,7 @@ class PullSettling:
                 asked.elsewhere.setdefault(place, []).append((index, receipt))
         letters = [
             self._ask(
-                GroupPartition(group.group_id, Partition(queue.queue_id, number)),
+                CursorPlace(group.group_id, Partition(queue.queue_id, number)),
                 named,
                 Letter(
                     verb=verb,
@@ -199,7 +199,7 @@ class PullSettling:
         return PullSettled(settled=sum(asked.counted.values()), stale=stale, invalid=invalid)
 
     async def _ask(
-        self, place: GroupPartition, named: Named, letter: Letter, counted: dict[int, bool]
+        self, place: CursorPlace, named: Named, letter: Letter, counted: dict[int, bool]
     ) -> None:
         assert self._owner_client is not None  # else nothing is elsewhere
         verdicts = await self._owner_client.ask(place, letter)

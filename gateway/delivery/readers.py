@@ -28,7 +28,6 @@ from gateway.publish.tail import Tail
 from gateway.wire import frames
 from metadata.catalog import Queue
 from push import limits
-from push.credit import CreditWindow
 from push.errors import Refused, TocsinError
 from push.places import Partition
 from push.positions import (
@@ -43,6 +42,7 @@ from push.positions import (
 from push.record import Record
 from push.ring import MEMBER_MAX, key_hash
 from push.storage_port import PartitionState, Storage
+from push.subscription import CreditWindow
 
 Framed = tuple[bytes, int]
 """A push, and the bytes of its messages."""

@@ -43,7 +43,7 @@ from push.letters import (
     Verb,
     letter_of,
 )
-from push.places import GroupPartition
+from push.places import CursorPlace
 from push.storage_port import Storage
 
 
@@ -74,7 +74,7 @@ class OwnerClient:
         """For one letter."""
         return self._name + os.urandom(8).hex()
 
-    async def ask(self, place: GroupPartition, letter: Letter) -> str:
+    async def ask(self, place: CursorPlace, letter: Letter) -> str:
         """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
         ended are stale, unless its owner may have taken an ack up. Raises as `put`, and Unknown for
         that; asking anew, under another id, is safe."""
@@ -89,7 +89,7 @@ class OwnerClient:
         return said.verdicts
 
     async def put(
-        self, place: GroupPartition, letter: AnyLetter, letter_id: str, within_s: float
+        self, place: CursorPlace, letter: AnyLetter, letter_id: str, within_s: float
     ) -> OwnerAnswer:
         """What the owner says, once it is durable.
 
@@ -106,7 +106,7 @@ class OwnerClient:
             del self._waits[letter_id]
 
     async def _answer(
-        self, place: GroupPartition, letter_id: str, letter: AnyLetter, within_s: float
+        self, place: CursorPlace, letter_id: str, letter: AnyLetter, within_s: float
     ) -> OwnerAnswer:
         may_be_there = False
         why = "has not answered"
@@ -227,13 +227,13 @@ class OwnerServer:
         self._groups = groups
         self.unreadable_total = 0
         """Letters that nobody here could read: passed over."""
-        self._taking: dict[GroupPartition, bool] = {}
+        self._taking: dict[CursorPlace, bool] = {}
         """Inboxes that are being read, and whether something came meanwhile."""
-        self._answering: set[tuple[GroupPartition, str]] = set()
+        self._answering: set[tuple[CursorPlace, str]] = set()
         """Letters that were judged, and wait for that to be durable."""
-        self._in_doubt: OrderedDict[tuple[GroupPartition, str], None] = OrderedDict()
+        self._in_doubt: OrderedDict[tuple[CursorPlace, str], None] = OrderedDict()
         """The latest letters that were judged, and whose epoch ended before that was durable."""
-        self._said: OrderedDict[tuple[GroupPartition, str], _Verdicts] = OrderedDict()
+        self._said: OrderedDict[tuple[CursorPlace, str], _Verdicts] = OrderedDict()
         """The answers to the latest letters."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looker: asyncio.TimerHandle | None = None
@@ -282,7 +282,7 @@ class OwnerServer:
 
     # --- Taking letters ------------------------------------------------------------------------
 
-    def came(self, place: GroupPartition) -> None:
+    def came(self, place: CursorPlace) -> None:
         """A letter may be there."""
         runtime = self._groups.runtimes.get(place.group_id)
         if self._closed or not newest_here(runtime, place.partition.number):
@@ -293,7 +293,7 @@ class OwnerServer:
         self._taking[place] = False
         self._go(self._take(place), "inbox")
 
-    async def _take(self, place: GroupPartition) -> None:
+    async def _take(self, place: CursorPlace) -> None:
         try:
             while True:
                 self._taking[place] = False
@@ -306,7 +306,7 @@ class OwnerServer:
         finally:
             del self._taking[place]
 
-    def _judge(self, place: GroupPartition, letters: Sequence[tuple[str, bytes]]) -> None:
+    def _judge(self, place: CursorPlace, letters: Sequence[tuple[str, bytes]]) -> None:
         """Judge those that are new; what was said to the others is said again."""
         now = asyncio.get_running_loop().time()
         batch = _Batch(place)
@@ -365,7 +365,7 @@ class OwnerServer:
             return None
         return _Verdicts(STALE * letter.count, None)
 
-    async def _look_up(self, place: GroupPartition, letter_id: str, letter: Letter) -> None:
+    async def _look_up(self, place: CursorPlace, letter_id: str, letter: Letter) -> None:
         """An ack for an owner of before, elsewhere: it may have counted there, and the answer was
         lost with that owner. Of what is not settled now, or by no ack, it has not, for a newer
         epoch stands."""
@@ -383,9 +383,7 @@ class OwnerServer:
         finally:
             self._answering.discard((place, letter_id))
 
-    def _passed_over(
-        self, place: GroupPartition, letter_id: str, text: bytes
-    ) -> "_Verdicts | None":
+    def _passed_over(self, place: CursorPlace, letter_id: str, text: bytes) -> "_Verdicts | None":
         """This is no letter; None: the next owner may be able to read it."""
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         epoch = newest_here(runtime, number)
@@ -394,7 +392,7 @@ class OwnerServer:
         self._report(place, letter_id, text)
         return _Verdicts(UNREADABLE, epoch)
 
-    def _report(self, place: GroupPartition, letter_id: str, text: bytes) -> None:
+    def _report(self, place: CursorPlace, letter_id: str, text: bytes) -> None:
         self.unreadable_total += 1
         _LOG.warning(
             "the inbox of group %s, queue %s, partition %d had something that is no letter, of the "
@@ -431,7 +429,7 @@ class OwnerServer:
 
     # --- Decisions about parked keys -----------------------------------------------------------
 
-    def _take_up(self, place: GroupPartition, letter_id: str, letter: Unpark) -> None:
+    def _take_up(self, place: CursorPlace, letter_id: str, letter: Unpark) -> None:
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         before = self._said.get((place, letter_id))
         said = before.said if before is not None else None
@@ -445,7 +443,7 @@ class OwnerServer:
 
     async def _decide(
         self,
-        place: GroupPartition,
+        place: CursorPlace,
         letter_id: str,
         letter: Unpark,
         slot: OwnedPartition | None,
@@ -481,11 +479,11 @@ class _Verdicts(NamedTuple):
 class _Batch:
     """Letters of one inbox that are answered together."""
 
-    place: GroupPartition
+    place: CursorPlace
     verdicts: dict[str, _Verdicts] = field(default_factory=dict)
     touched: dict[int, OwnedPartition] = field(default_factory=dict)
 
-    def keys(self) -> set[tuple[GroupPartition, str]]:
+    def keys(self) -> set[tuple[CursorPlace, str]]:
         """Each letter's place and id."""
         return {(self.place, letter_id) for letter_id in self.verdicts}
 

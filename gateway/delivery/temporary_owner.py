@@ -16,7 +16,7 @@ from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
 from push.delivery import Delivery, GiveOut, Push, Share, Taken
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Record
 
 
@@ -68,7 +68,7 @@ class TemporaryOwner:
         self._context = context
         self._groups = groups
         self._metadata = metadata
-        self._owning: set[GroupPartition] = set()
+        self._owning: set[CursorPlace] = set()
 
     def is_served(self, group: Group) -> bool:
         """Whether the group has consumers here."""
@@ -86,7 +86,7 @@ class TemporaryOwner:
         Raises:
             TocsinError: owning failed; nothing happened.
         """
-        place = GroupPartition(group.group_id, partition)
+        place = CursorPlace(group.group_id, partition)
         row = await self._metadata.membership(group.group_id)
         # Looked at in the turn in which we own: who comes later, owns later, and fences us.
         if self.is_served(group) or self._groups.others(row) or place in self._owning:

@@ -18,9 +18,9 @@ from gateway.deliverylog.spans import CommitTimes, LoggedPlace, LoggedSession, R
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery import Delivery, GiveOut, Judged, Push, Taken, Tally, append_offset, ranges_of
-from push.ranges import Range
+from push.ranges import Dead, Range
 from push.record import Record
-from push.storage_port import Cursor, Dead
+from push.storage_port import Cursor
 
 _CAUSES: Final[dict[str, Cause]] = {
     "credit": "credit",

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from push import limits
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import RecordDamaged
 from push.storage_port import PLAIN, SEALED, Sealer, Storage, is_sealed
 from runtime.process import drawn
@@ -213,7 +213,7 @@ class NackReasons:
             return self._open(partition, stored)
         return await asyncio.to_thread(self._open, partition, stored)  # a key may be waited for
 
-    async def at(self, storage: Storage, place: GroupPartition, offset: int) -> str | None:
+    async def at(self, storage: Storage, place: CursorPlace, offset: int) -> str | None:
         """The reason that is stored with a message; None: there is none."""
         found = await storage.standings(place, offset, offset)
         return await self.open(place.partition, found[0].nack) if found else None

@@ -39,7 +39,6 @@ from gateway.operator.waiting import (
 from metadata.catalog import Group, Principal, Queue
 from metadata.port import Metadata
 from push import limits
-from push.dead import DeadRanges
 from push.delivery import (
     InFlight,
     Waits,
@@ -49,8 +48,8 @@ from push.delivery import (
     log_bound,
     waits_of,
 )
-from push.places import GroupPartition, Partition
-from push.ranges import RangeSet
+from push.places import CursorPlace, Partition
+from push.ranges import DeadRanges, RangeSet
 from push.ring import Ring, key_hash
 from push.storage_port import Cursor, Storage
 
@@ -250,7 +249,7 @@ class Explainer:
         return slot if slot is not None and not slot.ended else None
 
     async def _see(self, partition: Partition, group: Group, key: int) -> KeySnapshot:
-        place = GroupPartition(group.group_id, partition)
+        place = CursorPlace(group.group_id, partition)
         slot = self._slot(partition, group)
         if slot is None:
             cursor = await self._storage.cursor(place)
@@ -328,7 +327,7 @@ class Explainer:
     async def _nack(self, partition: Partition, group: Group, standing: KeyState) -> str | None:
         if standing.head is None or not standing.attempts:
             return None
-        place = GroupPartition(group.group_id, partition)
+        place = CursorPlace(group.group_id, partition)
         return await self._reasons.at(self._storage, place, standing.head)
 
     async def _described(

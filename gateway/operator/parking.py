@@ -27,7 +27,7 @@ from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import UNREADABLE, Pursuit, Unpark
 from push.message import Message
-from push.places import GroupPartition, ParkedLine, Partition, Verb
+from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.ring import key_hash
 from push.storage_port import Storage
 
@@ -57,7 +57,7 @@ class DecisionRouter:
     ) -> TocsinError | None:
         """Until nothing of it is left, whoever owns the partition. An error: why some is; it was
         given up."""
-        chase = _DecisionUnderWay(GroupPartition(group.group_id, partition), verb, pursuit)
+        chase = _DecisionUnderWay(CursorPlace(group.group_id, partition), verb, pursuit)
         try:
             while True:
                 await self._once(queue, group, chase)
@@ -86,7 +86,7 @@ class DecisionRouter:
             if own is not None:
                 await _through(own, chase)
 
-    async def _epoch(self, place: GroupPartition) -> int:
+    async def _epoch(self, place: CursorPlace) -> int:
         cursors = await self._storage.cursors(place.partition.queue_id, place.group_id)
         for cursor in cursors:
             if cursor.place == place:
@@ -123,7 +123,7 @@ class DecisionRouter:
 class _DecisionUnderWay:
     """One decision under way, and the letter about it that has not been answered."""
 
-    def __init__(self, place: GroupPartition, verb: Verb, pursuit: Pursuit) -> None:
+    def __init__(self, place: CursorPlace, verb: Verb, pursuit: Pursuit) -> None:
         self.place = place
         self.verb: Verb = verb
         self.pursuit = pursuit
@@ -198,7 +198,7 @@ class ParkingDecisions:
         found: list[_Found] = []
         for number in sorted(queue.members):
             partition = Partition(queue.queue_id, number)
-            lines = await self._storage.parked(GroupPartition(group.group_id, partition))
+            lines = await self._storage.parked(CursorPlace(group.group_id, partition))
             found += [(partition, line) for line in lines]
         return found
 
@@ -211,7 +211,7 @@ class ParkingDecisions:
         shown: list[ParkedKey] = []
         look = ByteBudget(limits.COUNT_BYTES_MAX)
         for partition, lines in by_partition.items():
-            place = GroupPartition(group.group_id, partition)
+            place = CursorPlace(group.group_id, partition)
             slot = self._slot(group, partition)
             hashes = {line.key_hash for line in lines}
             counts = await count_waiting(self._storage, place, slot, hashes, look)

@@ -18,7 +18,7 @@ from push import limits
 from push.delivery import Standings, State
 from push.errors import Refused
 from push.message import Message
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Record
 from push.ring import Ring, key_hash
 from push.storage_port import MessageStatus, PartitionState, Storage
@@ -152,7 +152,7 @@ class GroupView:
         known = self._stored
         if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
             # Many at a time: records may be of one message each.
-            place = GroupPartition(self._group.group_id, partition)
+            place = CursorPlace(self._group.group_id, partition)
             last = offset + limits.RECORD_MESSAGES_MAX - 1
             found = await self._storage.standings(place, offset, last)
             if not found:

@@ -38,7 +38,7 @@ from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import HEADER, earlier_deaths, revived_headers, said_of
 from push.message import Message
-from push.places import GroupPartition
+from push.places import CursorPlace
 from push.ranges import RangeSet
 from push.record import Record
 from push.storage_port import CursorWrite, PartitionState, Storage
@@ -192,7 +192,7 @@ class Redriver:
                 raise Refused(error.code.name, detail, error.retry_after_s) from error
         return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
 
-    async def own(self, place: GroupPartition) -> "_Owned":
+    async def own(self, place: CursorPlace) -> "_Owned":
         """Under what letters are settled there, and which are."""
         runtime = self._groups.runtimes.get(place.group_id)
         row = await self._metadata.membership(place.group_id)
@@ -234,7 +234,7 @@ class Redriver:
         )
         return await done
 
-    async def settle(self, writes: Sequence[CursorWrite]) -> list[GroupPartition]:
+    async def settle(self, writes: Sequence[CursorWrite]) -> list[CursorPlace]:
         """Durably; places that another redrive owns now, where nothing was settled."""
         written = await self._storage.write_cursors(writes)
         return [write.place for write, one in zip(writes, written, strict=True) if one.fenced]
@@ -272,7 +272,7 @@ class _Run:
         self._redriving = redriving
         self._queue = queue
         self._group = group
-        self._owned: dict[GroupPartition, _Owned] = {}
+        self._owned: dict[CursorPlace, _Owned] = {}
         self.letters: list[_Letter] = []
         self.done = 0
 
@@ -292,7 +292,7 @@ class _Run:
             return
         answer = await self._redriving.publish(self._queue, letters)
         failure: TocsinError | None = None
-        back: dict[GroupPartition, list[int]] = {}
+        back: dict[CursorPlace, list[int]] = {}
         for letter, outcome in zip(letters, answer.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
                 if failure is None or failure.code.name == "out_of_sequence":
@@ -303,13 +303,13 @@ class _Run:
         if failure is not None:
             raise failure
 
-    def _place(self, letter: _Letter) -> GroupPartition:
-        return GroupPartition(self._group.group_id, letter.state.partition)
+    def _place(self, letter: _Letter) -> CursorPlace:
+        return CursorPlace(self._group.group_id, letter.state.partition)
 
-    def _has_gone(self, place: GroupPartition, offset: int) -> bool:
+    def _has_gone(self, place: CursorPlace, offset: int) -> bool:
         return self._owned[place].is_settled(offset)
 
-    async def _settle(self, back: dict[GroupPartition, list[int]]) -> None:
+    async def _settle(self, back: dict[CursorPlace, list[int]]) -> None:
         """What stands in its queue again; counts what nobody else has settled meanwhile."""
         tries = 0
         while back:
@@ -327,7 +327,7 @@ class _Run:
             if fenced:
                 tries += 1
                 await self._redriving.make_room(tries)
-            left: dict[GroupPartition, list[int]] = {}
+            left: dict[CursorPlace, list[int]] = {}
             for place in fenced:
                 self._owned[place] = await self._redriving.own(place)
                 others = [one for one in back[place] if not self._has_gone(place, one)]

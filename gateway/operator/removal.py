@@ -22,7 +22,7 @@ from gateway.catalog.reconcile import starts_of
 from metadata.catalog import Group, GroupStart, Principal, Queue
 from metadata.port import Metadata
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.ranges import RangeSet
 from push.storage_port import Cursor, PartitionState, Start, Storage
 from runtime.loop.fairness import TimeSlices
@@ -182,13 +182,13 @@ class RemovalCounter:
 
     async def _settled(self, group: Group, partition: Partition) -> RangeSet | None:
         """The offsets that a group has settled; None: the storage does not know it."""
-        place = GroupPartition(group.group_id, partition)
+        place = CursorPlace(group.group_id, partition)
         cursor = await self._storage.cursor(place)
         if cursor is None:
             return None
         return settled_of(cursor, await self._aside(place, (key for key, _ in cursor.lines)))
 
-    async def _aside(self, place: GroupPartition, keys: Iterable[int]) -> list[int]:
+    async def _aside(self, place: CursorPlace, keys: Iterable[int]) -> list[int]:
         aside: list[int] = []
         for key in keys:
             after = -1

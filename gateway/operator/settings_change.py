@@ -26,7 +26,7 @@ from metadata.settings import (
     changes,
 )
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import Storage
 from runtime.loop.fairness import TimeSlices
 
@@ -199,7 +199,7 @@ class SettingsChanges:
         tried, slices = 0, TimeSlices()
         for number in queue.members:
             await slices.yield_if_over()
-            place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
+            place = CursorPlace(group.group_id, Partition(queue.queue_id, number))
             cursor = await self._storage.cursor(place)
             attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}
             attempts |= self._under_way(group, number)

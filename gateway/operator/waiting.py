@@ -27,11 +27,10 @@ from gateway.encryption.sealer import NackReasons
 from gateway.models import HeldKey, HeldKeys, HeldPlace, Lease, LeaseList, Place
 from metadata.catalog import Group, Queue
 from push import limits
-from push.dead import DeadRanges
 from push.delivery import InFlight, Push, lease, loose, offsets_of, waiting_in, waiting_of, waits_of
 from push.message import Message
-from push.places import GroupPartition, Parked, Partition
-from push.ranges import RangeSet
+from push.places import CursorPlace, Parked, Partition
+from push.ranges import DeadRanges, RangeSet
 from push.record import Record
 from push.ring import key_hash
 from push.storage_port import Cursor, Retry, Storage
@@ -164,7 +163,7 @@ def count_at_rest(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
 
 async def count_waiting(
     storage: Storage,
-    place: GroupPartition,
+    place: CursorPlace,
     slot: OwnedPartition | None,
     keys: Set[int],
     budget: ByteBudget,
@@ -216,7 +215,7 @@ class WaitingKeys:
             if number < begin.partition:
                 continue
             low = begin.key if number == begin.partition else -1
-            place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
+            place = CursorPlace(group.group_id, Partition(queue.queue_id, number))
             slot, room = self._slot(group, number), limit - len(shown) + 1
             if slot is not None:
                 keys = await self._owned(slot, place, low, room, looks)
@@ -238,7 +237,7 @@ class WaitingKeys:
         return HeldKeys(keys=shown, left_out=left_out)
 
     async def _nacks(
-        self, place: GroupPartition, keys: Sequence[HeldKey]
+        self, place: CursorPlace, keys: Sequence[HeldKey]
     ) -> dict[int | None, bytes | None]:
         """By offset, the reasons of what was tried, as they are stored."""
         if not any(key.attempts for key in keys):
@@ -247,7 +246,7 @@ class WaitingKeys:
         return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
     async def _owned(
-        self, slot: OwnedPartition, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
+        self, slot: OwnedPartition, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
         """As its owner here knows them, behind `low`."""
         lines = slot.delivery.lines
@@ -278,7 +277,7 @@ class WaitingKeys:
         return shown
 
     async def _at_rest(
-        self, queue: Queue, place: GroupPartition, low: int, count: int, looks: _ReadBudgets
+        self, queue: Queue, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> tuple[list[HeldKey], int]:
         """As the storage knows them, behind `low`; and how many tried messages are left out,
         because finding their keys would read too much."""

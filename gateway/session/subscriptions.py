@@ -20,7 +20,7 @@ from metadata.catalog import Group, GroupSettings, Queue, check_name
 from metadata.rights import Rights
 from push import limits
 from push.errors import Refused, Unknown
-from push.signs import begins_anew
+from push.subscription import restarts_timeout
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
@@ -374,7 +374,7 @@ class ResumeState:
             found = self._lists[number] = _HeldList([])
         found.deliveries.extend(frame.deliveries)
         found.range_count += more
-        if begins_anew(more, found.named_frames):
+        if restarts_timeout(more, found.named_frames):
             self._subscriptions.await_held(number)
             found.named_frames += 1
         return None

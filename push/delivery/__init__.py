@@ -34,7 +34,7 @@ from push.delivery.resume import (
     name_of,
     number_of,
 )
-from push.delivery.shares import Share, kept, share
+from push.delivery.scan import Share, kept, share
 from push.delivery.values import (
     COUNTED,
     DeliverySettings,

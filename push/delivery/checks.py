@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from push.delivery.delivery import Delivery
 from push.delivery.key_lines import loose
 from push.delivery.leases import ADOPTED, offsets_of
-from push.ranges import RangeSet
-from push.storage_port import Dead
+from push.ranges import Dead, RangeSet
 
 
 @dataclass(frozen=True, slots=True)

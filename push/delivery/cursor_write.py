@@ -9,10 +9,9 @@ from itertools import chain
 from typing import Final
 
 from push import limits
-from push.dead import DeadRanges
-from push.places import GroupPartition, Parked
-from push.ranges import Range, coalesce
-from push.storage_port import CursorWrite, Dead, Retry, Side
+from push.places import CursorPlace, Parked
+from push.ranges import Dead, DeadRanges, Range, coalesce
+from push.storage_port import CursorWrite, Retry, Side
 
 SETTLED_LOOSE_MAX: Final = 4096
 """Ranges that are kept as they come; with twice as many as were left the last time, those that
@@ -42,7 +41,7 @@ class PendingWrite:
     )
 
     def __init__(
-        self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
+        self, place: CursorPlace, epoch: int, token: bytes, *, starving: Collection[int]
     ) -> None:
         """`starving`: keys that wait for what is to be set aside of them."""
         self._place = place

@@ -26,8 +26,7 @@ from push import limits
 from push.breaker import backoff_s
 from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Leases, Push, offsets_of, ranges_of
-from push.delivery.scan import Scan
-from push.delivery.shares import Share
+from push.delivery.scan import Scan, Share
 from push.delivery.values import (
     Before,
     DeliverySettings,
@@ -39,7 +38,7 @@ from push.delivery.values import (
     append_offset,
 )
 from push.delivery.waiting import DeadLetter, Waiting
-from push.places import GroupPartition, ParkedLine, Verb
+from push.places import CursorPlace, ParkedLine, Verb
 from push.ranges import Range
 from push.record import Record
 from push.storage_port import CursorWrite, Owned, Written
@@ -50,7 +49,7 @@ class Delivery:
 
     def __init__(
         self,
-        place: GroupPartition,
+        place: CursorPlace,
         owned: Owned,
         token: bytes,
         settings: DeliverySettings,

@@ -116,7 +116,7 @@ class Push:
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.started = self.open if started else 0
         self.watched = 0
-        """The mask of what its key's line waits to hear of (see `push.delivery.shares`)."""
+        """The mask of what its key's line waits to hear of (see `push.delivery.scan`)."""
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
         """(lease end, mask): disjoint masks that cover what is open."""
         self.due_at = deadline

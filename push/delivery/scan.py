@@ -1,27 +1,189 @@
-"""First give-outs: how far a delivery has come in its log, and what of it goes out.
+"""First give-outs: how far a delivery has come in its log, and what of it goes out. Pure.
 
-Ranges while nothing is exceptional; message by message only where a key is gated, a message has
-expired, the previous owner had tried it, or pulls close keys (R24). Where credit is kept for other
-keys, a run ends before the first message that is too many of its key (P8).
+Whole ranges go out while nothing is exceptional. They go message by message only where a key is
+gated, a message has expired, the previous owner had tried it, or pulls close keys (R24).
+
+A hung or slow key takes a bounded part of its consumer's credit, and starves no other (P8):
+
+    credit  |---- ample: whatever comes next ----|---- kept: a key may have 1/32 of the rest ----|
+
+A consumer that keeps pace never comes to the part that is kept, and nothing is counted for it. In
+that part the messages in flight are counted by key, and a run ends before the first message that is
+too many of its key. A key that has its share already is one of two:
+
+* It has not had the time to be slow. The log waits for it, a second at most: what keeps pace is
+  given in long runs, and thousands of its messages are not put aside for nothing.
+* It is slow. It gets a line (see `push.delivery.key_lines`): what stands behind is passed over, and
+  goes out a handful at a time as its own settles, until nothing of it is in flight and nothing
+  waits.
+
+Messages without a key have no order to keep, and no share.
 """
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from push import limits
-from push.delivery.key_lines import Line, loose
-from push.delivery.leases import Leases
-from push.delivery.shares import KeyShares, Share
+from push.delivery.key_lines import Line, Lines, loose
+from push.delivery.leases import Leases, offsets_of
 from push.delivery.values import DeliverySettings, GiveOut
 from push.delivery.waiting import Waiting
 from push.ranges import Range, RangeSet
 from push.record import Record
 from push.storage_port import Owned
 
+_PART: Final = 32
+"""A key gets so small a part of what is left: twenty hung ones leave half of it, a hundred some."""
+_AT_ONCE: Final = 8
+_SMALL: Final = 32
+"""Of a window below it a quarter is kept, of a larger one half. Of one to three: nothing."""
+_FEW: Final = 128
+"""With so few in flight counting costs less than what it tells."""
+_PAUSE_S: Final = 0.05
+_NO_KEY: Final = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The messages that a consumer takes now, and what a key may have of them."""
+
+    ample: int
+    """Number of messages that may be given whatever their keys."""
+    rest: int
+    """Number of further messages, of which each key has its share."""
+    much: int
+    """A key with this number in flight is slow when it is old; with fewer, when others pass it."""
+
+    @property
+    def limit(self) -> int:
+        """The messages of a key that may be in flight, where nothing is ample."""
+        return max(1, self.rest // _PART)
+
+    @property
+    def at_once(self) -> int:
+        """The messages that may be given before a key's share is computed anew."""
+        return max(1, self.rest // _AT_ONCE)
+
+    def after(self, count: int) -> "Share":
+        """The share that is left when this number has been given."""
+        more = max(0, count - self.ample)
+        return Share(max(0, self.ample - count), self.rest - more, self.much)
+
+
+def kept(window: int) -> int:
+    """How much of a window is kept for keys of which little is in flight."""
+    return window // (2 if window >= _SMALL else 4)
+
+
+def share(available: int, ample: int, in_flight: int) -> Share:
+    """`available`: how many messages a consumer takes now, `ample` of them without looking at
+    their keys; `in_flight`: what it has not settled."""
+    ample = max(0, ample)
+    return Share(ample, available - ample, in_flight // _PART)
+
+
+class KeyShares:
+    """Counts of what is in flight by key in one (group, partition), while somebody has to know."""
+
+    __slots__ = ("_counted", "_counts", "_counts_at", "_leases", "_lines", "_since")
+
+    def __init__(self, leases: Leases, lines: Lines) -> None:
+        self._leases = leases
+        self._lines = lines
+        self._counts: Counter[int] | None = None
+        """By key, of what no line counts: at least as many as are in flight."""
+        self._counted = self._since = 0
+        self._counts_at = float("-inf")
+
+    def forget(self) -> None:
+        """Discard the counts, because something is given that is not counted."""
+        self._counts = None
+
+    def rests_until(self, now: float) -> float | None:
+        """Return when to count again, where nothing can be slow yet and counting costs something: a
+        consumer that keeps pace uses the ample part, and now and then the rest. None: now."""
+        leases = self._leases
+        if leases.open_count < _FEW or now == self._counts_at:
+            return None
+        for push in leases.pushes.values():
+            if push.open & ~push.watched and not push.of_line:
+                at = min(push.given_at + leases.patience_s, self._counts_at + _PAUSE_S)
+                if at > now:
+                    return at
+                break
+        self._counts_at = now
+        return None
+
+    def fitting(self, hashes: "array[int]", gated: Iterable[int], share: Share) -> int:
+        """Return how many of the messages with these keys may go, until the first one that is too
+        many of its key. `gated`: places of those that wait in a line, and do not go. The others
+        count as in flight from now on."""
+        if self._counts is None or self._since > self._counted:
+            self._count()
+        counts = self._counts
+        assert counts is not None
+        counts.update(hashes)
+        self._since += len(hashes)
+        for place in gated:
+            counts[hashes[place]] -= 1
+        if max(map(counts.__getitem__, hashes)) <= share.limit:
+            return len(hashes)
+        return self._fitting(hashes, share)
+
+    def _fitting(self, hashes: "array[int]", share: Share) -> int:
+        """Look closely: counts grow with what is given and do not shrink with what is settled."""
+        counts, by_key = self._count(), self._lines.by_key
+        for place, key in enumerate(hashes):
+            if key and key not in by_key:
+                if counts[key] >= share.limit:
+                    return place
+                counts[key] += 1
+        return len(hashes)
+
+    def _count(self) -> "Counter[int]":
+        counts = self._counts = Counter[int]()
+        for push in self._leases.pushes.values():
+            left = push.open & ~push.watched
+            if push.of_line or not left:
+                continue
+            if left.bit_count() == len(push.hashes):
+                counts.update(push.hashes)
+            else:
+                first = push.first
+                counts.update([push.hashes[at - first] for at in offsets_of(left, first)])
+        self._counted, self._since = counts.total(), 0
+        counts[0] = _NO_KEY
+        return counts
+
+    def hold(self, key: int, share: Share, now: float) -> float | None:
+        """Judge a key without a line that has its share. None: it is slow, and has a line from now
+        on; else when to look at it again."""
+        leases = self._leases
+        held = leases.of_key(key, -1)
+        oldest, patience_s = min(push.given_at for push, _ in held), leases.patience_s
+        if now < oldest + patience_s:
+            return oldest + patience_s
+        again_at = leases.settled_at + patience_s
+        if len(held) < share.much and leases.front <= oldest + patience_s and now < again_at:
+            return again_at
+        line = self._lines.line(key)
+        line.window = min(limits.KEY_AHEAD_MAX, limits.LINE_WINDOW_MAX)
+        for push, offset in held:
+            push.watched |= 1 << (offset - push.first)
+            line.in_flight.add(offset)
+        if self._counts is not None:
+            del self._counts[key]
+        self._lines.settle_down(line, now)
+        return None
+
 
 class Scan:
-    """See the module. Everything below `frontier` is settled, in flight, or waits."""
+    """Progress of one delivery in its log. Everything below `frontier` is settled, in flight, or
+    waits."""
 
     __slots__ = (
         "_adopted",
@@ -46,13 +208,13 @@ class Scan:
         self._waiting = waiting
         self._shares = KeyShares(leases, waiting.lines)
         self.again_at: float | None = None
-        """When to give again, of what waits because its key has its share and may yet keep pace."""
+        """When to give again what waits because its key has its share and may yet keep pace."""
         dead = [(one.first, one.last) for one in owned.cursor.dead]
         self._passed = RangeSet([*owned.cursor.passed, *dead])
         self._halted = False
-        """What is at the frontier may go out when it is durable that what is before it is dead."""
+        """Whether the frontier waits until it is durable that what is before it is dead."""
         self._in_row = 0
-        """Expired messages that were come across one after another."""
+        """Number of expired messages met one after another."""
         self._adopted: list[int] = []
         """Offsets that were adopted (R22), while the frontier may be below one."""
         self._rescan_end = max((last + 1 for _, last in self._passed), default=0)
@@ -86,7 +248,7 @@ class Scan:
         return offset < self.frontier or offset in self._passed
 
     def gaps(self, last: int, count_max: int) -> list[Range]:
-        """The offsets up to `last` that are yet to be looked at: the first `count_max`."""
+        """The first `count_max` offsets up to `last` that are not passed."""
         gaps: list[Range] = []
         last = min(last, self.end - 1)
         for low, high in self._passed.gaps(self.frontier, last) if self.frontier <= last else ():
@@ -97,7 +259,7 @@ class Scan:
         return gaps
 
     def adopt(self, offsets: Sequence[int], now: float) -> None:
-        """These (ascending, none passed) are in flight already: they are passed over."""
+        """Pass over these offsets (ascending, none passed), which are in flight already."""
         self._adopted = [*offsets]
         self._passed.add_all([(offset, offset) for offset in offsets])
         self._rescan_end = max(self._rescan_end, offsets[-1] + 1)
@@ -105,7 +267,7 @@ class Scan:
 
     @property
     def adopted_ahead(self) -> int:
-        """How many of the adopted ones the frontier has not come to."""
+        """Number of adopted offsets that the frontier has not come to."""
         return len(self._adopted) - bisect_left(self._adopted, self.frontier)
 
     def skip_to(self, offset: int, now: float) -> list[Range]:
@@ -134,7 +296,7 @@ class Scan:
         self._waiting.rescanned(now)
 
     def evict(self, count: int, now: float) -> int:
-        """See `Delivery.evict`."""
+        """Send up to `count` messages at the frontier to the dead letters; returns how many."""
         evicted = 0
         while evicted < count and self._may_pass:
             first = self.frontier
@@ -147,14 +309,14 @@ class Scan:
         return evicted
 
     def looked(self, now: float) -> None:
-        """The time has come to give again."""
+        """Wait no longer to give again, once its time has come."""
         if self.again_at is not None and self.again_at <= now:
             self.again_at = None
 
     def give(
         self, record: Record, credit: int, now: float, wall_unix_ms: int, share: Share | None
     ) -> list[GiveOut]:
-        """See `Delivery.give`."""
+        """Give out from the record that holds `frontier`, as `Delivery.give` says."""
         self._waiting.begin(now, wall_unix_ms)
         self.again_at = None
         if share is None or share.ample > 0:
@@ -208,8 +370,8 @@ class Scan:
     def _fitting(
         self, first: int, hashes: "array[int]", exceptional: Sequence[int], share: Share, now: float
     ) -> int:
-        """How many of a run may go, as far as shares are concerned. 0: none, until `again_at`; or,
-        where that is None, the key of the first one has a line now."""
+        """Return how many of a run the shares let go. 0: none, until `again_at`; or, where that is
+        None, the key of the first one has a line now."""
         if not any(hashes[share.ample :]):
             return len(hashes)
         if share.ample > 0:
@@ -275,8 +437,8 @@ class Scan:
     def _exceptional(
         self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
     ) -> Sequence[int]:
-        """The offsets of first..last that are to be looked at one by one: mostly none, or those
-        whose key has a line."""
+        """The offsets of first..last to judge one by one: mostly none, or those whose key has a
+        line."""
         if not self._is_ordinary(record, first, last, wall_unix_ms):
             return range(first, last + 1)
         lines = self._waiting.lines
@@ -301,8 +463,7 @@ class Scan:
         wall_unix_ms: int,
         share: Share | None,
     ) -> GiveOut | None:
-        """One push of what of first..last goes out, that skips what waits. None: all of it
-        waits."""
+        """Push those of first..last that go out, skipping what waits. None: all of it waits."""
         skips: list[int] = []
         waiting = self._waiting
         lines, pending = waiting.lines.by_key, waiting.pending
@@ -388,7 +549,7 @@ class Scan:
     def _push(
         self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
     ) -> GiveOut:
-        """`hashes` are those of the messages from `first` on."""
+        """Make the push. `hashes` are those of the messages from `first` on."""
         push = self._leases.give(
             first,
             last,

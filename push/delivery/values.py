@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from push.histogram import Histogram
-from push.ranges import Range
-from push.storage_port import Dead
+from push.ranges import Dead, Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,12 @@ from typing import NamedTuple
 
 from push import limits
 from push.breaker import clamp_due
-from push.dead import DeadRanges
 from push.delivery.cursor_write import PendingWrite
 from push.delivery.key_lines import Decision, Line, Lines
 from push.delivery.values import Tally
-from push.places import GroupPartition, ParkedLine, Verb
-from push.ranges import RangeSet
-from push.storage_port import Cursor, CursorWrite, Dead, Owned, Retry, Written
+from push.places import CursorPlace, ParkedLine, Verb
+from push.ranges import Dead, DeadRanges, RangeSet
+from push.storage_port import Cursor, CursorWrite, Owned, Retry, Written
 
 
 class DeadLetter(NamedTuple):
@@ -77,7 +76,7 @@ class Waiting:
 
     def __init__(
         self,
-        place: GroupPartition,
+        place: CursorPlace,
         owned: Owned,
         token: bytes,
         *,

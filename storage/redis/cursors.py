@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from push.dead import dead_of
 from push.errors import Unknown
-from push.places import Durability, GroupPartition, Parked, ParkedLine, Partition
-from push.ranges import Range, RangeSet
+from push.places import CursorPlace, Durability, Parked, ParkedLine, Partition
+from push.ranges import Range, RangeSet, dead_of
 from push.storage_port import (
     OWNER_BYTES,
     CursorState,
@@ -57,22 +56,22 @@ class RedisCursors:
     def __init__(self, shard: Shard, *, level: Durability) -> None:
         self._shard = shard
         self._level: Durability = level
-        self._kept: OrderedDict[GroupPartition, _Kept] = OrderedDict()
-        self._lines: dict[GroupPartition, _Line] = {}
+        self._kept: OrderedDict[CursorPlace, _Kept] = OrderedDict()
+        self._lines: dict[CursorPlace, _Line] = {}
 
-    def forget(self, belongs: Callable[[GroupPartition], bool]) -> None:
+    def forget(self, belongs: Callable[[CursorPlace], bool]) -> None:
         """These places were changed otherwise."""
         for place in [place for place in self._kept if belongs(place)]:
             del self._kept[place]
 
-    def _keep(self, place: GroupPartition, kept: _Kept) -> None:
+    def _keep(self, place: CursorPlace, kept: _Kept) -> None:
         self._kept[place] = kept
         self._kept.move_to_end(place)
         while len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int
     ) -> Owned:
         """As Storage.own."""
         self._kept.pop(place, None)
@@ -87,14 +86,14 @@ class RedisCursors:
         return Owned(cursor.epoch, cursor.snapshot(), kept.certified, kept.generation, previous)
 
     async def load(
-        self, place: GroupPartition, ranges: Iterable[Range] = ()
+        self, place: CursorPlace, ranges: Iterable[Range] = ()
     ) -> "tuple[GroupCursor, dict[int, int]] | None":
         """The cursor as it is stored, and what stands aside in these ranges; None: unknown."""
         found = await self._look(place, ranges)
         return (found[0].cursor, found[1]) if found is not None else None
 
     async def _look(
-        self, place: GroupPartition, ranges: Iterable[Range]
+        self, place: CursorPlace, ranges: Iterable[Range]
     ) -> tuple[_Kept, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
         answer = await self._shard.look("cursor", [queue_key(place.partition.queue_id)], args)
@@ -102,7 +101,7 @@ class RedisCursors:
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """As Storage.write_cursors: writes to one place in their order, places side by side."""
-        by_place: dict[GroupPartition, list[int]] = {}
+        by_place: dict[CursorPlace, list[int]] = {}
         for index, write in enumerate(writes):
             by_place.setdefault(write.place, []).append(index)
         places = sorted(by_place)  # one order for all, so that no two calls wait for each other
@@ -119,7 +118,7 @@ class RedisCursors:
             await self._check(writes, places)
             answers: list[Written] = [Written()] * len(writes)
 
-            async def one(place: GroupPartition) -> None:
+            async def one(place: CursorPlace) -> None:
                 for index in by_place[place]:
                     answers[index] = await self._write(writes[index])
 
@@ -136,7 +135,7 @@ class RedisCursors:
                 if not line.waiting:
                     self._lines.pop(place, None)
 
-    async def _check(self, writes: Sequence[CursorWrite], places: list[GroupPartition]) -> None:
+    async def _check(self, writes: Sequence[CursorWrite], places: list[CursorPlace]) -> None:
         """Raises Refused: one of them names what is not certified. Places that are not kept, or
         have grown since, are read."""
         for place in places:
@@ -199,7 +198,7 @@ class RedisCursors:
         rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
         return [
             CursorState(
-                place=GroupPartition(group_id, Partition(queue_id, number)),
+                place=CursorPlace(group_id, Partition(queue_id, number)),
                 epoch=epoch,
                 floor=floor,
                 settled_above=_ranges(passed).size(),
@@ -211,7 +210,7 @@ class RedisCursors:
             for number, epoch, floor, passed, aside, parked, least, dead in rows
         ]
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """As StorageInspection.standings."""
         found = await self.load(place, [(first, last)])
         if found is None:
@@ -219,7 +218,7 @@ class RedisCursors:
         cursor, aside = found
         return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """As StorageInspection.parked."""
         key = queue_key(place.partition.queue_id)
         rows = await self._shard.look("parked", [key], _at(place))
@@ -242,7 +241,7 @@ class RedisCursors:
         return sorted(lines, key=lambda line: line.key_hash)
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         """As Storage.read_side."""
         args = [*_at(place), key_hash, after, count_max]
@@ -255,7 +254,7 @@ def _is_owners(cursor: GroupCursor, write: CursorWrite) -> bool:
     return bool(cursor.token) and (cursor.epoch, cursor.token) == (write.epoch, write.token)
 
 
-def _at(place: GroupPartition) -> list[Arg]:
+def _at(place: CursorPlace) -> list[Arg]:
     return [place.partition.number, place.group_id]
 
 

@@ -22,7 +22,7 @@ names are made in the functions (redis/begin.lua), which are given the first one
 
 from typing import Final
 
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 
 CERTIFIED_CHANNELS: Final = "tocsin:certified:"
 """Messages there: a certified end, in decimal."""
@@ -46,11 +46,11 @@ def partition_of(channel: bytes) -> Partition | None:
     return Partition(queue[1:-1], int(number))
 
 
-def place_of(channel: bytes) -> GroupPartition | None:
+def place_of(channel: bytes) -> CursorPlace | None:
     """Where a letter came; None: it is none of these channels."""
     name = channel.decode("utf-8", "replace").removeprefix(LETTER_CHANNELS)
     queue, closed, place = name.partition("}:")
     number, _, group = place.partition(":")
     if not closed or not queue.startswith("{") or not number.isdecimal() or not group:
         return None
-    return GroupPartition(group, Partition(queue[1:], int(number)))
+    return CursorPlace(group, Partition(queue[1:], int(number)))

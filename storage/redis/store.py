@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import AnyLetter, Inbox
-from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.rates.bucket import Rate
 from push.rates.shared import RateGrant, RateReply, RateRequest
 from push.record import Record
@@ -66,11 +66,11 @@ class RedisInbox:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    async def _act(self, name: str, place: GroupPartition, *args: Arg) -> Any:
+    async def _act(self, name: str, place: CursorPlace, *args: Arg) -> Any:
         key, at = queue_key(place.partition.queue_id), (place.partition.number, place.group_id)
         return await self._shard.act(name, [key], [*at, *args], level="local")
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
+    async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
         """As Inbox.post."""
         answer: bytes = await self._act(
             "post_letter",
@@ -84,7 +84,7 @@ class RedisInbox:
         )
         return None if answer == _WAITS else answer.decode()
 
-    async def letters(self, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
         """As Inbox.letters."""
         key = queue_key(place.partition.queue_id)
         args: list[Arg] = [place.partition.number, place.group_id]
@@ -92,24 +92,24 @@ class RedisInbox:
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return [(letter_id.decode(_ID), letter) for letter_id, letter in pairs]
 
-    async def places(self, queue_id: str) -> list[GroupPartition]:
+    async def places(self, queue_id: str) -> list[CursorPlace]:
         """As Inbox.places."""
         found = []
         for name in await self._shard.look("letter_places", [queue_key(queue_id)], []):
             number, _, group = name.decode("utf-8", "replace").partition(":")
             if number.isdecimal():
-                found.append(GroupPartition(group, Partition(queue_id, int(number))))
+                found.append(CursorPlace(group, Partition(queue_id, int(number))))
         return found
 
     async def answer(
-        self, place: GroupPartition, answers: Mapping[str, str], epoch: int | None
+        self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         """As Inbox.answer."""
         pairs = [text.encode(_ID) for pair in answers.items() for text in pair]
         terms: list[Arg] = [epoch if epoch is not None else "", limits.ANSWERS_KEPT_MAX, _kept_ms()]
         return bool(await self._act("answer_letters", place, *terms, *pairs))
 
-    def on_letter(self, came: Callable[[GroupPartition], None]) -> None:
+    def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """As Inbox.on_letter."""
 
         def heard(channel: bytes, _message: bytes) -> None:
@@ -319,7 +319,7 @@ class RedisStorage:
     # --- Cursors -----------------------------------------------------------------------------
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """As Storage.own."""
         self._check_open()
@@ -334,7 +334,7 @@ class RedisStorage:
         return await self._whole(self._cursors.write(writes))
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         """As Storage.read_side."""
         self._check_open()
@@ -345,18 +345,18 @@ class RedisStorage:
         self._check_open()
         return await self._cursors.states(queue_id, group_id)
 
-    async def cursor(self, place: GroupPartition) -> Cursor | None:
+    async def cursor(self, place: CursorPlace) -> Cursor | None:
         """As StorageInspection.cursor."""
         self._check_open()
         found = await self._cursors.load(place)
         return found[0].snapshot() if found is not None else None
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """As StorageInspection.standings."""
         self._check_open()
         return await self._cursors.standings(place, first, last)
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """As StorageInspection.parked."""
         self._check_open()
         return await self._cursors.parked(place)

@@ -10,14 +10,12 @@ from itertools import chain
 from typing import Final
 
 from push import limits
-from push.dead import DeadRanges
 from push.errors import Fenced, Refused
 from push.places import Parked
-from push.ranges import Range, RangeSet
+from push.ranges import Dead, DeadRanges, Range, RangeSet
 from push.storage_port import (
     Cursor,
     CursorWrite,
-    Dead,
     MessageStatus,
     Retry,
     Side,

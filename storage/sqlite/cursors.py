@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from push.dead import dead_of
 from push.errors import Refused
-from push.places import GroupPartition, Parked, Partition
-from push.ranges import Range, RangeSet
+from push.places import CursorPlace, Parked, Partition
+from push.ranges import Range, RangeSet, dead_of
 from push.storage_port import CursorWrite, Owned, Retry, Written
 from storage.rules.append import PartitionLog
 from storage.rules.cursor import Change, GroupCursor, check_write
@@ -250,7 +249,7 @@ class _Books(Transaction, Protocol):
 class StoredCursor:
     """A cursor with its row."""
 
-    place: GroupPartition
+    place: CursorPlace
     partition_row: int
     row_id: int
     cursor: GroupCursor
@@ -267,8 +266,8 @@ class CursorWriteState:
 
     def __init__(self, books: _Books) -> None:
         self._books = books
-        self._cursors: OrderedDict[GroupPartition, StoredCursor] = OrderedDict()
-        self._weights: dict[GroupPartition, int] = {}
+        self._cursors: OrderedDict[CursorPlace, StoredCursor] = OrderedDict()
+        self._weights: dict[CursorPlace, int] = {}
         self._weight = 0
         self._changed: dict[int, StoredCursor] = {}
         self._beside = SideRows(books, books.report)
@@ -283,7 +282,7 @@ class CursorWriteState:
 
     # --- Loading -------------------------------------------------------------------------------
 
-    def find(self, place: GroupPartition) -> StoredCursor | None:
+    def find(self, place: CursorPlace) -> StoredCursor | None:
         """The cursor of a group in a partition; None: there is none."""
         stored = self._cursors.get(place)
         if stored is not None:
@@ -303,7 +302,7 @@ class CursorWriteState:
         self._weigh(stored)
         return stored
 
-    def _load(self, place: GroupPartition, log: PartitionLog, row: codec.Found) -> StoredCursor:
+    def _load(self, place: CursorPlace, log: PartitionLog, row: codec.Found) -> StoredCursor:
         *fields, blob, checksum = row
         row_id, epoch, token, assignment, floor = fields
         if codec.row_checksum(place.group_id, log.row_id, *fields, blob=blob) != checksum:
@@ -329,7 +328,7 @@ class CursorWriteState:
         return stored
 
     def _salvage(
-        self, place: GroupPartition, log: PartitionLog, row_id: int, epoch: int
+        self, place: CursorPlace, log: PartitionLog, row_id: int, epoch: int
     ) -> StoredCursor:
         """A cursor whose row is damaged begins anew at the earliest retained message: what was
         settled comes again, nothing is lost (P1 before P5)."""
@@ -345,24 +344,24 @@ class CursorWriteState:
         self._changed[row_id] = stored
         return stored
 
-    def _damaged(self, place: GroupPartition, what: str) -> None:
+    def _damaged(self, place: CursorPlace, what: str) -> None:
         self._books.report(f"damaged: {what} ({_name(place)})")
 
     # --- Acts ----------------------------------------------------------------------------------
 
-    def create(self, place: GroupPartition, partition_row: int, floor: int) -> None:
+    def create(self, place: CursorPlace, partition_row: int, floor: int) -> None:
         """Make the cursor; there already: nothing happens."""
         if self.find(place) is None:
             self._insert(place, partition_row, GroupCursor(floor))
 
-    def _insert(self, place: GroupPartition, partition_row: int, cursor: GroupCursor) -> None:
+    def _insert(self, place: CursorPlace, partition_row: int, cursor: GroupCursor) -> None:
         stored = StoredCursor(place, partition_row, self._next_row, cursor)
         self._next_row += 1
         beside = (codec.CURSOR_VERSION, partition_row, place.group_id)
         _INSERT_CURSOR.execute(self._books.begin(), [(*_pack(stored), *beside)])
         self.on_replaced(partition_row)
 
-    def drop(self, place: GroupPartition) -> None:
+    def drop(self, place: CursorPlace) -> None:
         """Forget it; its rows are garbage. Not there: nothing happens. The books are flushed."""
         stored = self.find(place)
         if stored is None:
@@ -374,7 +373,7 @@ class CursorWriteState:
         self._changed.pop(stored.row_id, None)
         self.on_replaced(stored.partition_row)
 
-    def replace(self, place: GroupPartition, partition_row: int, floor: int) -> None:
+    def replace(self, place: CursorPlace, partition_row: int, floor: int) -> None:
         """Seek: a fresh cursor with a row of its own, so that the old one's rows can leave in
         slices. The books are flushed."""
         stored = self.find(place)
@@ -383,9 +382,7 @@ class CursorWriteState:
         self.drop(place)
         self._insert(place, partition_row, stored.cursor.fresh(floor))
 
-    def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int
-    ) -> Owned:
+    def own(self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int) -> Owned:
         """Raise the epoch for a new owner (R14, R15)."""
         stored = self.find(place)
         log = self._books.find(place.partition)
@@ -438,7 +435,7 @@ class CursorWriteState:
         rows = self._books.connection.execute(
             "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
         ).fetchall()
-        found = [self.find(GroupPartition(group_id, partition)) for (group_id,) in rows]
+        found = [self.find(CursorPlace(group_id, partition)) for (group_id,) in rows]
         return [stored for stored in found if stored is not None]
 
     def aside_between(self, stored: StoredCursor, first: int, last: int) -> list[int]:
@@ -489,7 +486,7 @@ class CursorWriteState:
         self._weight += weight - self._weights.get(stored.place, 0)
         self._weights[stored.place] = weight
 
-    def _evict(self, place: GroupPartition) -> None:
+    def _evict(self, place: CursorPlace) -> None:
         self._cursors.pop(place, None)
         self._weight -= self._weights.pop(place, 0)
 
@@ -504,7 +501,7 @@ class CursorWriteState:
             self._evict(next(iter(self._cursors)))
 
 
-def _name(place: GroupPartition) -> str:
+def _name(place: CursorPlace) -> str:
     partition = place.partition
     return f"group {place.group_id}, partition {partition.number} of {partition.queue_id}"
 

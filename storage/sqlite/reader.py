@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from push import limits
-from push.dead import DeadRanges, dead_of
 from push.errors import Refused
-from push.places import GroupPartition, Parked, ParkedLine, Partition
-from push.ranges import RangeSet
+from push.places import CursorPlace, Parked, ParkedLine, Partition
+from push.ranges import DeadRanges, RangeSet, dead_of
 from push.record import Record, RecordDamaged
 from push.storage_port import (
     Cursor,
@@ -296,7 +295,7 @@ def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int
 
 
 def read_side(
-    connection: sqlite3.Connection, place: GroupPartition, key_hash: int, after: int, count_max: int
+    connection: sqlite3.Connection, place: CursorPlace, key_hash: int, after: int, count_max: int
 ) -> tuple[int, ...]:
     """What `Storage.read_side` answers."""
     rows = connection.execute(
@@ -340,7 +339,7 @@ def cursor_states(
         cursor = GroupCursor(floor)
         cursor.passed = _passed(connection, row_id, passed)
         cursor.floor = cursor.passed.pop_prefix(floor)
-        place = GroupPartition(group_id, Partition(queue_id, number))
+        place = CursorPlace(group_id, Partition(queue_id, number))
         states.append(
             CursorState(
                 place=place,
@@ -357,7 +356,7 @@ def cursor_states(
 
 
 def standings(
-    connection: sqlite3.Connection, place: GroupPartition, first: int, last: int
+    connection: sqlite3.Connection, place: CursorPlace, first: int, last: int
 ) -> list[MessageStatus]:
     """What `Storage.standings` answers."""
     found = _cursor(connection, place)
@@ -385,7 +384,7 @@ def standings(
     return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
 
 
-def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor | None:
+def cursor_of(connection: sqlite3.Connection, place: CursorPlace) -> Cursor | None:
     """What `Storage.cursor` answers."""
     found = _cursor(connection, place)
     if found is None:
@@ -409,9 +408,7 @@ def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor |
     return cursor.snapshot()
 
 
-def _cursor(
-    connection: sqlite3.Connection, place: GroupPartition
-) -> tuple[int, GroupCursor] | None:
+def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, GroupCursor] | None:
     """(row, cursor) with what it has passed; None: there is none."""
     row = connection.execute(
         "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
@@ -506,7 +503,7 @@ def _stands_aside(
     )
 
 
-def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:
+def parked_keys(connection: sqlite3.Connection, place: CursorPlace) -> list[ParkedLine]:
     """What `Storage.parked` answers."""
     rows = connection.execute(
         "WITH line AS (SELECT cursor, key_hash, reason, since_unix_ms, "

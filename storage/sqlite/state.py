@@ -15,7 +15,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Header
 from push.storage_port import Append, Appended, Sealer, Start
 from storage.rules.append import (
@@ -454,20 +454,20 @@ class WriteState:
         places = self.with_starts(queue_id, starts)
         self._dropped.check_group(group_id)
         for log, floor in places:
-            self.cursors.create(GroupPartition(group_id, log.partition), log.row_id, floor)
+            self.cursors.create(CursorPlace(group_id, log.partition), log.row_id, floor)
 
     def drop_group(self, group_id: str, queue_id: str) -> None:
         """Nobody sees its cursors any more; their rows are garbage now."""
         self.flush()
         for log in self.queue(queue_id):
-            self.cursors.drop(GroupPartition(group_id, log.partition))
+            self.cursors.drop(CursorPlace(group_id, log.partition))
         self._dropped.add(group_id)
 
     def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Replace its cursors by fresh ones."""
         self.flush()
         places = [
-            (GroupPartition(group_id, log.partition), log, floor)
+            (CursorPlace(group_id, log.partition), log, floor)
             for log, floor in self.with_starts(queue_id, starts)
         ]
         if any(self.cursors.find(place) is None for place, _, _ in places):

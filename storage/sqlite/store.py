@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from push import limits
 from push.errors import Refused
-from push.places import Durability, GroupPartition, ParkedLine, Partition
+from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Record
 from push.storage_port import (
     PLAIN,
@@ -307,7 +307,7 @@ class SqliteStorage:
     # --- Cursors -------------------------------------------------------------------------------
 
     async def own(
-        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+        self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """Raise and persist the epoch (R14, R15)."""
         return await self._writer.submit(
@@ -321,7 +321,7 @@ class SqliteStorage:
         return self._writer.submit(lambda: self._books.cursors.write(writes))
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         """Offsets of a key's side line, in order."""
         return await self._read(
@@ -340,7 +340,7 @@ class SqliteStorage:
             lambda connection: looking.cursor_states(connection, queue_id, group_id)
         )
 
-    async def cursor(self, place: GroupPartition) -> Cursor | None:
+    async def cursor(self, place: CursorPlace) -> Cursor | None:
         """A cursor, as it is durable."""
         return await self._read(lambda connection: looking.cursor_of(connection, place))
 
@@ -348,13 +348,13 @@ class SqliteStorage:
         """When what stands there was published."""
         return await self._read(lambda connection: looking.published(connection, places))
 
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[MessageStatus]:
+    async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """Where messages stand for a group, as far as it is durable."""
         return await self._read(
             lambda connection: looking.standings(connection, place, first, last)
         )
 
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+    async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """The parked keys of a (group, partition), by hash."""
         return await self._read(lambda connection: looking.parked_keys(connection, place))
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from push import limits
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.ranges import RangeSet
 from storage.rules.append import PartitionLog
 from storage.rules.cursor import settled_by_all
@@ -51,14 +51,14 @@ def purge(books: WriteState, queue_id: str, group_id: str | None) -> int:
 
 
 def _purge_group(books: WriteState, logs: list[PartitionLog], group_id: str) -> int:
-    found = [(log, books.cursors.find(GroupPartition(group_id, log.partition))) for log in logs]
+    found = [(log, books.cursors.find(CursorPlace(group_id, log.partition))) for log in logs]
     count = 0
     for log, stored in found:
         if stored is None:
             raise Refused("group_not_found", f"the storage has no group {group_id}")
         count += stored.cursor.unsettled(log.next_offset)
     for log, _ in found:
-        place = GroupPartition(group_id, log.partition)
+        place = CursorPlace(group_id, log.partition)
         books.cursors.replace(place, log.row_id, log.next_offset)
     return count
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.encryption.sealer import RecordSealer
-from push.places import GroupPartition, Parked, Partition
-from push.ranges import Range
+from push.places import CursorPlace, Parked, Partition
+from push.ranges import Dead, Range
 from push.record import NO_DIGEST, Header, RecordDamaged
 from push.storage_port import (
     PLAIN,
     Append,
     Appended,
     CursorWrite,
-    Dead,
     Retry,
     Sealer,
     Side,
@@ -28,7 +27,7 @@ from storage.sqlite.store import SqliteStorage
 
 P0 = Partition("q-1", 0)
 P1 = Partition("q-1", 1)
-G0 = GroupPartition("g-1", P0)
+G0 = CursorPlace("g-1", P0)
 ANN = b"producer-ann----"
 BEN = b"producer-ben----"
 START_UNIX_S = 1_700_000_000.0
@@ -210,7 +209,7 @@ async def with_group(store: Storage, *, messages: int = 0, partitions: int = 2) 
 
 def change(
     *,
-    place: GroupPartition = G0,
+    place: CursorPlace = G0,
     epoch: int = 1,
     token: bytes = TOKEN,
     settled: Sequence[Range] = (),

@@ -8,8 +8,9 @@ import pytest
 
 from push import limits
 from push.errors import Fenced, Refused
-from push.places import GroupPartition, Parked, ParkedLine, Partition
-from push.storage_port import Cursor, Dead, Retry, Side, Storage
+from push.places import CursorPlace, Parked, ParkedLine, Partition
+from push.ranges import Dead
+from push.storage_port import Cursor, Retry, Side, Storage
 from tests.contract.stores import (
     G0,
     P0,
@@ -495,7 +496,7 @@ async def test_keys_are_parked_and_unparked(store: Storage) -> None:
     await store.write_cursors([replace(change(), unparked=(KEY, 99))])
     assert (await cursor(store)).parked == (two,)
     assert await store.read_side(G0, KEY, -1, 10) == (1,)
-    assert await store.parked(GroupPartition("g-9", P0)) == []
+    assert await store.parked(CursorPlace("g-9", P0)) == []
 
 
 async def test_a_parked_key_is_listed_with_what_waits(store: Storage) -> None:
@@ -558,7 +559,7 @@ async def test_a_record_goes_when_every_group_has_settled_all_of_it(store: Stora
         await store.append([append(messages=2)])
     await store.write_cursors([change(settled=[(0, 4)])])
     assert await trim(store) == 0
-    other = GroupPartition("g-2", P0)
+    other = CursorPlace("g-2", P0)
     await store.own(other, token=TOKEN, assignment=1)
     await store.write_cursors([change(place=other, settled=[(0, 7)])])
     assert await trim(store) > 0
@@ -609,7 +610,7 @@ async def test_records_pinned_by_one_group_go_when_the_last_one_settles(store: S
     await store.write_cursors([change(settled=[(0, 4), (6, 9)], aside=[Side(KEY, (5,))])])
     assert await trim(store) == 0
     await store.create_group("g-2", "q-1", ["earliest", "earliest"])
-    other = GroupPartition("g-2", P0)
+    other = CursorPlace("g-2", P0)
     await store.own(other, token=TOKEN, assignment=1)
     await store.write_cursors([change(settled=[(5, 5)])])
     assert await trim(store) == 0

@@ -8,7 +8,7 @@ import pytest
 from push import limits
 from push.errors import Fenced, Refused
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter, Unpark, letter_of
-from push.places import GroupPartition
+from push.places import CursorPlace
 from storage.memory import MemoryInbox, MemoryStorage
 from storage.redis.connection import Address
 from storage.redis.discovery import fixed
@@ -23,7 +23,7 @@ from tests.servers.node import Node
 
 ASKER, OTHER = "a" * ASKER_CHARS, "b" * ASKER_CHARS
 ONE = Letter(verb="ack", epoch=1, runs=[(1, 0, 0)])
-G1 = GroupPartition("g-1", P1)
+G1 = CursorPlace("g-1", P1)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ async def _served(node: Node) -> AsyncIterator[Gateways]:
 
 async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: Gateways) -> None:
     """R24: through whichever gateway it came. Under one id there is one letter, and one answer."""
-    came: asyncio.Queue[GroupPartition] = asyncio.Queue()
+    came: asyncio.Queue[CursorPlace] = asyncio.Queue()
     told: asyncio.Queue[str] = asyncio.Queue()
     not_told: list[str] = []
     two.store.inbox.on_letter(came.put_nowait)
@@ -243,7 +243,7 @@ async def test_with_its_group_or_queue_an_inbox_goes(served: Gateways, node: Nod
         await served.inbox.post(G0, ASKER + "3", ONE)
     assert not await served.inbox.answer(G0, {ASKER + "3": SETTLED}, None)
     await served.store.create_group("g-2", "q-1", ["earliest"] * 2)
-    place = GroupPartition("g-2", P0)
+    place = CursorPlace("g-2", P0)
     await served.store.own(place, token=TOKEN, assignment=1)
     await served.inbox.post(place, ASKER + "1", ONE)
     await served.store.drop_queue("q-1")

@@ -20,9 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.producer_order import SendingOrder
-from push.storage_port import OWNER_BYTES, CursorWrite, Dead, Retry, Side, Storage, Written
+from push.ranges import Dead
+from push.storage_port import OWNER_BYTES, CursorWrite, Retry, Side, Storage, Written
 from storage.memory import MemoryStorage
 from storage.redis.store import RedisStorage
 from storage.sqlite.store import SqliteStorage
@@ -201,7 +202,7 @@ class Histories(RuleBasedStateMachine):
         previous = at.epoch if before == owner else None
         at.epoch += 1
         at.token = owner + b"%d" % at.epoch
-        place = GroupPartition(group, self.partition)
+        place = CursorPlace(group, self.partition)
         owned = self.each("own", place, token=at.token, assignment=1)
         assert owned.previous == previous, "R22"
         assert self.each("own", place, token=at.token, assignment=1) == owned, "its answer was lost"
@@ -225,7 +226,7 @@ class Histories(RuleBasedStateMachine):
         before = self.model.groups[group]
         stale = (before.epoch, before.token)
         self.own(group, owner)
-        place = GroupPartition(group, self.partition)
+        place = CursorPlace(group, self.partition)
         if self.model.next_offset:
             answer = self.each("write_cursors", [CursorWrite(place, *stale, settled=((0, 0),))])
             assert answer == [Written(fenced=True)]
@@ -247,7 +248,7 @@ class Histories(RuleBasedStateMachine):
         reason = data.draw(st.sampled_from(["expired", "overflow"]))
         at = self.model.groups[group]
         write = CursorWrite(
-            GroupPartition(group, self.partition),
+            CursorPlace(group, self.partition),
             at.epoch,
             at.token,
             settled=((first, last),),

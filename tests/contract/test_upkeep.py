@@ -7,7 +7,7 @@ import pytest
 
 from push import limits
 from push.errors import Refused
-from push.places import GroupPartition, Parked, Partition
+from push.places import CursorPlace, Parked, Partition
 from push.storage_port import MessageStatus, Retry, Side, Storage
 from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
@@ -151,8 +151,8 @@ async def test_where_messages_stand_is_said_for_each(store: Storage) -> None:
 
 async def test_who_is_unknown_stands_nowhere(store: Storage) -> None:
     await with_group(store, messages=1)
-    assert await store.standings(GroupPartition("g-9", P0), 0, 0) == []
-    assert await store.standings(GroupPartition("g-1", Partition("q-9", 0)), 0, 0) == []
+    assert await store.standings(CursorPlace("g-9", P0), 0, 0) == []
+    assert await store.standings(CursorPlace("g-1", Partition("q-9", 0)), 0, 0) == []
 
 
 # --- Looking at cursors and times --------------------------------------------------------------
@@ -161,7 +161,7 @@ async def test_who_is_unknown_stands_nowhere(store: Storage) -> None:
 async def test_a_cursor_can_be_looked_at_as_its_next_owner_finds_it(store: Storage) -> None:
     """Without becoming one: the epoch stays, and what the owner writes counts (P7)."""
     await with_group(store, messages=8)
-    assert await store.cursor(GroupPartition("nobody", P0)) is None
+    assert await store.cursor(CursorPlace("nobody", P0)) is None
     await store.write_cursors(
         [
             replace(

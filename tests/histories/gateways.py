@@ -13,7 +13,7 @@ from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
 from metadata.catalog_service import CatalogService
 from metadata.port import Metadata
 from push.errors import TocsinError
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import Owned, Storage, WakeUp
 from storage.memory import MemoryInbox, MemoryStorage
 from tests.catalogs import open_catalog
@@ -93,7 +93,7 @@ class SharedStorage(Mad):
             for wake_up in self._wake_ups:
                 wake_up(partition, end)
 
-    async def own(self, place: GroupPartition, **options: Any) -> Owned:
+    async def own(self, place: CursorPlace, **options: Any) -> Owned:
         """As the real one."""
         owned: Owned = await self._run("own", self.real.own, (place,), options)
         self.owned.append((place.partition.number, owned.epoch))

@@ -21,7 +21,7 @@ from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import Inbox, Unpark
-from push.places import GroupPartition, Partition, Verb
+from push.places import CursorPlace, Partition, Verb
 from tests.conformance.virtual import run
 from tests.histories import gateways
 from tests.histories.gateways import Town
@@ -125,9 +125,9 @@ class Pair:
         assert found is not None
         return found
 
-    def place(self, number: int = 0) -> GroupPartition:
+    def place(self, number: int = 0) -> CursorPlace:
         """Of the group."""
-        return GroupPartition(self.group.group_id, Partition(self.a.find().queue_id, number))
+        return CursorPlace(self.group.group_id, Partition(self.a.find().queue_id, number))
 
     async def written(self, number: int = 0) -> list[tuple[str, bytes]]:
         """Wait for a letter."""
@@ -307,7 +307,7 @@ async def test_what_cannot_be_asked_is_named_and_the_rest_is_done(
     monkeypatch.setattr(limits, "INBOX_LETTERS_MAX", 1)
     taking = OwnerServer._judge
 
-    def judge(self: OwnerServer, place: GroupPartition, letters: Any) -> None:
+    def judge(self: OwnerServer, place: CursorPlace, letters: Any) -> None:
         if place.partition.number != 0:
             taking(self, place, letters)
 

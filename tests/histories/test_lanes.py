@@ -18,7 +18,7 @@ from metadata.catalog import Queue, QueueSettings
 from metadata.port import Metadata
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.places import Durability, GroupPartition, Partition
+from push.places import CursorPlace, Durability, Partition
 from push.storage_port import CursorWrite, Lane, Written
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
@@ -267,7 +267,7 @@ class Acks:
     """Who has a cursor to write, as a slot does."""
 
     def __init__(self, queue_id: str, number: int = 0) -> None:
-        self.place = GroupPartition("g", Partition(queue_id, number))
+        self.place = CursorPlace("g", Partition(queue_id, number))
         self.is_written = False
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:

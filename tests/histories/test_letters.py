@@ -17,7 +17,7 @@ from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite
 from storage.redis.store import RedisInbox
 from tests.histories.house import delivery, eventually, message, numbered
@@ -43,9 +43,9 @@ class Two:
     group: Group
 
     @property
-    def place(self) -> GroupPartition:
+    def place(self) -> CursorPlace:
         """Of partition 0."""
-        return GroupPartition(self.group.group_id, Partition(self.queue.queue_id, 0))
+        return CursorPlace(self.group.group_id, Partition(self.queue.queue_id, 0))
 
     @property
     def inbox(self) -> Inbox:
@@ -202,11 +202,11 @@ async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
     storage = here.a.broker.storage
     own = storage.own
 
-    async def owned(place: GroupPartition, *, token: bytes, **named: Any) -> Any:
+    async def owned(place: CursorPlace, *, token: bytes, **named: Any) -> Any:
         tokens.append(token)
         return await own(place, token=token, **named)
 
-    async def ask(_: OwnerClient, place: GroupPartition, letter: Letter) -> str:
+    async def ask(_: OwnerClient, place: CursorPlace, letter: Letter) -> str:
         write = CursorWrite(place, letter.epoch, tokens[-1], settled=((0, 0),))
         (written,) = await here.b.broker.storage.write_cursors([write])
         assert not written.fenced
@@ -258,7 +258,7 @@ async def comes_to(ask: Callable[[], Awaitable[object]], *, something: bool) -> 
             await asyncio.sleep(0.005)
 
 
-async def answered(inbox: Inbox, place: GroupPartition, letter_id: str, letter: Letter) -> str:
+async def answered(inbox: Inbox, place: CursorPlace, letter_id: str, letter: Letter) -> str:
     """Put it in until it is answered."""
     async with asyncio.timeout(10):
         while True:
@@ -297,7 +297,7 @@ async def test_a_letter_that_was_read_before_its_answer_is_not_judged_again(
     assert (await here.b.broker.pulls.nack(here.queue, here.group, [first.receipt], 30)).settled
     real, read, returned = RedisInbox.letters, list[tuple[str, bytes]](), 0
 
-    async def letters(self: RedisInbox, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self: RedisInbox, place: CursorPlace) -> list[tuple[str, bytes]]:
         nonlocal returned
         found = await real(self, place)
         if found:
@@ -414,7 +414,7 @@ async def test_where_one_owner_is_silent_the_whole_request_is_unknown_and_may_be
     receipts = [one.receipt for one in pulled]
     real = RedisInbox.letters
 
-    async def letters(self: RedisInbox, place: GroupPartition) -> list[tuple[str, bytes]]:
+    async def letters(self: RedisInbox, place: CursorPlace) -> list[tuple[str, bytes]]:
         if place.partition.number == 1:
             raise Refused("storage_unavailable")
         return await real(self, place)

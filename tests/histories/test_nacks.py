@@ -10,7 +10,7 @@ import pytest
 from gateway.models import WhichKey
 from gateway.wire.frames import Nack
 from metadata.catalog import ANYBODY, Group, Queue
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import Retry
 from tests.histories.house import House, Socket, delivery, eventually, message
 from tests.histories.mad_house import MadHouse, mad
@@ -23,7 +23,7 @@ __all__ = ["node", "two"]
 
 async def noted(house: House, queue: Queue, group: Group) -> list[Retry]:
     """What the storage has at this moment of tries in partition 0."""
-    place = GroupPartition(group.group_id, Partition(queue.queue_id, 0))
+    place = CursorPlace(group.group_id, Partition(queue.queue_id, 0))
     found = await house.broker.storage.cursor(place)
     assert found is not None
     return list(found.retries)

@@ -14,7 +14,7 @@ from gateway.session.subscriptions import Subscriptions
 from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Written
 from tests.histories.house import House, Session, delivery, eventually, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
@@ -454,7 +454,7 @@ async def settled_alone(house: House, name: str, offset: int) -> None:
     """The group has settled this offset, in the storage."""
     queue = house.find()
     group = house.broker.metadata.find_group(ANYBODY, queue, name)
-    place = GroupPartition(group.group_id, Partition(queue.queue_id, 0))
+    place = CursorPlace(group.group_id, Partition(queue.queue_id, 0))
     token = bytes(16)
     owned = await house.broker.storage.own(place, token=token, assignment=0)
     write = CursorWrite(place, owned.epoch, token, settled=((offset, offset),))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gateway.delivery.consumer import Consumer
 from push import limits
-from push.places import GroupPartition
+from push.places import CursorPlace
 from storage.memory import MemoryStorage
 from tests.histories.house import House, Session, numbered, offsets_of
 
@@ -64,7 +64,7 @@ class Eager(MemoryStorage):
         self.session: Prompt | None = None
 
     async def read_side(
-        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+        self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         offsets = await super().read_side(place, key_hash, after, count_max)
         if self.session is not None and self.session.consumer is not None:

@@ -10,19 +10,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from push import limits
 from push.breaker import backoff_s
-from push.delivery import shares
+from push.delivery import scan as shares
 from push.delivery.checks import Outside, check
 from push.delivery.delivery import Delivery
 from push.delivery.resume import adopt, can_adopt, keys_wanted
-from push.delivery.shares import Share
+from push.delivery.scan import Share
 from push.delivery.values import DeliverySettings, Judged
-from push.places import GroupPartition, Partition, Verb
+from push.places import CursorPlace, Partition, Verb
 from push.ranges import RangeSet
 from push.record import Record
 from push.storage_port import CursorWrite
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
-PLACE = GroupPartition("g", Partition("q", 0))
+PLACE = CursorPlace("g", Partition("q", 0))
 KEYS = st.sampled_from([0, 1, 1, 1, 1, 2, 2, 3])
 SHARES = st.sampled_from(
     [None, None, *(Share(*of) for of in [(0, 1, 1), (0, 1, 9), (0, 70, 0), (0, 99, 4), (2, 9, 9)])]

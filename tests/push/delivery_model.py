@@ -8,16 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from push import limits
-from push.dead import DeadRanges
 from push.delivery.key_lines import loose
 from push.delivery.leases import ADOPTED
-from push.delivery.shares import Share
+from push.delivery.scan import Share
 from push.delivery.values import DeliverySettings, GiveOut, Judged
 from push.delivery.waiting import DeadLetter
 from push.places import Parked, ParkedLine
-from push.ranges import RangeSet
+from push.ranges import Dead, DeadRanges, RangeSet
 from push.record import Record, RecordBuilder
-from push.storage_port import Cursor, CursorWrite, Dead, Owned, Retry, Written
+from push.storage_port import Cursor, CursorWrite, Owned, Retry, Written
 
 WALL0_UNIX_MS = 1_700_000_000_000
 

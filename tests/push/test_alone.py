@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.operator.removal import kept_alone, settled_of
-from push.ranges import RangeSet
-from push.storage_port import Cursor, Dead
+from push.ranges import Dead, RangeSet
+from push.storage_port import Cursor
 
 END = 12
 offsets = st.sets(st.integers(0, END - 1))

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from push.credit import CreditWindow
 from push.errors import Refused
 from push.limits import CREDIT_MAX
+from push.subscription import CreditWindow
 
 
 def test_credit_is_what_was_granted_less_what_was_sent() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from push import limits
 from push.delivery.cursor_write import SETTLED_LOOSE_MAX, PendingWrite
-from push.places import GroupPartition, Parked, Partition
+from push.places import CursorPlace, Parked, Partition
 from push.storage_port import Retry, Side
 
-PLACE = GroupPartition("g", Partition("q", 0))
+PLACE = CursorPlace("g", Partition("q", 0))
 
 
 def pending(starving: Collection[int] = ()) -> PendingWrite:

@@ -10,12 +10,13 @@ from push.delivery.checks import check
 from push.delivery.delivery import Delivery
 from push.delivery.values import DeliverySettings, GiveOut
 from push.delivery.waiting import DeadLetter
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
+from push.ranges import Dead
 from push.record import Record
-from push.storage_port import Dead, Retry
+from push.storage_port import Retry
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 
-PLACE = GroupPartition("g", Partition("q", 0))
+PLACE = CursorPlace("g", Partition("q", 0))
 A, B, C = 0xA, 0xB, 0xC
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from push.delivery.delivery import Delivery
 from push.delivery.values import DeliverySettings
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 
-PLACE = GroupPartition("g", Partition("q", 0))
+PLACE = CursorPlace("g", Partition("q", 0))
 SETTINGS = DeliverySettings(lease_s=10)
 
 

@@ -7,13 +7,13 @@ from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
 from push.delivery.resume import adopt
-from push.delivery.shares import kept, share
+from push.delivery.scan import kept, share
 from push.delivery.values import DeliverySettings, GiveOut
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
 
-PLACE = GroupPartition("g", Partition("q", 0))
+PLACE = CursorPlace("g", Partition("q", 0))
 HUNG = 7
 RECORD = 1000
 

@@ -5,7 +5,8 @@ import pytest
 from push import limits
 from push.delivery.checks import check
 from push.places import Verb
-from push.storage_port import Dead, Retry
+from push.ranges import Dead
+from push.storage_port import Retry
 from tests.push.delivery.test_delivery import A, B, World, offsets
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from push.places import GroupPartition, Partition
+from push.places import CursorPlace, Partition
 from push.storage_port import Retry, Side
 from storage.sqlite import trim as sqlite_trim
 from storage.sqlite.checkpoint import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
@@ -49,7 +49,7 @@ async def test_an_act_that_is_refused_does_not_touch_the_others_of_its_commit(
     answers = await asyncio.gather(
         store.append([append(messages=1)]),
         store.write_cursors([change(settled=[(0, 99)])]),
-        store.own(GroupPartition("g-9", P0), token=b"x", assignment=1),
+        store.own(CursorPlace("g-9", P0), token=b"x", assignment=1),
         store.write_cursors([change(settled=[(0, 3)])]),
         store.seek("g-9", "q-1", [0, 0]),
         store.append([append(messages=1)]),
