@@ -25,7 +25,6 @@ from gateway.wire import frames
 from gateway.wire.frames import check_deliveries
 from push import limits
 from push.delivery import (
-    GiveOut,
     Judged,
     Push,
     Share,
@@ -429,10 +428,10 @@ class Consumer:
         self._reserved -= count
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> None:
         """Push a run of messages."""
-        count = out.count
+        count = push.count
         if reserved is not None:
             self._reserved -= count
         if self.left:  # at most once: they are settled, and nobody is there any more
@@ -442,20 +441,20 @@ class Consumer:
             subscription=self.subscription,
             partition=slot.partition.number,
             epoch=slot.delivery.epoch,
-            push=out.push,
-            offset=out.first,
-            skips=out.skips,
-            attempt=out.attempt,
+            push=push.number,
+            offset=push.first,
+            skips=push.skips,
+            attempt=push.attempt,
             id_prefix=slot.id_prefix,
             published_unix_ms=record.header.published_unix_ms,
         )
-        frame = frames.push_frame(head, *record.pick(out.first, out.last, out.skips))
+        frame = frames.push_frame(head, *record.pick(push.first, push.last, push.skips))
         counter = self._link.account.of(self._runtime.queue.name)
         counter.given(count, len(frame) - len(head) - count - 1)  # without commas and the end
-        if out.attempt > 1:
+        if push.attempt > 1:
             counter.redeliveries += count
         self._link.send(frame)
-        slot.log.given(out, record.header.published_unix_ms)
+        slot.log.given(push, record.header.published_unix_ms)
 
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""

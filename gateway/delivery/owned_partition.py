@@ -29,7 +29,7 @@ from gateway.encryption.sealer import NackReasons
 from gateway.publish.tail import Tail
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery import DeadLetter, Delivery, GiveOut, Judged, Push, Share, Taken, offsets_of
+from push.delivery import DeadLetter, Delivery, Judged, Push, Share, Taken, offsets_of
 from push.errors import TocsinError
 from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.record import Record
@@ -52,7 +52,7 @@ class PartitionOwner(Protocol):
         much as it may (P9)."""
 
     def deliver(
-        self, slot: "OwnedPartition", record: Record, out: GiveOut, reserved: object = None
+        self, slot: "OwnedPartition", record: Record, push: Push, reserved: object = None
     ) -> None:
         """Give it these; counts against `available`, or is what was `reserved`."""
 
@@ -85,7 +85,7 @@ class UnsentPush:
     """A push that goes out when it is settled (R23)."""
 
     record: Record
-    out: GiveOut
+    push: Push
     stages: CommitTimes | None
     cause: Cause
     reserved: object
@@ -93,7 +93,7 @@ class UnsentPush:
     @property
     def count(self) -> int:
         """Messages in it."""
-        return self.out.count
+        return self.push.count
 
 
 @dataclass(slots=True)
@@ -290,16 +290,16 @@ class OwnedPartition:
             record, stages = found
             if record.first > delivery.frontier:
                 self.log.gone(delivery.skip_to(min(record.first, delivery.end), now=now))
-            outs = delivery.give(
+            pushes = delivery.give(
                 record,
                 min(owner.available(), left),
                 now=now,
                 wall_unix_ms=wall_unix_ms,
                 share=owner.share(),
             )
-            for out in outs:
-                left -= out.count
-                self._send(record, out, stages, now, self.log.cause(out, stages))
+            for push in pushes:
+                left -= push.count
+                self._send(record, push, stages, now, self.log.cause(push, stages))
             if delivery.must_look_again:
                 is_kept = True
                 break
@@ -339,12 +339,12 @@ class OwnedPartition:
                 break
             giveable.pop(0)
             record = found[0]
-            out = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
+            push = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
             if record is None:
                 self.log.gone([(offset, offset)])
-            elif out is not None:
+            elif push is not None:
                 given += 1
-                self._send(record, out, None, now, self.log.cause_of_line(key, out))
+                self._send(record, push, None, now, self.log.cause_of_line(key, push))
         return given
 
     async def _load_side(self, key: int, after: int) -> None:
@@ -359,29 +359,30 @@ class OwnedPartition:
         self.delivery.side_loaded(key, offsets, loop.time())
 
     def _send(
-        self, record: Record, out: GiveOut, stages: CommitTimes | None, now: float, cause: Cause
+        self, record: Record, push: Push, stages: CommitTimes | None, now: float, cause: Cause
     ) -> None:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
-            self.log.acked(out.push, self.delivery.ack(out.push, out.first, out.last, now=now))
-            reserved = self.owner.reserve(out.count)
-            self._unsent.append(UnsentPush(record, out, stages, cause, reserved))
+            judged = self.delivery.ack(push.number, push.first, push.last, now=now)
+            self.log.acked(push.number, judged)
+            reserved = self.owner.reserve(push.count)
+            self._unsent.append(UnsentPush(record, push, stages, cause, reserved))
             self._context.cursor_writer.mark(self, urgent=True)
             return
         self._count_in_flight()
-        self._deliver(record, out, stages, cause)
+        self._deliver(record, push, stages, cause)
 
     def _deliver(
         self,
         record: Record,
-        out: GiveOut,
+        push: Push,
         stages: CommitTimes | None,
         cause: Cause,
         reserved: object = None,
     ) -> None:
         self.blocked = ""
         self.log.giving(cause, stages)
-        self.owner.deliver(self, record, out, reserved)
+        self.owner.deliver(self, record, push, reserved)
 
     def _after(self, now: float) -> None:
         """Carry out what the rules ask for, after anything that may have changed it.
@@ -595,7 +596,7 @@ class OwnedPartition:
         self.delivery.written(answer, now=now)
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
-            self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
+            self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
         self.log.kept(self.delivery, abandoned=self._abandoned)
         confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:

@@ -41,7 +41,7 @@ from gateway.models import OwnerDescription, PulledMessage, PullSettled
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.commit_sharing import has_room
-from push.delivery import GiveOut, Push, Share, Taken, kept, share
+from push.delivery import Push, Share, Taken, kept, share
 from push.errors import Refused, TocsinError, Unknown
 from push.letters import SETTLED, Letter, Verb, runs_of
 from push.message import Message
@@ -381,10 +381,10 @@ class PullConsumer:
         self.pump()
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> None:
         """Put messages into the pull that is being served, or that they were reserved for."""
-        count = out.count
+        count = push.count
         pull = self._serving
         if isinstance(reserved, _Pull):
             pull = reserved
@@ -393,25 +393,29 @@ class PullConsumer:
             assert pull is not None  # else nothing is available
             pull.room -= count
         self.place.taker = pull
-        pull.size += len(record.slice(out.first, out.last))
+        pull.size += len(record.slice(push.first, push.last))
         until = int((time.time() + slot.delivery.lease_s) * 1000)
-        for offset in out.offsets():
-            pull.messages.append(self._message(slot, record, offset, out, until))
-        slot.log.given(out, record.header.published_unix_ms)
+        for offset in push.offsets():
+            pull.messages.append(self._message(slot, record, offset, push, until))
+        slot.log.given(push, record.header.published_unix_ms)
 
     def _message(
-        self, slot: OwnedPartition, record: Record, offset: int, out: GiveOut, until: int
+        self, slot: OwnedPartition, record: Record, offset: int, push: Push, until: int
     ) -> PulledMessage:
         message = _MESSAGE.decode(record.slice(offset, offset))
         receipt = Receipt(
-            slot.delivery.generation, slot.partition.number, slot.delivery.epoch, out.push, offset
+            slot.delivery.generation,
+            slot.partition.number,
+            slot.delivery.epoch,
+            push.number,
+            offset,
         )
         return PulledMessage(
             receipt=self._receipts.encode(slot.queue.queue_id, slot.group.group_id, receipt),
             id=message.id if message.id is not None else f"{slot.id_prefix}{offset}",
             partition=slot.partition.number,
             offset=offset,
-            attempt=out.attempt,
+            attempt=push.attempt,
             published_unix_ms=record.header.published_unix_ms,
             lease_until_unix_ms=until,
             key=message.key,

@@ -15,7 +15,7 @@ from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
-from push.delivery import Delivery, GiveOut, Push, Share, Taken
+from push.delivery import Delivery, Push, Share, Taken
 from push.places import CursorPlace, Partition
 from push.record import Record
 
@@ -34,7 +34,7 @@ class NullConsumer:
         return Share(0, 1, 0)
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, out: GiveOut, reserved: object = None
+        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> None:
         """Never called: nothing is available."""
 

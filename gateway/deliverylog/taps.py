@@ -17,7 +17,7 @@ from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.spans import CommitTimes, LoggedPlace, LoggedSession, Run
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery import Delivery, GiveOut, Judged, Push, Taken, Tally, append_offset, ranges_of
+from push.delivery import Delivery, Judged, Push, Taken, Tally, append_offset, ranges_of
 from push.ranges import Dead, Range
 from push.record import Record
 from push.storage_port import Cursor
@@ -182,45 +182,45 @@ class OwnedPartitionLog:
         """Nothing blocks any more what is certified below `end`."""
         self._waited_for, self._waited_end = _CAUSES.get(blocked, "backlog"), end
 
-    def cause(self, out: GiveOut, stages: CommitTimes | None) -> Cause:
+    def cause(self, push: Push, stages: CommitTimes | None) -> Cause:
         """What a run of the log has waited for."""
-        if out.first < self._waited_end:
+        if push.first < self._waited_end:
             return self._waited_for
         return "none" if stages is not None else "backlog"
 
-    def cause_of_line(self, key: int, out: GiveOut) -> Cause:
+    def cause_of_line(self, key: int, push: Push) -> Cause:
         """What a message that waited in its key's line has waited for."""
-        returned = self._causes.pop(out.first, None)
-        if out.first < self._opened.get(key, 0):
+        returned = self._causes.pop(push.first, None)
+        if push.first < self._opened.get(key, 0):
             return "key_parked"
         if returned is not None:
             return returned
-        return "key_backoff" if out.attempt > 1 else "key_held"
+        return "key_backoff" if push.attempt > 1 else "key_held"
 
     def giving(self, cause: Cause, stages: CommitTimes | None) -> None:
         """What is given next has waited for this."""
         self._cause = cause
         self._certified_us = stages.certified_us if stages is not None else None
 
-    def given(self, out: GiveOut, published_unix_ms: int) -> None:
+    def given(self, push: Push, published_unix_ms: int) -> None:
         """It is on its way."""
         log, certified_us = self._log, self._certified_us
         if log.is_on:
-            runs = [(self._number, out.first, out.count)]
-            if out.skips:
-                runs = self._runs(_ranges(out.offsets()))
+            runs = [(self._number, push.first, push.count)]
+            if push.skips:
+                runs = self._runs(_ranges(push.offsets()))
             given_us = self._place.given(
-                runs, out.attempt, self._cause, certified_us, published_unix_ms=published_unix_ms
+                runs, push.attempt, self._cause, certified_us, published_unix_ms=published_unix_ms
             )
         else:
             given_us = log.now_us()
         if self._keeps:
-            self._given_us[out.push] = given_us
+            self._given_us[push.number] = given_us
         if certified_us is not None:
             waited_s = (given_us - certified_us) / 1e6
         else:
             waited_s = log.age_s(published_unix_ms)
-        self._tally.gave(out.count, waited_s, is_first=out.attempt == 1)
+        self._tally.gave(push.count, waited_s, is_first=push.attempt == 1)
 
     # --- Settling ------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ from push.delivery.scan import Share, kept, share
 from push.delivery.values import (
     COUNTED,
     DeliverySettings,
-    GiveOut,
     Judged,
     Notices,
     Taken,
@@ -52,7 +51,6 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "DeliverySettings",
-    "GiveOut",
     "InFlight",
     "Judged",
     "Line",

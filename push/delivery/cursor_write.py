@@ -193,7 +193,7 @@ class PendingWrite:
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
             unparked=tuple(self._unparked),
             ended=tuple(coalesce(self._ended)),
-            dead=tuple(DeadRanges(self._dead)),
+            dead=tuple(DeadRanges(self._dead)) if self._dead else (),
         )
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX

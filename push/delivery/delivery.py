@@ -30,7 +30,6 @@ from push.delivery.scan import Scan, Share
 from push.delivery.values import (
     Before,
     DeliverySettings,
-    GiveOut,
     Judged,
     Notices,
     Taken,
@@ -158,7 +157,7 @@ class Delivery:
         now: float,
         wall_unix_ms: int,
         share: Share | None = None,
-    ) -> list[GiveOut]:
+    ) -> list[Push]:
         """First give-outs from the record that holds `frontier`, or the next one there is.
 
         Takes at most `credit` messages; passes over what is passed, gated or expired. Moves
@@ -225,7 +224,7 @@ class Delivery:
 
     def give_line(
         self, key: int, offset: int, record: Record | None, *, now: float, wall_unix_ms: int
-    ) -> GiveOut | None:
+    ) -> Push | None:
         """Send a message that the caller took from `giveable`; `record` holds it (None: gone).
 
         None when it is not to be sent: acked late, expired, gone, or the partition moves.
@@ -264,7 +263,7 @@ class Delivery:
         line.in_flight.add(offset)
         line.pull = waiting.pull
         waiting.lines.settle_down(line, now)
-        return GiveOut(push.number, offset, offset, push.attempt)
+        return push
 
     # --- Acks, nacks, extends ------------------------------------------------------------------
 
@@ -588,15 +587,7 @@ class Delivery:
 
     def take_notices(self) -> Notices | None:
         """Return what others wait to hear of, since the last call; None: nothing has happened."""
-        waiting = self.waiting
-        if not waiting.has_notices:
-            return None
-        return Notices(
-            dying=waiting.take_decided(),
-            parked=waiting.take_parked(),
-            opened=waiting.take_opened(),
-            dropped=waiting.take_dropped(),
-        )
+        return self.waiting.take_notices()
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
         """Messages to move to the dead letters, by offset; each stays unsettled until

@@ -72,6 +72,7 @@ class Push:
 
     __slots__ = (
         "attempt",
+        "count",
         "due_at",
         "first",
         "given",
@@ -114,6 +115,8 @@ class Push:
         for offset in skips:
             skipped |= 1 << (offset - first)
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
+        self.count = last - first + 1 - len(skips)
+        """Number of messages that it has."""
         self.started = self.open if started else 0
         self.watched = 0
         """The mask of what its key's line waits to hear of (see `push.delivery.scan`)."""
@@ -132,6 +135,12 @@ class Push:
         """When the lease of this offset ends, which is open."""
         bit = 1 << (offset - self.first)
         return next((at for at, mask in self.parts if mask & bit), self.due_at)
+
+    def offsets(self) -> Iterable[int]:
+        """The offsets that it has, in order."""
+        return (
+            offsets_of(self.given, self.first) if self.skips else range(self.first, self.last + 1)
+        )
 
     def runs(self) -> list[Range]:
         """The runs of offsets that it has, in order."""
@@ -233,7 +242,7 @@ class Leases:
         self.pushes[push.number] = push
         if of_line:
             self._of_lines[first] = push
-        self.open_count += last - first + 1 - len(skips)
+        self.open_count += push.count
         self._schedule(push, now + lease_s)
         return push
 

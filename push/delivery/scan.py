@@ -29,8 +29,8 @@ from typing import Final
 
 from push import limits
 from push.delivery.key_lines import Line, Lines, loose
-from push.delivery.leases import Leases, offsets_of
-from push.delivery.values import DeliverySettings, GiveOut
+from push.delivery.leases import Leases, Push, offsets_of
+from push.delivery.values import DeliverySettings
 from push.delivery.waiting import Waiting
 from push.ranges import Range, RangeSet
 from push.record import Record
@@ -315,14 +315,15 @@ class Scan:
 
     def give(
         self, record: Record, credit: int, now: float, wall_unix_ms: int, share: Share | None
-    ) -> list[GiveOut]:
+    ) -> list[Push]:
         """Give out from the record that holds `frontier`, as `Delivery.give` says."""
-        self._waiting.begin(now, wall_unix_ms)
+        if not self._waiting.begun:
+            self._waiting.begin(now, wall_unix_ms)
         self.again_at = None
         if share is None or share.ample > 0:
             self._shares.forget()
         self.skip_to(min(record.first, self.end), now)
-        outs: list[GiveOut] = []
+        pushes: list[Push] = []
         end = min(record.last, self.end - 1)
         self._halted = False
         while self.frontier <= end and credit > 0 and self.wants_log:
@@ -334,7 +335,7 @@ class Scan:
             first = self.frontier
             last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
             last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
-            if len(self._passed):
+            if self._rescan_end:
                 last = self._passed.gaps(first, last)[0][1]
             hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
             exceptional = self._exceptional(record, first, last, hashes, wall_unix_ms)
@@ -348,10 +349,10 @@ class Scan:
                     last, hashes = first + fitting - 1, hashes[:fitting]
                     exceptional = [offset for offset in exceptional if offset <= last]
             if not exceptional:
-                out: GiveOut | None = self._push(first, last, hashes, now)
+                push: Push | None = self._push(first, last, hashes, now)
                 self._move(last + 1, now)
             else:
-                out = self._give_singly(
+                push = self._give_singly(
                     record,
                     first,
                     last,
@@ -361,11 +362,11 @@ class Scan:
                     wall_unix_ms=wall_unix_ms,
                     share=share,
                 )
-            if out is not None:
-                credit -= out.count
-                share = share.after(out.count) if share is not None else None
-                outs.append(out)
-        return outs
+            if push is not None:
+                credit -= push.count
+                share = share.after(push.count) if share is not None else None
+                pushes.append(push)
+        return pushes
 
     def _fitting(
         self, first: int, hashes: "array[int]", exceptional: Sequence[int], share: Share, now: float
@@ -401,7 +402,7 @@ class Scan:
         many there are.
         """
         first, waiting = self.frontier, self._waiting
-        last = min(end, self._passed.gaps(first, end)[0][1]) if len(self._passed) else end
+        last = min(end, self._passed.gaps(first, end)[0][1]) if self._rescan_end else end
         last = self._expired_until(record, first, last, wall_unix_ms)
         if last < first:
             self._in_row = 0
@@ -446,7 +447,9 @@ class Scan:
 
     def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
         """Whether in a stretch nothing but a gated key could be exceptional."""
-        if self._settings.pulls or self._waiting.tried_between(first, last):
+        if self._settings.pulls:
+            return False
+        if self._waiting.inherited and self._waiting.tried_between(first, last):
             return False
         expires = record.expires_min_unix_ms()
         return not expires or expires > wall_unix_ms
@@ -462,7 +465,7 @@ class Scan:
         now: float,
         wall_unix_ms: int,
         share: Share | None,
-    ) -> GiveOut | None:
+    ) -> Push | None:
         """Push those of first..last that go out, skipping what waits. None: all of it waits."""
         skips: list[int] = []
         waiting = self._waiting
@@ -548,9 +551,9 @@ class Scan:
 
     def _push(
         self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
-    ) -> GiveOut:
+    ) -> Push:
         """Make the push. `hashes` are those of the messages from `first` on."""
-        push = self._leases.give(
+        return self._leases.give(
             first,
             last,
             hashes[: last - first + 1],
@@ -559,4 +562,3 @@ class Scan:
             lease_s=self._settings.lease_s,
             started=self._settings.pulls,
         )
-        return GiveOut(push.number, first, last, 1, skips)

@@ -6,9 +6,8 @@ Counted where a thing happens, once per push, range or exception, never per mess
 case. The deliveries of a group share one, from epoch to epoch.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from push.histogram import Histogram
 from push.ranges import Dead, Range
@@ -42,31 +41,6 @@ class Before:
     """Whether there are side lines: what the cursor has passed may stand in one, unsettled."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveOut:
-    """A push to send: offsets first..last of the record that was handed in, but for `skips`."""
-
-    push: int
-    first: int
-    last: int
-    attempt: int
-    skips: tuple[int, ...] = ()
-    """Ascending, between first and last: what waits, or was settled before."""
-
-    @property
-    def count(self) -> int:
-        """How many messages it has."""
-        return self.last - self.first + 1 - len(self.skips)
-
-    def offsets(self) -> Iterable[int]:
-        """Their offsets, in order."""
-        whole = range(self.first, self.last + 1)
-        if not self.skips:
-            return whole
-        skips = set(self.skips)
-        return [offset for offset in whole if offset not in skips]
-
-
 @dataclass(slots=True)
 class Judged:
     """What became of an ack, nack or extend, as ranges of offsets (R21)."""
@@ -79,17 +53,18 @@ class Judged:
     """Of `settled`: what had been settled before, and is only said to be."""
 
 
-class Notices(NamedTuple):
-    """Notices for others: of what became durable, and of what was parked."""
+@dataclass(slots=True)
+class Notices:
+    """Events of a delivery that others want to know of."""
 
-    dying: list[Dead]
-    """Ranges that go to the dead letters: no key waits for them any more."""
-    parked: list[int]
+    dying: list[Dead] = field(default_factory=list)
+    """Ranges that go to the dead letters, durably: no key waits for them any more."""
+    parked: list[int] = field(default_factory=list)
     """Heads of keys that were parked."""
-    opened: list[int]
+    opened: list[int] = field(default_factory=list)
     """Keys that were durably unparked."""
-    dropped: list[int]
-    """Keys of which a decision was not made."""
+    dropped: list[int] = field(default_factory=list)
+    """Keys of which a decision was not made, since the head is another one."""
 
 
 Taken = tuple[int, int]

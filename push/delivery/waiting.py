@@ -26,7 +26,7 @@ from push import limits
 from push.breaker import clamp_due
 from push.delivery.cursor_write import PendingWrite
 from push.delivery.key_lines import Decision, Line, Lines
-from push.delivery.values import Tally
+from push.delivery.values import Notices, Tally
 from push.places import CursorPlace, ParkedLine, Verb
 from push.ranges import Dead, DeadRanges, RangeSet
 from push.storage_port import Cursor, CursorWrite, Owned, Retry, Written
@@ -46,26 +46,23 @@ class Waiting:
 
     __slots__ = (
         "__weakref__",
-        "_begun",
-        "_decided",
-        "_dropped",
         "_heads",
-        "_inherited",
-        "_opened",
-        "_parked",
         "_released",
         "_rescanned",
         "_untaken",
         "attempts",
         "attempts_max",
+        "begun",
         "dead",
         "due_unix_ms",
         "dying",
         "dying_runs",
         "ended",
         "giveable",
+        "inherited",
         "lines",
         "not_before",
+        "notices",
         "park",
         "pending",
         "pull",
@@ -112,20 +109,20 @@ class Waiting:
         """The pull that is being served (R24)."""
         self._untaken = DeadRanges(owned.cursor.dead)
         """Of what is dead: what nobody was told to move."""
-        self._decided: list[Dead] = []
-        """What has become dead, durably, and was not taken yet."""
+        self.notices: Notices | None = None
+        """Events that nobody was told of yet; None: nothing has happened."""
         self.not_before: dict[int, float] = {}  # offset → end of its backoff, set aside
         self._heads: dict[int, int | None] = {}
         """Key → its head, of decisions that are on their way."""
-        self._opened: list[int] = []
-        self._dropped: list[int] = []
-        self._parked: list[int] = []
         self._released: set[int] = set()
         """Keys that were released: what the previous owner tried of them, and this one had not
         come to in the log, does not count either."""
         self._inherit(owned.cursor)
-        self._inherited = sorted(self.attempts)
-        self._rescanned, self._begun = False, not self.attempts
+        self.inherited = sorted(self.attempts)
+        """Offsets for which the previous owner noted an attempt."""
+        self._rescanned = False
+        self.begun = not self.attempts
+        """Whether the times of the previous owner's retries are known in this process's clock."""
 
     # --- Inheriting ----------------------------------------------------------------------------
 
@@ -142,17 +139,12 @@ class Waiting:
             line = self.lines.line(key)
             line.aside, line.inherited = count, True
 
-    @property
-    def begun(self) -> bool:
-        """Whether the times of the previous owner's retries are known in this process's clock."""
-        return self._begun
-
     def begin(self, now: float, wall_unix_ms: int) -> None:
         """The first call with both clocks: a backoff that was persisted as wall time goes on, as
         far as the longest one there can be (R3)."""
-        if self._begun:
+        if self.begun:
             return
-        self._begun = True
+        self.begun = True
         for offset, noted_unix_ms in self.due_unix_ms.items():
             due_unix_ms = clamp_due(noted_unix_ms, wall_unix_ms, limits.DELAY_S_MAX)
             if due_unix_ms > wall_unix_ms:
@@ -167,7 +159,7 @@ class Waiting:
     def _open_inherited(self, now: float) -> None:
         """Inherited lines open, for nothing can come before what stands in them any more, but for
         what of theirs is being set aside still."""
-        if not (self._rescanned and self._begun):
+        if not (self._rescanned and self.begun):
             return
         for line in [line for line in self.lines.by_key.values() if line.inherited]:
             line.inherited = False
@@ -176,8 +168,8 @@ class Waiting:
 
     def tried_between(self, first: int, last: int) -> bool:
         """Whether the previous owner noted an attempt for some offset of first..last."""
-        index = bisect_left(self._inherited, first)
-        return index < len(self._inherited) and self._inherited[index] <= last
+        index = bisect_left(self.inherited, first)
+        return index < len(self.inherited) and self.inherited[index] <= last
 
     # --- Coming in -----------------------------------------------------------------------------
 
@@ -309,7 +301,7 @@ class Waiting:
                 dead = Dead(*part, one.reason)
                 self.dead.add(dead)
                 self._untaken.add(dead)
-                self._decided.append(dead)
+                self._noted.dying.append(dead)
         decided = RangeSet((one.first, one.last) for one in write.dead)
         for offset in [offset for offset in self.dying if offset in decided]:
             line = self.lines.line(self.dying.pop(offset))
@@ -349,14 +341,15 @@ class Waiting:
         ]
 
     @property
-    def has_notices(self) -> bool:
-        """Whether `take_decided`, `take_parked`, `take_opened` or `take_dropped` has something."""
-        return bool(self._decided or self._parked or self._opened or self._dropped)
+    def _noted(self) -> Notices:
+        if self.notices is None:
+            self.notices = Notices()
+        return self.notices
 
-    def take_decided(self) -> list[Dead]:
-        """Return what has become dead, durably, since the last call: no key waits for it."""
-        decided, self._decided = self._decided, []
-        return decided
+    def take_notices(self) -> Notices | None:
+        """Return what has happened since the last call; None: nothing."""
+        notices, self.notices = self.notices, None
+        return notices
 
     def dead_lettered(self, first: int, last: int) -> None:
         """first..last stand in the dead letters, or are gone: settled here."""
@@ -404,9 +397,8 @@ class Waiting:
 
     def recorded(self, answer: Written, now: float) -> None:
         """The write that was taken last is durable."""
-        sides = self.pending.sides_under_way
         write, recorded, aside = self.pending.confirm()
-        for side in sides:
+        for side in write.aside:
             self.lines.by_key[side.key_hash].lower(side.offsets[0])
         for key, count in aside.items():
             line = self.lines.by_key[key]
@@ -487,15 +479,15 @@ class Waiting:
     def _park(self, line: Line, head: int, why: str) -> None:
         """The line waits for an operator, since this offset is not tried again. An earlier release
         is over."""
-        self._parked.append(head)
+        self._noted.parked.append(head)
         line.parked, line.forgiven = True, False
         line.parked_unix_ms = None
         self._released.discard(line.key)
         self.pending.park(line.key, why)
 
     def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
-        """Unpark a key that the storage shows like this. `take_opened` tells when the decision is
-        durable, `take_dropped` that it was not made, since the head is another one.
+        """Unpark a key that the storage shows like this. Notices tell when the decision is durable
+        (`opened`), or that it was not made, since the head is another one (`dropped`).
 
         False, and nothing changes: the key is not parked, or was parked anew since, or something
         was decided already.
@@ -523,7 +515,7 @@ class Waiting:
             return  # when it is written
         if head != decision.head:
             line.decision = None
-            self._dropped.append(key)
+            self._noted.dropped.append(key)
             return
         if head is not None and decision.verb == "skip":
             line.aside -= 1
@@ -549,7 +541,7 @@ class Waiting:
             self.forgive(head)
         if not line.inherited:
             line.opens_after = line.aside_unwritten
-        self._opened.append(line.key)
+        self._noted.opened.append(line.key)
         self.lines.settle_down(line, now)
 
     def _admitted(self, line: Line, fresh: tuple[int, ...]) -> tuple[int, ...]:
@@ -574,21 +566,6 @@ class Waiting:
             self.forgive(offset)
             self.pending.note(Retry(offset, 0))
 
-    def take_parked(self) -> list[int]:
-        """The heads of keys that were parked since the last call."""
-        parked, self._parked = self._parked, []
-        return parked
-
-    def take_opened(self) -> list[int]:
-        """Keys that were durably unparked since the last call."""
-        opened, self._opened = self._opened, []
-        return opened
-
-    def take_dropped(self) -> list[int]:
-        """Keys of which a decision was not made, since the last call."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
     # --- Settling ------------------------------------------------------------------------------
 
     def settle(self, first: int, last: int) -> None:
@@ -598,9 +575,9 @@ class Waiting:
     def pass_over(self, first: int, last: int) -> None:
         """Nothing of first..last is in the log: settled, and what was tried of it forgotten."""
         self.settle(first, last)
-        index = bisect_left(self._inherited, first)
-        while index < len(self._inherited) and self._inherited[index] <= last:
-            self.forget(self._inherited[index])
+        index = bisect_left(self.inherited, first)
+        while index < len(self.inherited) and self.inherited[index] <= last:
+            self.forget(self.inherited[index])
             index += 1
 
     def forget(self, offset: int) -> None:

@@ -15,7 +15,7 @@ from push.delivery.checks import Outside, check
 from push.delivery.delivery import Delivery
 from push.delivery.resume import adopt, can_adopt, keys_wanted
 from push.delivery.scan import Share
-from push.delivery.values import DeliverySettings, Judged
+from push.delivery.values import DeliverySettings, Judged, Notices
 from push.places import CursorPlace, Partition, Verb
 from push.ranges import RangeSet
 from push.record import Record
@@ -145,9 +145,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         for key, line in self.delivery.waiting.lines.by_key.items():
             if line.parked:
                 self.model.parks(key)
-        for key in self.delivery.waiting.take_opened():
+        notices = self.delivery.take_notices() or Notices()
+        for key in notices.opened:
             self.model.unparks(key)
-        for key in self.delivery.waiting.take_dropped():
+        for key in notices.dropped:
             self.model.drops(key)
         for message in self.model.messages:
             if message.forgiven and self.in_memory(message):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from push import limits
 from push.delivery.key_lines import loose
-from push.delivery.leases import ADOPTED
+from push.delivery.leases import ADOPTED, Push
 from push.delivery.scan import Share
-from push.delivery.values import DeliverySettings, GiveOut, Judged
+from push.delivery.values import DeliverySettings, Judged
 from push.delivery.waiting import DeadLetter
 from push.places import Parked, ParkedLine
 from push.ranges import Dead, DeadRanges, RangeSet
@@ -217,7 +217,7 @@ class Model:
     # --- Giving --------------------------------------------------------------------------------
 
     def scanned(
-        self, old: int, new: int, outs: list[GiveOut], now: float, pull: int, *,
+        self, old: int, new: int, outs: list[Push], now: float, pull: int, *,
         share: Share | None = None,
     ) -> None:  # fmt: skip
         """The log was given from; the frontier went from `old` to `new`."""
@@ -243,11 +243,11 @@ class Model:
                         other.of_line = True  # its line waits for them
                 self._pass_over(message, now, pull)
         for out in outs:
-            assert out.push == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
+            assert out.number == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
             assert out.attempt == 1, "R19"
             assert list(out.skips) == sorted(set(out.skips)), f"{out}"
             assert all(out.first < skip < out.last for skip in out.skips), f"{out}"
-            self.pushes[out.push] = (out.first, out.last, frozenset(out.skips))
+            self.pushes[out.number] = (out.first, out.last, frozenset(out.skips))
 
     def _has_its_share(self, message: Told, share: Share | None) -> bool:
         """P8: whether as much of its key is in flight as may be."""
@@ -283,12 +283,12 @@ class Model:
             return
         assert again_at <= self._slow_from(message, share), f"P8: {message} is not looked at"
 
-    def _give_from_log(self, message: Told, out: GiveOut, now: float, pull: int) -> None:
+    def _give_from_log(self, message: Told, out: Push, now: float, pull: int) -> None:
         assert message.state == "log", f"R18, P5: {message} is given from the log"
         assert not message.gone
         assert not message.tried, f"R16: {message} is given again without a write"
         self._may_go(message, now, pull)
-        self._in_flight(message, out.push, now, pull)
+        self._in_flight(message, out.number, now, pull)
         message.of_line = False
 
     def _may_go(self, message: Told, now: float, pull: int) -> None:
@@ -336,7 +336,7 @@ class Model:
         for message in due:
             message.state, message.overflowed = "dying", True
 
-    def sent(self, offset: int, out: GiveOut, now: float, pull: int) -> None:
+    def sent(self, offset: int, out: Push, now: float, pull: int) -> None:
         """A line sent a message."""
         message = self.messages[offset]
         assert (out.first, out.last, out.skips) == (offset, offset, ())
@@ -349,9 +349,9 @@ class Model:
             noted = self.store.retries.get(offset)
             assert noted is not None, f"R16: {message} is given again and nothing is durable"
             assert noted.attempts == message.attempts, f"R16: {message}, durable is {noted}"
-        assert out.push == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
-        self.pushes[out.push] = (offset, offset, frozenset())
-        self._in_flight(message, out.push, now, pull)
+        assert out.number == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
+        self.pushes[out.number] = (offset, offset, frozenset())
+        self._in_flight(message, out.number, now, pull)
         message.of_line = True
 
     # --- What the consumer says ----------------------------------------------------------------

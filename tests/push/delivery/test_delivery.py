@@ -8,7 +8,8 @@ import pytest
 from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
-from push.delivery.values import DeliverySettings, GiveOut
+from push.delivery.leases import Push
+from push.delivery.values import DeliverySettings
 from push.delivery.waiting import DeadLetter
 from push.places import CursorPlace, Partition
 from push.ranges import Dead
@@ -54,9 +55,9 @@ class World:
         self.delivery = Delivery(PLACE, owned, b"token", self.settings, now=self.now)
         return self.delivery
 
-    def give(self, credit: int = 1000) -> list[GiveOut]:
+    def give(self, credit: int = 1000) -> list[Push]:
         """First give-outs."""
-        outs: list[GiveOut] = []
+        outs: list[Push] = []
         for record in self.records:
             if record.last >= self.delivery.frontier and credit > sum(sizes(outs)):
                 outs += self.delivery.give(
@@ -70,7 +71,7 @@ class World:
         while (write := self.delivery.take_write(wall_unix_ms=self.wall)) is not None:
             self.delivery.written(self.store.apply(write), now=self.now)
 
-    def send(self) -> list[GiveOut]:
+    def send(self) -> list[Push]:
         """Give what is giveable."""
         outs = []
         while self.delivery.giveable:
@@ -82,7 +83,7 @@ class World:
         check(self.delivery)
         return [out for out in outs if out is not None]
 
-    def retry(self, credit: int = 1000) -> list[GiveOut]:
+    def retry(self, credit: int = 1000) -> list[Push]:
         """Everything that lines have to give now, through storage and back."""
         self.delivery.plan_retries(credit, now=self.now)
         self.load_sides()
@@ -145,11 +146,11 @@ class World:
         return letters
 
 
-def sizes(outs: list[GiveOut]) -> list[int]:
+def sizes(outs: list[Push]) -> list[int]:
     return [out.count for out in outs]
 
 
-def offsets(outs: list[GiveOut]) -> list[int]:
+def offsets(outs: list[Push]) -> list[int]:
     return [offset for out in outs for offset in out.offsets()]
 
 
@@ -346,7 +347,7 @@ def test_a_line_of_what_has_expired_dies_many_at_a_time() -> None:
     world.nack(1, 0, 0.0)
     world.now = 130.0
     (out,) = world.retry()
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     rounds = 0
     while world.delivery.waiting.lines.by_key:
         assert world.retry() == []
@@ -395,7 +396,7 @@ def test_numbers_restart_under_a_higher_epoch() -> None:
     assert second.epoch > first.epoch
     assert world.give() == []
     (out,) = world.retry()
-    assert out.push == 1
+    assert out.number == 1
 
 
 def test_a_new_owner_gives_what_is_not_settled_and_nothing_else() -> None:
@@ -409,7 +410,7 @@ def test_a_new_owner_gives_what_is_not_settled_and_nothing_else() -> None:
     outs = world.give()
     assert [(out.first, out.last) for out in outs] == [(1, 1), (4, 4), (6, 8), (10, 10)]
     for out in outs:
-        world.ack(out.push, out.first, out.last)
+        world.ack(out.number, out.first, out.last)
     world.write()
     assert world.store.settled == set(range(12))
 
@@ -431,7 +432,7 @@ def test_a_redelivery_waits_until_its_attempt_is_durable() -> None:
     world.write()
     assert world.store.retries[0].attempts == 1
     (out,) = world.send()
-    assert (out.push, out.attempt) == (2, 2)
+    assert (out.number, out.attempt) == (2, 2)
 
 
 def test_a_redelivery_of_what_is_settled_is_refused() -> None:
@@ -452,7 +453,7 @@ def test_what_never_was_given_does_not_overtake_a_redelivery_that_is_being_recor
     world.nack(1, 0)
     world.give()
     (out,) = world.retry()
-    world.ack(out.push, 0)
+    world.ack(out.number, 0)
     world.delivery.plan_retries(10, now=world.now)
     assert world.delivery.giveable == []
     world.write()
@@ -467,7 +468,7 @@ def test_only_the_write_that_holds_the_attempt_lets_a_redelivery_go() -> None:
     world.give()
     world.nack(1, 0)
     (zero,) = world.retry()
-    world.ack(zero.push, 0)  # two may go now: 1 and 2
+    world.ack(zero.number, 0)  # two may go now: 1 and 2
     world.delivery.plan_retries(10, now=world.now)
     world.write()
     (key, offset), second = world.delivery.giveable
@@ -475,7 +476,7 @@ def test_only_the_write_that_holds_the_attempt_lets_a_redelivery_go() -> None:
     del world.delivery.giveable[:]
     out = world.delivery.give_line(key, 1, world.records[0], now=world.now, wall_unix_ms=world.wall)
     assert out is not None
-    world.nack(out.push, 1)  # 2 was on its way: it is called back, though the shell holds it
+    world.nack(out.number, 1)  # 2 was on its way: it is called back, though the shell holds it
     stale = world.delivery.give_line(
         *second, world.records[0], now=world.now, wall_unix_ms=world.wall
     )
@@ -499,7 +500,7 @@ def test_a_shell_that_gives_out_of_order_is_refused() -> None:
     assert early is None
     (out,) = world.send()
     assert out.first == 1
-    world.ack(out.push, 1)
+    world.ack(out.number, 1)
     assert offsets(world.retry()) == [2]
 
 
@@ -513,10 +514,10 @@ def test_during_backoff_the_next_message_of_the_key_is_not_given() -> None:
     assert sorted(world.expire(10)) == [(1, 0), (1, 1), (1, 2)]
     (m, b) = world.retry()
     assert {m.first, b.first} == {0, 2}
-    assert world.nack(m.push, 0, 30.0) == []
+    assert world.nack(m.number, 0, 30.0) == []
     world.publish(A, C)
     assert offsets(world.give()) == [4]
-    assert world.ack(b.push, 2) == world.ack(3 + 1, 4) == "settled"
+    assert world.ack(b.number, 2) == world.ack(3 + 1, 4) == "settled"
     world.expire(29.9)
     assert world.retry() == []
     world.expire(0.1)
@@ -544,7 +545,7 @@ def test_messages_of_a_key_come_again_in_order() -> None:
         outs = world.retry()
         order += offsets(outs)
         for out in outs:
-            world.ack(out.push, out.first)
+            world.ack(out.number, out.first)
     assert order == list(range(7))
     assert world.delivery.waiting.lines.by_key == {}
 
@@ -634,7 +635,7 @@ def test_a_side_line_keeps_its_order_over_a_restart(monkeypatch: pytest.MonkeyPa
         outs = world.retry()
         order += offsets(outs)
         for out in outs:
-            world.ack(out.push, out.first)
+            world.ack(out.number, out.first)
     assert order == [0, 1, 2, 3, 4]
 
 
@@ -650,13 +651,13 @@ def test_a_side_line_is_read_on_behind_what_was_read(monkeypatch: pytest.MonkeyP
         world.write()
     waiting = world.delivery.waiting
     (out,) = world.retry()
-    world.ack(out.push, 0)
+    world.ack(out.number, 0)
     assert waiting.side_wanted() == [(A, -1)]
     waiting.side_loaded(A, world.store.read_side(A, -1, 1), world.now)
     world.delivery.plan_retries(10, now=world.now)
     (out,) = world.send()
     assert out.first == 1
-    world.ack(out.push, 1)
+    world.ack(out.number, 1)
     assert 1 in world.store.aside
     assert waiting.side_wanted() == [(A, 1)]
 
@@ -672,7 +673,7 @@ def test_a_side_line_that_could_not_be_read_is_asked_for_again(
     world.give()
     world.write()
     (out,) = world.retry()
-    world.ack(out.push, 0)
+    world.ack(out.number, 0)
     wanted = world.delivery.waiting.side_wanted()
     assert wanted
     assert world.delivery.waiting.side_wanted() == []
@@ -707,7 +708,7 @@ def test_what_joins_a_side_line_while_it_is_read_is_not_taken_from_it_yet(
         outs = world.retry()
         order += offsets(outs)
         for out in outs:
-            world.ack(out.push, out.first)
+            world.ack(out.number, out.first)
     world.write()
     assert (order, world.store.aside) == ([0, 1, 2], {})
 
@@ -730,7 +731,7 @@ def test_five_crashes_do_not_dead_letter_what_never_ran() -> None:
     world = World(*[A, B, C] * 30, attempts_max=5)
     for _ in range(5):
         (ran,) = [out for out in world.give() + world.retry() if out.first == 0]
-        world.delivery.start(ran.push, 0, 0, now=world.now)
+        world.delivery.start(ran.number, 0, 0, now=world.now)
         world.lose_holder()
     assert len(offsets(world.give())) == 60  # all but those behind 0
     assert [letter.offset for letter in world.bury()] == [0]
@@ -743,7 +744,7 @@ def test_a_message_that_kills_its_consumer_is_not_tried_for_ever() -> None:
     for _ in range(3):
         outs = world.give() + world.retry()
         assert offsets(outs) == [0]
-        world.delivery.start(outs[0].push, 0, 0, now=world.now)
+        world.delivery.start(outs[0].number, 0, 0, now=world.now)
         world.lose_holder()
     assert world.give() + world.retry() == []
     assert world.bury() == [DeadLetter(0, "exhausted", 3)]
@@ -833,7 +834,7 @@ def test_a_key_goes_on_when_it_is_durable_what_goes_to_the_dead_letters() -> Non
     world.delivery.dead_lettered(letter.offset, letter.offset)
     (out,) = world.retry()
     assert out.first == 1
-    assert world.ack(out.push, 1) == "settled"
+    assert world.ack(out.number, 1) == "settled"
     world.publish(A)
     assert offsets(world.give()) == [3]
     assert not world.delivery.waiting.lines.by_key
@@ -944,7 +945,7 @@ def test_an_unsettled_delivery_returns_with_its_lease() -> None:
     assert world.delivery.next_deadline() == 110.0
     assert world.expire(9.9) == []
     assert world.expire(0.1) == [(1, 0)]
-    assert [(out.push, out.first) for out in world.retry()] == [(2, 0)]
+    assert [(out.number, out.first) for out in world.retry()] == [(2, 0)]
 
 
 def test_a_lease_can_be_extended_up_to_its_total() -> None:
@@ -1138,7 +1139,7 @@ def test_an_ack_of_an_older_delivery_is_stale() -> None:
     world.expire(11)
     (again,) = world.retry()
     assert world.ack(1, 0) == "stale"
-    assert world.ack(again.push, 0) == "settled"
+    assert world.ack(again.number, 0) == "settled"
     assert world.ack(1, 0) == "settled"  # it is settled already, under the same epoch
 
 
@@ -1150,7 +1151,7 @@ def test_an_ack_of_an_older_delivery_is_stale_while_the_newer_one_waits() -> Non
     (again,) = world.retry()
     world.expire(11)
     assert world.ack(1, 0) == "stale"
-    assert world.ack(again.push, 0) == "settled"
+    assert world.ack(again.number, 0) == "settled"
 
 
 def test_an_ack_can_be_repeated() -> None:
@@ -1178,8 +1179,8 @@ def test_an_ordinary_ack_settles_all_of_its_ranges_or_leaves_them_to_be_judged()
     world.write()
     assert world.store.settled == {0, 1, 3, 4, 5, 6}
     (again,) = world.retry()
-    assert act(again.push, [2, 2], 0) == 0  # a line waits to hear of it
-    assert world.ack(again.push, 2) == "settled"
+    assert act(again.number, [2, 2], 0) == 0  # a line waits to hear of it
+    assert world.ack(again.number, 2) == "settled"
     check(world.delivery)
 
 
@@ -1215,9 +1216,9 @@ def test_an_ack_of_any_earlier_delivery_of_a_dead_letter_is_stale() -> None:
     world.give()
     world.nack(1, 0)
     (again,) = world.retry()
-    world.nack(again.push, 0)
+    world.nack(again.number, 0)
     world.bury()
-    assert (world.ack(1, 0), world.ack(again.push, 0)) == ("stale", "stale")
+    assert (world.ack(1, 0), world.ack(again.number, 0)) == ("stale", "stale")
 
 
 def test_an_ack_of_what_expired_while_it_waited_is_stale() -> None:
@@ -1358,7 +1359,7 @@ def test_what_waits_for_its_pull_is_called_back_when_another_pull_carries_its_ke
         world.delivery.give_line(*second, world.records[0], now=world.now, wall_unix_ms=world.wall)
         is None
     )
-    world.ack(out.push, 1)
+    world.ack(out.number, 1)
     assert offsets(world.retry()) == [2]
 
 
@@ -1371,7 +1372,7 @@ def test_an_old_receipt_is_stale_after_the_lease() -> None:
     world.delivery.begin_pull()
     (again,) = world.retry()
     assert world.ack(1, 0) == "stale"
-    assert world.ack(again.push, 0) == "settled"
+    assert world.ack(again.number, 0) == "settled"
 
 
 # --- P9: memory ----------------------------------------------------------------------------------
@@ -1424,15 +1425,15 @@ def test_an_ack_that_spans_what_a_push_skips_settles_only_its_own(ordinary: bool
     world = gated_world()
     (out,) = world.give()
     if ordinary:
-        assert world.delivery.ack_ordinary(out.push, [1, 6], 0, now=world.now) == 3
+        assert world.delivery.ack_ordinary(out.number, [1, 6], 0, now=world.now) == 3
     else:
-        judged = world.delivery.ack(out.push, 1, 6, now=world.now)
+        judged = world.delivery.ack(out.number, 1, 6, now=world.now)
         assert (judged.settled, judged.stale, judged.not_delivered) == (
             [(1, 1), (3, 3), (6, 6)], [], [],
         )  # fmt: skip
     world.write()
     assert world.store.settled == {1, 3, 6}
-    again = world.delivery.ack(out.push, 0, 8, now=world.now)
+    again = world.delivery.ack(out.number, 0, 8, now=world.now)
     assert (again.settled, again.stale) == ([(1, 1), (3, 3), (6, 6)], [])
     assert again.not_delivered == [(0, 0), (7, 8)]
 
@@ -1442,7 +1443,7 @@ def test_a_nack_that_spans_what_a_push_skips_returns_only_its_own() -> None:
     world = gated_world()
     (out,) = world.give()
     judged, revoked = world.delivery.nack(
-        out.push, 2, 4, delay_s=None, draw=lambda: 0.5, now=world.now, wall_unix_ms=world.wall
+        out.number, 2, 4, delay_s=None, draw=lambda: 0.5, now=world.now, wall_unix_ms=world.wall
     )
     assert (judged.settled, judged.stale, judged.not_delivered) == ([(3, 3)], [], [])
     assert revoked == []

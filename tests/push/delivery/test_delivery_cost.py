@@ -54,7 +54,7 @@ def ordinary(count: int) -> tuple[int, int]:
 
     def act() -> None:
         (out,) = delivery.give(record, count, now=0.0, wall_unix_ms=wall_unix_ms(0.0))
-        delivery.ack(out.push, 0, count - 1, now=1.0)
+        delivery.ack(out.number, 0, count - 1, now=1.0)
         delivery.take_write(wall_unix_ms=0)
 
     return work(act)

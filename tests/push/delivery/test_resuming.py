@@ -203,8 +203,8 @@ def test_a_key_with_a_side_line_is_not_adopted(monkeypatch: pytest.MonkeyPatch) 
     assert world.store.aside == {2: A}
     (redelivery,) = world.retry(1)
     again(world)
-    pushes = {1: [(1, 1)], redelivery.push: [(0, 0)], 9: [(2, 2)]}
-    assert claim(world, pushes) == {redelivery.push: [(0, 0)], 9: [(2, 2)]}
+    pushes = {1: [(1, 1)], redelivery.number: [(0, 0)], 9: [(2, 2)]}
+    assert claim(world, pushes) == {redelivery.number: [(0, 0)], 9: [(2, 2)]}
 
 
 def test_an_adopted_redelivery_keeps_its_attempts() -> None:
@@ -215,12 +215,12 @@ def test_an_adopted_redelivery_keeps_its_attempts() -> None:
     world.write()
     (out,) = world.retry()
     again(world)
-    assert claim(world, {out.push: [(0, 0)]}) == {}
-    number = adopted(world, out.push)
+    assert claim(world, {out.number: [(0, 0)]}) == {}
+    number = adopted(world, out.number)
     world.delivery.start(number, 0, 0, now=world.now)
     assert world.expire(after_s=30.0) == [(number, 0)]
     (out,) = world.retry()
-    assert (out.push, out.attempt) == (1, 3)
+    assert (out.number, out.attempt) == (1, 3)
     world.write()
     assert world.ack(1, 0) == "settled"
     assert world.delivery.waiting.attempts == {}
@@ -234,8 +234,8 @@ def test_a_settled_redelivery_leaves_nothing_behind() -> None:
     world.write()
     (out,) = world.retry()
     again(world)
-    claim(world, {out.push: [(0, 0)]})
-    assert world.ack(adopted(world, out.push), 0) == "settled"
+    claim(world, {out.number: [(0, 0)]})
+    assert world.ack(adopted(world, out.number), 0) == "settled"
     assert world.delivery.waiting.attempts == {}
 
 
@@ -261,7 +261,7 @@ def test_a_nack_takes_what_is_adopted_behind_it_and_what_was_given_since() -> No
     claim(world, {1: [(0, 2)]})
     number = adopted(world, 1)
     (out,) = world.give()
-    assert world.nack(number, 0, delay_s=5.0) == [(number, 2), (out.push, 3)]
+    assert world.nack(number, 0, delay_s=5.0) == [(number, 2), (out.number, 3)]
     assert world.ack(number, 2) == "stale"
     assert world.ack(number, 1) == "settled"
     assert [offset for give in world.retry() for offset in give.offsets()] == []

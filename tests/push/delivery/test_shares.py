@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from push import limits
 from push.delivery.checks import check
 from push.delivery.delivery import Delivery
+from push.delivery.leases import Push
 from push.delivery.resume import adopt
 from push.delivery.scan import kept, share
-from push.delivery.values import DeliverySettings, GiveOut
+from push.delivery.values import DeliverySettings
 from push.places import CursorPlace, Partition
 from push.record import Record
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
@@ -27,7 +28,7 @@ class Consumer:
         self.records: list[Record] = []
         self.keys: list[int] = []
         self.window = window
-        self.held: dict[int, GiveOut] = {}
+        self.held: dict[int, Push] = {}
         self.handled: list[int] = []
         wanted = DeliverySettings(**settings)  # type: ignore[arg-type]
         self.delivery = Delivery(PLACE, self.store.own(0), b"token", wanted, now=self.now)
@@ -59,7 +60,7 @@ class Consumer:
         check(self.delivery)
         return given
 
-    def _from_log(self) -> list[GiveOut]:
+    def _from_log(self) -> list[Push]:
         delivery, outs = self.delivery, []
         used = 0
         while delivery.wants_log and self.available - used > 0:
@@ -77,7 +78,7 @@ class Consumer:
                 break
         return outs
 
-    def _from_lines(self) -> list[GiveOut]:
+    def _from_lines(self) -> list[Push]:
         delivery = self.delivery
         most = share(self.available, self.available - kept(self.window), len(self.held))
         delivery.plan_retries(self.available, now=self.now, share=most)
@@ -102,8 +103,8 @@ class Consumer:
     def ack(self, offset: int) -> None:
         out = self.held.pop(offset)
         self.handled.append(offset)
-        if not self.delivery.ack_ordinary(out.push, [offset, offset], 0, now=self.now):
-            assert self.delivery.ack(out.push, offset, offset, now=self.now).settled
+        if not self.delivery.ack_ordinary(out.number, [offset, offset], 0, now=self.now):
+            assert self.delivery.ack(out.number, offset, offset, now=self.now).settled
 
     def work(self, *hung: int) -> None:
         """Handle at once whatever is not of these keys, pump, until nothing is left to handle."""
@@ -248,7 +249,7 @@ def test_a_key_that_comes_back_and_hangs_has_a_handful() -> None:
     consumer.pump()
     (out,) = {id(o): o for o in consumer.held.values()}.values()
     _, revoked = consumer.delivery.nack(
-        out.push, 0, 0,
+        out.number, 0, 0,
         delay_s=0.0, draw=lambda: 0.0, now=consumer.now, wall_unix_ms=wall_unix_ms(consumer.now),
     )  # fmt: skip
     assert len(revoked) == 499

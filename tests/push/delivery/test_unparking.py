@@ -30,7 +30,8 @@ def decide(world: World, verb: Verb, key: int = A) -> bool:
 
 def opened(world: World) -> list[int]:
     """The keys whose decisions are durable since the last look."""
-    return world.delivery.waiting.take_opened()
+    notices = world.delivery.take_notices()
+    return notices.opened if notices is not None else []
 
 
 @pytest.mark.parametrize("verb", ["retry", "release"])
@@ -47,7 +48,7 @@ def test_a_key_goes_on_when_the_decision_is_durable_and_not_before(verb: Verb) -
     assert opened(world) == [A]
     (out,) = world.retry()
     assert (out.first, out.attempt) == (0, 1)
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     assert offsets(world.retry()) == [2]
 
 
@@ -85,7 +86,7 @@ def test_a_retry_that_fails_parks_the_key_whatever_the_limit() -> None:
     decide(world, "retry")
     world.write()
     (out,) = world.retry()
-    world.nack(out.push, 0, 0.0)
+    world.nack(out.number, 0, 0.0)
     world.write()
     assert set(world.store.parked) == {A}
     assert world.store.retries[0].attempts == 1
@@ -100,7 +101,7 @@ def test_a_backoff_goes_on_while_its_key_is_parked() -> None:
     world.nack(1, 1, delay_s=30.0)
     world.nack(1, 0)
     (out,) = world.retry()
-    world.nack(out.push, 0)
+    world.nack(out.number, 0)
     world.write()
     assert set(world.store.parked) == {A}
     assert decide(world, "skip")
@@ -172,7 +173,7 @@ def test_a_retried_head_is_tried_although_what_follows_is_exhausted_too() -> Non
     world.write()
     (out,) = world.retry()
     assert out.first == 0
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     assert world.retry() == []
     world.write()
     assert set(world.store.parked) == {A}
@@ -206,7 +207,7 @@ def test_a_release_forgives_what_the_log_has_yet_to_bring(
     (out,) = world.retry()
     if not settled_first:
         world.give()
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     world.give()
     world.write()
     assert (offsets(world.retry()), world.store.parked) == ([1], {})
@@ -221,7 +222,7 @@ def test_a_retried_head_is_tried_although_the_log_brings_what_is_exhausted_too(
     world.load_sides()
     world.give()
     (out,) = world.retry()
-    assert (out.first, world.ack(out.push, 0)) == (0, "settled")
+    assert (out.first, world.ack(out.number, 0)) == (0, "settled")
     world.retry()
     world.write()
     assert set(world.store.parked) == {A}
@@ -241,13 +242,13 @@ def test_a_retried_head_is_tried_although_something_before_it_goes_first() -> No
     world.write()
     assert sorted(world.store.aside) == [0, 1, 2]
     (out,) = world.retry()
-    assert (out.first, world.ack(out.push, 0)) == (0, "settled")
+    assert (out.first, world.ack(out.number, 0)) == (0, "settled")
     world.delivery.plan_retries(9, now=world.now)
     assert world.delivery.waiting.side_wanted() == []
     (out,) = world.retry()
     assert world.delivery.waiting.side_wanted() == []
     assert (out.first, world.store.parked) == (1, {})
-    assert world.ack(out.push, 1) == "settled"
+    assert world.ack(out.number, 1) == "settled"
     assert world.retry() == []
     world.write()
     assert (set(world.store.parked), sorted(world.store.aside)) == ({A}, [2])
@@ -261,7 +262,7 @@ def test_a_head_that_is_settled_and_not_written_down_is_no_head(
     decide(world, "retry")
     world.write()
     (out,) = world.retry()
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     world.give()
     assert set(world.store.aside) == {0}
     assert not decide(world, "retry")
@@ -283,15 +284,17 @@ def test_a_decision_is_about_the_head_that_was_seen_and_about_no_other(verb: Ver
         world.now += 100
         out = next(iter(world.retry()), None)
         if out is not None:
-            world.nack(out.push, 1)
+            world.nack(out.number, 1)
             world.write()
     assert set(world.store.parked) == {A}
     world.nack(1, 0)
     assert decide(world, verb)
     assert opened(world) == []
     world.write()
-    assert world.delivery.waiting.take_dropped() == [A]
-    assert (set(world.store.parked), world.store.dead, opened(world)) == ({A}, {}, [])
+    notices = world.delivery.take_notices()
+    assert notices is not None
+    assert (notices.dropped, notices.opened) == ([A], [])
+    assert (set(world.store.parked), world.store.dead) == ({A}, {})
     assert world.store.parked_line(A).head == 0
     assert decide(world, verb)
     world.write()
@@ -306,7 +309,7 @@ def test_a_decision_about_what_was_parked_anew_since_is_not_made() -> None:
     world.write()
     (out,) = world.retry()
     world.now += 1
-    world.nack(out.push, 0)
+    world.nack(out.number, 0)
     world.write()
     assert world.store.parked_line(A).head == seen.head
     assert not world.delivery.waiting.decide("skip", seen, world.now)
@@ -338,7 +341,7 @@ def test_a_decision_waits_for_what_is_being_read_of_the_line(
         world.give()
         world.write()
     (out,) = world.retry()
-    assert world.ack(out.push, 0) == "settled"
+    assert world.ack(out.number, 0) == "settled"
     waiting = world.delivery.waiting
     ((key, after),) = waiting.side_wanted()
     waiting.side_loaded(key, world.store.read_side(key, after, 1), world.now)
@@ -348,7 +351,7 @@ def test_a_decision_waits_for_what_is_being_read_of_the_line(
         (out,) = world.send()
         assert out.first == 1
         wanted = waiting.side_wanted()  # 2 may go beside it, and is asked for
-        world.nack(out.push, 1, 0.0)
+        world.nack(out.number, 1, 0.0)
         world.write()
         if wanted:
             ((key, after),) = wanted
