@@ -555,6 +555,6 @@ class Broker:
             "damage_reports": int(state.detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
             "limits": self.limiter.described(),
-            "delivery_log": self.delivery_log.facts() or {},
+            "delivery_log": self.delivery_log.status() or {},
             "metadata": self.metadata.facts(),
         }

@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.deliverylog.batches import KINDS, Chunk, Counts, LogStatus, Shortfall
+from gateway.deliverylog.counts import KINDS
+from gateway.deliverylog.deliveries import LoggedPlace
 from gateway.deliverylog.files import Bounds
-from gateway.deliverylog.log import DeliveryLog, Sink
-from gateway.deliverylog.spans import CommittedOrigins, CommitTimes, LoggedPlace, PublishOrigin
-from gateway.deliverylog.writer import LogWriter
+from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog, PublishOrigin
+from gateway.deliverylog.writer import Chunk, LogStatus, LogWriter, Shortfall
 from gateway.models import Transport
-from metadata.catalog import Queue, QueueSettings
+from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push.record import Header
 from push.storage_port import Appended
 
@@ -41,14 +41,14 @@ QUEUE: Final = Queue(
 )  # fmt: skip
 
 
-class Nowhere:
-    """A sink that lets go of what it is handed."""
+class Nowhere(LogWriter):
+    """A writer that lets go of what it is handed."""
 
     is_failing = False
     waiting_bytes = 0
 
     def __init__(self) -> None:
-        self.counts: Counts = array("Q", [0] * KINDS)
+        self.counts = [0] * KINDS
 
     def put(self, chunk: Chunk) -> None:
         """Nothing."""
@@ -56,7 +56,7 @@ class Nowhere:
     def stop(self, within_s: float) -> None:
         """Nothing."""
 
-    def facts(self) -> LogStatus:
+    def status(self) -> LogStatus:
         """Nothing."""
         missing = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
         return LogStatus(written_bytes=0, waiting_bytes=0, is_failing=False, unlogged=missing)
@@ -66,6 +66,7 @@ class Session:
     """A consumer's."""
 
     session_id = "s-5c1f9a0e2b7d4433"
+    principal = ANYBODY
     transport: Transport | None = "websocket"
 
 
@@ -105,28 +106,28 @@ class Frame:
         """Its commit has ended."""
         now_us = log.now_us()
         origin = PublishOrigin(
-            log, QUEUE, now_us, self.count, transport="websocket", producer="checkout",
+            log, QUEUE, now_us, self.count, "websocket", producer="checkout",
             session="s-5c1f9a0e2b7d4433", produced_us=now_us, clock_offset_us=-8310,
         )  # fmt: skip
         self.publish.origin = origin
         placed = CommittedOrigins(CommitTimes(now_us, now_us), is_late=False)
         for number, runs, result, header in self.records:
             placed.add(runs, number, result, header)
-        log.certified(placed)
+        log.add_commit(placed)
 
     def give(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """It goes out."""
         for runs in self.pushes:
-            place.given(runs, 1, "none", 1, published_unix_ms=1_763_726_400_000)
-        log.flushed()
+            place.dispatch(
+                runs, sum(run[2] for run in runs), 1, "none", 1, published_unix_ms=1_763_726_400_000
+            )
+        log.on_flush()
 
     def settle(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """Its consumer acknowledges it."""
         for number, mask, size in self.acks:
-            place.settled("acked", [number, 1, 0, hex(mask)], size)
-        done = place.take_done()
-        assert done is not None
-        log.settled(place, done)
+            place.settle("acked", [number, 1, 0, hex(mask)], size)
+        place.cut()
 
 
 def _header(count: int) -> Header:
@@ -153,14 +154,14 @@ def measure(act: Callable[[], None], frames: int) -> float:
 
 async def main(frames: int, folder: Path | None) -> int:
     """The table; 1: over the budget."""
-    sink: Sink = Nowhere() if folder is None else LogWriter.open(folder, "0" * 16, BOUNDS)
+    writer: LogWriter = Nowhere() if folder is None else LogWriter.open(folder, "0" * 16, BOUNDS)
     log = DeliveryLog()
-    log.begin(sink, "0" * 16)
+    log.begin(writer, "0" * 16)
     say = sys.stdout.write
     say("messages  partitions  certified  dispatched  settled      sum  (microseconds a frame)\n")
     worst = 0.0
     for count, partitions in ((100, 1), (100, 16), (1, 1)):
-        frame, place = Frame(count, partitions), log.place(QUEUE, "billing", Session())
+        frame, place = Frame(count, partitions), LoggedPlace(log, QUEUE, "billing", Session())
         parts = [
             measure(partial(act, log, place), frames)
             for act in (frame.certify, frame.give, frame.settle)

@@ -19,6 +19,7 @@ import msgspec
 
 from gateway.delivery.owned_partition import OwnedPartition
 from gateway.delivery.ports import DeliveryList, SessionPort
+from gateway.deliverylog.deliveries import LoggedPlace
 from gateway.models import CreditDescription, OwnerDescription, SubscriptionDescription
 from gateway.publish.tail import Tail
 from gateway.wire import frames
@@ -269,7 +270,7 @@ class Consumer:
         self.subscription = subscription
         self._place = f"{link.session_id}.{subscription}"
         self.principal = link.principal
-        self.place = runtime.log.place(runtime.queue, runtime.group.name, link)
+        self.log_place = LoggedPlace(runtime.log, runtime.queue, runtime.group.name, link)
         self.name = self._place
         if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
             self.name += f"~{self.owner.hex()[:8]}"
@@ -429,13 +430,13 @@ class Consumer:
 
     def deliver(
         self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
-    ) -> None:
+    ) -> bool:
         """Push a run of messages."""
         count = push.count
         if reserved is not None:
             self._reserved -= count
         if self.left:  # at most once: they are settled, and nobody is there any more
-            return
+            return False
         self._credit.spend(count)
         head = frames.push_head(
             subscription=self.subscription,
@@ -454,7 +455,7 @@ class Consumer:
         if push.attempt > 1:
             counter.redeliveries += count
         self._link.send(frame)
-        slot.log.given(push, record.header.published_unix_ms)
+        return True
 
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, Final
 
-from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.log import CommitTimes
 from gateway.publish.tail import Tail
 from push import limits
 from push.errors import Refused, TocsinError

@@ -21,10 +21,9 @@ from typing import Any, Protocol
 from gateway.counters import Counters
 from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, LogPrefetch
+from gateway.deliverylog.deliveries import LoggedPlace, OwnedPartitionLog
 from gateway.deliverylog.lines import Cause
-from gateway.deliverylog.log import DeliveryLog
-from gateway.deliverylog.spans import CommitTimes
-from gateway.deliverylog.taps import OwnedPartitionLog
+from gateway.deliverylog.log import CommitTimes, DeliveryLog
 from gateway.encryption.sealer import NackReasons
 from gateway.publish.tail import Tail
 from metadata.catalog import Group, Queue
@@ -51,10 +50,15 @@ class PartitionOwner(Protocol):
         """Why `available` is 0: credit, socket, paused (the queue is), or in_flight: it holds as
         much as it may (P9)."""
 
+    @property
+    def log_place(self) -> LoggedPlace:
+        """Its place in the group, as the delivery log knows it."""
+
     def deliver(
         self, slot: "OwnedPartition", record: Record, push: Push, reserved: object = None
-    ) -> None:
-        """Give it these; counts against `available`, or is what was `reserved`."""
+    ) -> bool:
+        """Give it these; counts against `available`, or is what was `reserved`. Returns whether
+        they are on their way."""
 
     def reserve(self, count: int) -> object:
         """So many will be delivered as soon as they are settled (R23), and count against
@@ -240,12 +244,12 @@ class OwnedPartition:
             queue,
             group,
             partition.number,
-            owner=owner,
+            place=owner.log_place,
             end=delivery.end,
             pushes=delivery.pushes,
             tally=delivery.tally,
         )
-        self.log.owned(delivery.epoch, cursor)
+        self.log.on_own(delivery.epoch, cursor)
         self._abandoned = 0
         """Messages that were in flight when the consumer went, and are in nobody's count now."""
         context.tail.follow(partition, self._certified)
@@ -276,7 +280,7 @@ class OwnedPartition:
             return False
         left = count_max
         if self.blocked and owner.available() > 0:
-            self.log.waited(self.blocked, delivery.end)
+            self.log.unblock(self.blocked, delivery.end)
         if delivery.is_line_ready(now) and owner.available() > 0:
             left -= self._pump_lines(left, now, wall_unix_ms)
         frontier, is_kept = delivery.frontier, False
@@ -284,12 +288,12 @@ class OwnedPartition:
             found = self.fetch.log(delivery.frontier)
             if found is None:
                 if self.fetch.nothing_until > delivery.frontier:
-                    self.log.gone(delivery.skip_to(self.fetch.nothing_until, now=now))
+                    self.log.on_gap(delivery.skip_to(self.fetch.nothing_until, now=now))
                     continue
                 break
             record, stages = found
             if record.first > delivery.frontier:
-                self.log.gone(delivery.skip_to(min(record.first, delivery.end), now=now))
+                self.log.on_gap(delivery.skip_to(min(record.first, delivery.end), now=now))
             pushes = delivery.give(
                 record,
                 min(owner.available(), left),
@@ -341,10 +345,10 @@ class OwnedPartition:
             record = found[0]
             push = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
             if record is None:
-                self.log.gone([(offset, offset)])
+                self.log.on_gap([(offset, offset)])
             elif push is not None:
                 given += 1
-                self._send(record, push, None, now, self.log.cause_of_line(key, push))
+                self._send(record, push, None, now, self.log.take_cause(key, push))
         return given
 
     async def _load_side(self, key: int, after: int) -> None:
@@ -364,7 +368,7 @@ class OwnedPartition:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
             judged = self.delivery.ack(push.number, push.first, push.last, now=now)
-            self.log.acked(push.number, judged)
+            self.log.on_ack(push.number, judged)
             reserved = self.owner.reserve(push.count)
             self._unsent.append(UnsentPush(record, push, stages, cause, reserved))
             self._context.cursor_writer.mark(self, urgent=True)
@@ -381,8 +385,8 @@ class OwnedPartition:
         reserved: object = None,
     ) -> None:
         self.blocked = ""
-        self.log.giving(cause, stages)
-        self.owner.deliver(self, record, push, reserved)
+        if self.owner.deliver(self, record, push, reserved):
+            self.log.on_dispatch(push, cause, stages, record.header.published_unix_ms)
 
     def _after(self, now: float) -> None:
         """Carry out what the rules ask for, after anything that may have changed it.
@@ -399,11 +403,11 @@ class OwnedPartition:
         self._context.deadlines.set(self, delivery.next_deadline())
         notices = delivery.take_notices()
         if notices is not None:
-            self.log.dying(notices.dying)
-            self.log.parked(notices.parked)
+            self.log.on_dying(notices.dying)
+            self.log.on_park(notices.parked)
             self.decisions.tell(notices.opened, made=True)
             self.decisions.tell(notices.dropped, made=False)
-            self.log.opened(notices.opened, delivery.end)
+            self.log.on_unpark(notices.opened, delivery.end)
         self._end_if_drained()
 
     def _count_in_flight(self) -> None:
@@ -435,9 +439,9 @@ class OwnedPartition:
                 continue
             low, high = letters[first].offset, letter.offset
             if are_gone:
-                self.log.gone([(low, high)])
+                self.log.on_gap([(low, high)])
             else:
-                self.log.dead_lettered(low, high, letter.reason)
+                self.log.on_dead_letter(low, high, letter.reason)
             self.delivery.dead_lettered(low, high)
             first = place + 1
         for letter in letters if self.reasons else ():
@@ -485,13 +489,13 @@ class OwnedPartition:
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
         if count and given is not None:
-            self.log.acked_ordinary(given, before, delivery, count)
+            self.log.on_ack_ordinary(given, before, delivery, count)
         return count
 
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:
         """Settle; see Delivery.ack."""
         judged = self.delivery.ack(push, first, last, now=now)
-        self.log.acked(push, judged)
+        self.log.on_ack(push, judged)
         return judged
 
     def nack(
@@ -528,14 +532,14 @@ class OwnedPartition:
                     self.reasons[offset] = reason
             while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
                 del self.reasons[next(iter(self.reasons))]
-        self.log.nacked(push, judged, revoked)
+        self.log.on_nack(push, judged, revoked)
         if revoked:
             self.owner.revoked(self, revoked, "an earlier message of the key returned")
         return judged
 
     def returned(self, taken: list[Taken], now: float) -> None:
         """The delivery took these back, which its consumer never saw."""
-        self.log.returned(taken)
+        self.log.on_return(taken)
         self._after(now)
         self.owner.pump()
 
@@ -574,7 +578,7 @@ class OwnedPartition:
             self.owner.lapsed(self.delivery.lapsed_at)
         if taken:
             self.owner.revoked(self, taken, "the lease ended")
-            self.log.expired(taken, along)
+            self.log.on_expire(taken, along)
         self._after(now)
         self.owner.pump()
 
@@ -597,7 +601,7 @@ class OwnedPartition:
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
             self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
-        self.log.kept(self.delivery, abandoned=self._abandoned)
+        self.log.on_write(self.delivery, abandoned=self._abandoned)
         confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:
             self._context.cursor_writer.mark(
@@ -629,7 +633,7 @@ class OwnedPartition:
             ]
             self._end()
             if lost:
-                self.log.returned(lost)
+                self.log.on_return(lost)
                 self.owner.revoked(self, lost, "the group was sought, deleted or has a newer owner")
 
     # --- Ending --------------------------------------------------------------------------------
@@ -649,7 +653,7 @@ class OwnedPartition:
         """Its consumer is gone: everything unsettled returns to the group. See Delivery.abandon."""
         if not self.ended:
             if not moves:
-                self.log.abandoned()
+                self.log.on_abandon()
             self._abandoned += self.delivery.in_flight
             self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
             self._after(asyncio.get_running_loop().time())
@@ -672,7 +676,7 @@ class OwnedPartition:
         if self.delivery.dead_count:
             self._context.orphans.add(self.queue.queue_id)
         self._count_in_flight()
-        self.log.released(
+        self.log.on_release(
             self.delivery,
             abandoned=self._abandoned,
             is_clean=not self.delivery.dirty and not self.delivery.is_writing,

@@ -37,6 +37,7 @@ from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import OwnedPartition
 from gateway.delivery.remote_owner import OwnerClient, durable, has_ended, judge, slot_of
+from gateway.deliverylog.deliveries import LoggedPlace
 from gateway.models import OwnerDescription, PulledMessage, PullSettled
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
@@ -281,7 +282,7 @@ class PullConsumer:
         self.linger_s = 0.0
         self.left = self.stays = self.is_unresponsive = False
         self.owner = os.urandom(OWNER_BYTES)
-        self.place = runtime.log.place(runtime.queue, runtime.group.name)
+        self.log_place = LoggedPlace(runtime.log, runtime.queue, runtime.group.name)
         self.slots: dict[int, OwnedPartition] = {}
         self.last_pull = 0.0
         self._receipts = receipts
@@ -382,7 +383,7 @@ class PullConsumer:
 
     def deliver(
         self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
-    ) -> None:
+    ) -> bool:
         """Put messages into the pull that is being served, or that they were reserved for."""
         count = push.count
         pull = self._serving
@@ -392,12 +393,12 @@ class PullConsumer:
         else:
             assert pull is not None  # else nothing is available
             pull.room -= count
-        self.place.taker = pull
+        self.log_place.take_by(pull)
         pull.size += len(record.slice(push.first, push.last))
         until = int((time.time() + slot.delivery.lease_s) * 1000)
         for offset in push.offsets():
             pull.messages.append(self._message(slot, record, offset, push, until))
-        slot.log.given(push, record.header.published_unix_ms)
+        return True
 
     def _message(
         self, slot: OwnedPartition, record: Record, offset: int, push: Push, until: int
@@ -530,11 +531,11 @@ class PullConsumer:
                     await asyncio.sleep(0.05)
                 else:
                     await asyncio.wait((pull.answered,), timeout=0.05)
-            self.runtime.log.taken(pull)
+            self.runtime.log.on_take(pull)
             return pull.messages
         except asyncio.CancelledError:
             # Its client is gone: what it was given in this very turn returns.
-            self.runtime.log.left(pull)
+            self.runtime.log.on_leave(pull)
             self.give_back(pull.messages)
             raise
         finally:

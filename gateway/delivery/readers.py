@@ -20,9 +20,8 @@ from typing import Final
 from gateway.catalog.reconcile import UNSEEN
 from gateway.counters import Counters, HitRate, PublishCounters
 from gateway.delivery.ports import SessionPort, StartFrom
-from gateway.deliverylog.log import OFF, DeliveryLog
-from gateway.deliverylog.spans import CommitTimes
-from gateway.deliverylog.taps import ReadsLog
+from gateway.deliverylog.deliveries import ReadsLog
+from gateway.deliverylog.log import OFF, CommitTimes, DeliveryLog
 from gateway.models import CreditDescription, SubscriptionDescription
 from gateway.publish.tail import Tail
 from gateway.wire import frames
@@ -292,7 +291,7 @@ class QueueReaders:
                 if frame is None:
                     frame = encoded[key] = self._frame(reader, number, record, first, last)
                 reader.give(frame, count)
-                log.given(reader, first, last)
+                log.add(reader.link, first, last, is_socket=reader.is_socket)
         log.end()
         if self._fan_outs:
             self._fan_out_soon()
@@ -347,7 +346,7 @@ class QueueReaders:
                 frame = self._picked(reader, number, record, offsets, record.last + 1)
                 encoded[key] = frame
             reader.give(frame, len(offsets))
-            self._reads.alone(reader.link, number, record, offsets, stages)
+            self._reads.add(reader.link, number, record, offsets, stages)
 
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
@@ -457,7 +456,7 @@ class QueueReaders:
                 reader.give(
                     self._picked(reader, number, record, picked, reader.behind[number]), count
                 )
-                self._reads.alone(reader.link, number, record, picked)
+                self._reads.add(reader.link, number, record, picked)
             reader.behind[number] = record.last + 1
             return True
         while at <= record.last:
@@ -466,7 +465,7 @@ class QueueReaders:
             last = min(record.bytes_until(at, limits.PUSH_BYTES_MAX), record.last)
             last = min(last, at + reader.credit.available - 1)
             reader.give(self._frame(reader, number, record, at, last), last - at + 1)
-            self._reads.alone(reader.link, number, record, range(at, last + 1))
+            self._reads.add(reader.link, number, record, range(at, last + 1))
             at = reader.behind[number] = last + 1
         return True
 

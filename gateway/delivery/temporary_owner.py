@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from gateway.delivery.group import delivery_settings
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
+from gateway.deliverylog.deliveries import LoggedPlace
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
 from push.delivery import Delivery, Push, Share, Taken
@@ -25,6 +26,9 @@ class NullConsumer:
 
     blocked_by = "no_consumer"
 
+    def __init__(self, log_place: LoggedPlace) -> None:
+        self.log_place = log_place
+
     def available(self) -> int:
         """Nothing."""
         return 0
@@ -35,8 +39,9 @@ class NullConsumer:
 
     def deliver(
         self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
-    ) -> None:
+    ) -> bool:
         """Never called: nothing is available."""
+        return False
 
     def reserve(self, count: int) -> object:
         """Never called: nothing is available."""
@@ -109,6 +114,7 @@ class TemporaryOwner:
 
         tally = self._context.counting.group(group.group_id)
         delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
+        log_place = LoggedPlace(self._context.log, queue, group.name, is_internal=True)
         slot = OwnedPartition(
             self._context,
             queue,
@@ -116,7 +122,7 @@ class TemporaryOwner:
             partition,
             delivery=delivery,
             cursor=owned.cursor,
-            owner=NullConsumer(),
+            owner=NullConsumer(log_place),
             gone=ended,
         )
         try:

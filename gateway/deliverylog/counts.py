@@ -22,7 +22,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.deliverylog.batches import KINDS, Counts
+SPANS: Final = 0
+CERTIFIED: Final = 1
+DISPATCHED: Final = 2
+SETTLED: Final = 3
+KINDS: Final = 4
+"""Places in counts: lines, and messages of each kind."""
+
+Counts = list[int] | memoryview
+"""KINDS numbers: a list, or what is shared with the next start."""
 
 NAME: Final = "counts"
 MEMORY: Final = Path("/dev/shm")

@@ -7,12 +7,10 @@ A file is finished when it is full or old, by its last line and a rename: who se
 Nothing is fsynced: a power cut may leave a finished file torn, which its checksum tells. The oldest
 finished files go, by age and so that all of them keep to `bytes_max`.
 
-Everything here blocks: it is for the writer's thread.
+A process that did not stop leaves a file behind. `recover` cuts it to whole lines and finishes it
+before the next log begins in this folder; a last line says what was counted and is not there.
 
-What a process left that did not stop: its file is cut to whole lines and finished, and what it
-had counted and not written is told in it.
-
-Blocks; for the moment before a log begins, in a folder that nobody else writes to.
+Everything here blocks. It is for the writer's thread and for the moment before the writer begins.
 """
 
 import contextlib
@@ -26,8 +24,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS
-from gateway.deliverylog.counts import LeftCounts, forget, left_in
+from gateway.deliverylog.counts import (
+    CERTIFIED,
+    DISPATCHED,
+    KINDS,
+    SETTLED,
+    SPANS,
+    LeftCounts,
+    forget,
+    left_in,
+)
 from gateway.deliverylog.lines import (
     SCHEMA,
     EndLine,
@@ -44,17 +50,17 @@ PART: Final = ".jsonl.part"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much there may be."""
+    """Bounds of all files of the log."""
 
     bytes_max: int
-    """Of all files together."""
+    """Size of all files together."""
     age_s: float
     file_bytes: int
-    """A file that has so many is finished,"""
+    """Size at which a file is finished."""
     file_s: float
-    """or one that is so old."""
+    """Age at which a file is finished."""
     free_bytes_min: int = 0
-    """So much of the disk is left to others."""
+    """Space of the disk that is left to others."""
 
 
 class LogFile:

@@ -1,7 +1,7 @@
 """The lines of the delivery log, as PROTOCOL.md documents them. Pure.
 
 A field that has its default is left out of its line. Times are unix microseconds of the gateway's
-clock (`gateway.deliverylog.spans`); runs are [partition, first offset, count].
+clock (`gateway.deliverylog.log`); runs are [partition, first offset, count].
 """
 
 from collections.abc import Sequence

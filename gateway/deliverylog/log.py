@@ -1,54 +1,58 @@
-"""The log's side of the event loop: spans become lines, lines become chunks for the writer.
+"""The delivery log on the event loop: what happens becomes spans, spans lines, lines chunks.
 
-Everything is an addition to what waits; every HAND_OVER_S it goes to the writer's thread, if there
-is anything. Where the writer is so far behind that WAITING_BYTES_MAX wait for it, what comes is
-dropped and counted: nobody ever waits for the log.
+Nothing waits for the log. Everything is an addition to what is here already; every HAND_OVER_S it
+goes to the writer's thread, if there is anything. Where the writer is so far behind that
+WAITING_BYTES_MAX wait for it, what comes is dropped and counted. What happens is counted the moment
+it happens, in counts that outlive a kill -9 (`gateway.deliverylog.counts`), so that the next start
+knows what had not been written.
 
-What happens is counted the moment it happens, in counts that outlive a kill -9 where there is a
-tmpfs (`gateway.deliverylog.counts`): the next start knows what had not been written.
+**Certified.** A `PublishOrigin` goes with the messages of a publish to their record and back. When
+their commit has ended it holds where they are, in runs, and the log writes one line of it: for a
+publish of a hundred messages as for a hundred publishes of one that came within RUN_US.
+`CommitTimes` stay with the record as long as it is in memory, because a time that was not taken
+cannot be asked for later. `OriginTracker` makes the origins of a session with its clock, and
+`origin_of_request` those of a request.
+
+**Dispatched and settled.** Spans of these kinds are begun by `gateway.deliverylog.deliveries` and
+held here until they are over: a dispatched span until its socket, poll or pull has taken it, a
+settled one until the next hand-over.
+
+**Times.** What is measured is monotonic, so that a step of the wall clock changes no duration. The
+`LogClock` makes unix time of it when a line is written, by one sum for all times of the line. If
+the wall clock has left that sum behind, it was stepped: the sum follows, and `stepped_us` says by
+how much in all, so that times of two lines can still be compared exactly (t - stepped_us).
 """
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from gateway.deliverylog.batches import (
-    CERTIFIED,
-    DISPATCHED,
-    KINDS,
-    SETTLED,
-    SPANS,
-    Chunk,
-    Counts,
-    LogStatus,
-    Missing,
-)
+from gateway.deliverylog.counts import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, Counts
 from gateway.deliverylog.lines import (
     SCHEMA,
+    Carrier,
     Cause,
     CertifiedLine,
     ClockSteppedLine,
     DispatchedLine,
-    Event,
-    PositionLine,
     SettledLine,
+    SettlementOutcome,
     as_written,
     encode,
     messages_of,
 )
-from gateway.deliverylog.spans import (
-    CARRIERS,
-    CommittedOrigins,
-    DispatchedSpan,
-    LogClock,
-    LoggedPlace,
-    LoggedSession,
-    PublishOrigin,
-    SettledSpan,
-)
-from metadata.catalog import Group, Queue
+from gateway.deliverylog.writer import Chunk, LogStatus, LogWriter, Missing
+from gateway.models import Transport
+from gateway.wire import frames
+from metadata.catalog import Principal, Queue
 from push import limits
+from push.message import Message
+from push.record import Header
+from push.storage_port import Appended, NotStored
+from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -57,30 +61,384 @@ LOOK_US: Final = 1_000_000
 """Between two looks at whether the wall clock was stepped."""
 STOP_S: Final = 5.0
 """What is left has to be written in."""
+RUN_US: Final = 100
+"""What came within so many microseconds may share its time, and a line."""
+LINE_MESSAGES_MAX: Final = 2000
+"""Of an origin; what comes then is another one."""
+
+Run = tuple[int, int, int]
+"""(partition, first offset, count)."""
 
 
-class Sink(Protocol):
-    """The writer, as the loop sees it."""
+# --- Clocks --------------------------------------------------------------------------------------
 
-    counts: Counts
-    """Where what happens is counted: SPANS, CERTIFIED, DISPATCHED, SETTLED. Never waits."""
+
+@dataclass(frozen=True, slots=True)
+class CommitTimes:
+    """Times of a commit, in monotonic microseconds of this process. One object for all records of
+    the commit, and named by its identity."""
+
+    asked_us: int
+    """When it was handed to the storage."""
+    certified_us: int
+    """When the storage said so."""
+
+
+STEP_US_MIN: Final = 100_000
+"""Less is no step: NTP slews both clocks alike."""
+LOOK_US_MAX: Final = 10_000
+"""Clocks that were read further apart than this say nothing about each other."""
+
+
+class LogClock:
+    """Clock of the log. Made with both clocks, in microseconds, read at the same moment."""
+
+    __slots__ = ("base_us", "stepped_us")
+
+    def __init__(self, *, now_us: int, wall_us: int) -> None:
+        self.base_us = wall_us - now_us
+        """Sum that makes unix time of monotonic time."""
+        self.stepped_us = 0
+
+    def unix_us(self, now_us: int) -> int:
+        """Unix time of a monotonic time."""
+        return self.base_us + now_us
+
+    def look(self, before_us: int, wall_us: int, after_us: int) -> int:
+        """The wall clock was read between these two times. Returns by how much it was stepped; 0:
+        it was not, or nobody can tell."""
+        step_us = wall_us - self.base_us - before_us
+        if after_us - before_us > LOOK_US_MAX or abs(step_us) < STEP_US_MIN:
+            return 0
+        self.base_us += step_us
+        self.stepped_us += step_us
+        return step_us
+
+
+# --- Who publishes and who is given something --------------------------------------------------
+
+
+class LoggedSession(Protocol):
+    """A session that publishes, or is given something."""
 
     @property
-    def waiting_bytes(self) -> int:
-        """What it was handed and has not worked off."""
+    def session_id(self) -> str: ...
 
-    def put(self, chunk: Chunk) -> None:
-        """Write it, or count it as not logged. Never waits."""
+    @property
+    def principal(self) -> Principal: ...
 
-    def stop(self, within_s: float) -> None:
-        """Write what it was handed, and end; blocks."""
+    @property
+    def transport(self) -> Transport | None: ...
 
-    def facts(self) -> LogStatus:
-        """For looking at."""
+
+def carrier_of(session: LoggedSession | None, *, is_internal: bool = False) -> Carrier | None:
+    """Return what carries deliveries to a session now. None: nothing does. Without a session it is
+    the broker itself, or a request."""
+    if session is None:
+        return "internal" if is_internal else "http"
+    return CARRIERS[session.transport] if session.transport is not None else None
+
+
+CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-poll": "long_poll"}
+
+
+@dataclass(slots=True, eq=False)
+class DispatchedSpan:
+    """A dispatched span; `session` None: that of a pull, or the `sessions` of a fan-out. Times are
+    monotonic microseconds."""
+
+    queue: Queue
+    dispatched_us: int
+    published_unix_ms: int
+    attempt: int
+    cause: Cause
+    certified_us: int | None
+    transport: Carrier | None
+    group: str | None = None
+    session: str | None = None
+    sessions: Sequence[str] = ()
+    taker: object = None
+    """The pull whose answer takes it."""
+    runs: list[Run] = field(default_factory=list)
+    messages: int = 0
+    """In the runs."""
+    is_open: bool = True
+    """Whether more may be added: it has not been written to its socket."""
+    is_counted: bool = False
+    """Whether its messages are counted before it has a line."""
+
+    def alone(self, session: str) -> "DispatchedSpan":
+        """Return the same, of one of its `sessions`."""
+        return replace(self, session=session, sessions=())
+
+
+@dataclass(slots=True, eq=False)
+class SettledSpan:
+    """A settled span of one place in a group; `session` None: that of the pulls, or with
+    `is_internal` of the broker itself."""
+
+    queue: Queue
+    group: str
+    session: LoggedSession | None
+    is_internal: bool
+    outcome: SettlementOutcome
+    reason: str | None
+    at_us: int
+    pushes: list[bytes] = field(default_factory=list)
+    """Each as it stands in the line: hundreds of numbers that came with acks are written down as
+    they come, and nothing looks at them again, the garbage collector neither."""
+    bytes: int = 0
+    """Of these."""
+    messages: int = 0
+    is_open: bool = True
+    """Whether more may be added: it has no line yet."""
+
+
+# --- Publishes -----------------------------------------------------------------------------------
+
+
+class LoggedPublish(Protocol):
+    """A publish."""
+
+    @property
+    def origin(self) -> "PublishOrigin | None":
+        """Where it came from; None: nothing is logged of it."""
+
+
+Owned = tuple[LoggedPublish, Sequence[int], int]
+"""A publish, which of its messages stand in a record, and their bytes as JSON."""
+
+
+@dataclass(slots=True, eq=False)
+class PublishOrigin:
+    """Where messages of one queue come from, and when they were accepted; then, where they are.
+
+    Times are monotonic microseconds. The fields after `trace` are of the commit that runs now.
+    """
+
+    log: "DeliveryLog"
+    queue: Queue
+    accepted_us: int
+    expected: int
+    """Messages that come."""
+    transport: Carrier
+    producer: str | None = None
+    session: str | None = None
+    produced_us: int | None = None
+    """Monotonic, where there is a `clock_offset_us`, else as the client said it."""
+    clock_offset_us: int | None = None
+    trace: str | None = None
+    stages: CommitTimes | None = None
+    """Of the commit that the runs are of; None: it has none."""
+    runs: list[Run] = field(default_factory=list)
+    messages: int = 0
+    """In the runs."""
+    keys: list["array[int]"] = field(default_factory=list)
+    duplicates: list[Run] = field(default_factory=list)
+    bytes: int = 0
+
+    def clear(self) -> None:
+        """Begin the next commit with nothing."""
+        self.stages = None
+        self.runs, self.keys, self.duplicates = [], [], []
+        self.messages = self.bytes = 0
+
+    def absorb(self, count: int, *, now_us: int, queue: Queue) -> bool:
+        """Count `count` more messages of the same session as its own, if they came at the same
+        time, too. False: they belong to another origin."""
+        if (
+            now_us - self.accepted_us > RUN_US
+            or queue.queue_id != self.queue.queue_id
+            or self.produced_us is not None
+            or self.trace is not None
+            or self.expected + count > LINE_MESSAGES_MAX
+        ):
+            return False
+        self.expected += count
+        return True
+
+    def count_unknown(self, count: int) -> None:
+        """Note that for `count` of its messages nobody knows whether they are stored."""
+        self.log.add_unknown(self, count)
+
+
+class CommittedOrigins:
+    """The origins of one commit. `is_late`: their publishers were answered `unknown` before."""
+
+    __slots__ = ("is_late", "origins", "stages")
+
+    def __init__(self, stages: CommitTimes, *, is_late: bool) -> None:
+        self.stages = stages
+        self.is_late = is_late
+        self.origins: list[PublishOrigin] = []
+
+    def add(self, runs: Sequence[Owned], number: int, result: Appended, header: Header) -> None:
+        """Add a record of the commit, which stands in partition `number`; `runs` says whose its
+        messages are, in order. A few additions for each publish, none for each message, unless the
+        storage knew some of them."""
+        if result.outcomes is not None:
+            self._add_singly(runs, number, result, header)
+            return
+        stages, hashes, offset = self.stages, header.key_hashes, result.first
+        if len(runs) == 1:  # nothing is to be cut
+            origin = runs[0][0].origin
+            if origin is not None:
+                if origin.stages is not stages:
+                    self._begin(origin)
+                count = len(runs[0][1])
+                origin.runs.append((number, offset, count))
+                origin.messages += count
+                origin.keys.append(hashes)
+                origin.bytes += runs[0][2]
+            return
+        begin = place = size_sum = 0
+        # Whose the messages from `begin` on are: publishes may share an origin.
+        before: PublishOrigin | None = None
+        for answer, indexes, size in (*runs, _END):
+            if answer.origin is not before:
+                if before is not None:
+                    if before.stages is not stages:
+                        self._begin(before)
+                    before.runs.append((number, offset + begin, place - begin))
+                    before.messages += place - begin
+                    before.keys.append(hashes[begin:place])
+                    before.bytes += size_sum
+                before, begin, size_sum = answer.origin, place, 0
+            place += len(indexes)
+            size_sum += size
+
+    def _add_singly(
+        self,
+        runs: Sequence[Owned],
+        number: int,
+        result: Appended,
+        header: Header,
+    ) -> None:
+        assert result.outcomes is not None
+        place = 0
+        for answer, indexes, _ in runs:
+            origin = answer.origin
+            for at in range(place, place + len(indexes)):
+                outcome = result.outcomes[at]
+                if origin is None or isinstance(outcome, NotStored):
+                    continue
+                if origin.stages is not self.stages:
+                    self._begin(origin)
+                if outcome.duplicate:
+                    _extend(origin.duplicates, number, outcome.offset, 1)
+                else:
+                    _extend(origin.runs, number, outcome.offset, 1)
+                    origin.messages += 1
+                    origin.keys.append(header.key_hashes[at : at + 1])
+                    origin.bytes += header.sizes[at]
+            place += len(indexes)
+
+    def _begin(self, origin: PublishOrigin) -> None:
+        origin.stages = self.stages
+        self.origins.append(origin)
+
+
+class _EndOfRecord:
+    """The end of a record, behind its last publish."""
+
+    origin: PublishOrigin | None = None
+
+
+_END: Final[Owned] = (_EndOfRecord(), (), 0)
+
+
+def _extend(runs: list[Run], number: int, first: int, count: int) -> None:
+    """Add a run, or lengthen the last one."""
+    if runs:
+        last, begin, length = runs[-1]
+        if last == number and begin + length == first:
+            runs[-1] = (number, begin, length + count)
+            return
+    runs.append((number, first, count))
+
+
+class OriginTracker:
+    """What a session has said of its clock, and the origin of what came last."""
+
+    __slots__ = ("_offset_us", "_origin", "_shift_us")
+
+    def __init__(self) -> None:
+        self._offset_us: int | None = None
+        self._shift_us = 0
+        """Sum that makes monotonic time of the client's, where the offset is known."""
+        self._origin: PublishOrigin | None = None
+
+    def origin(
+        self, log: "DeliveryLog", session: LoggedSession, queue: Queue, frame: frames.Publish
+    ) -> PublishOrigin:
+        """Return the origin of this publish; it is that of the publish before, where both came at
+        one time."""
+        now_us, first, origin = log.now_us(), frame.messages[0], self._origin
+        count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
+        produced_us, offset_us = frame.produced_unix_us, None
+        if frame.clock_offset_us is not None:
+            self._offset_us = frame.clock_offset_us
+            self._shift_us = frame.clock_offset_us - log.clock.base_us
+        if produced_us is not None:
+            offset_us = self._offset_us
+            if offset_us is not None:
+                produced_us += self._shift_us
+        elif first.sent_unix_ms is not None:
+            produced_us = first.sent_unix_ms * 1000
+        elif trace is None and origin and origin.absorb(count, now_us=now_us, queue=queue):
+            return origin
+        carrier = session.transport
+        self._origin = PublishOrigin(
+            log,
+            queue,
+            now_us,
+            count,
+            transport=CARRIERS[carrier or "websocket"],
+            producer=session.principal.name,
+            session=session.session_id,
+            produced_us=produced_us,
+            clock_offset_us=offset_us,
+            trace=trace,
+        )
+        return self._origin
+
+
+def origin_of_request(
+    log: "DeliveryLog",
+    queue: Queue,
+    producer: str,
+    messages: Sequence[Message],
+    trace: Trace | None,
+) -> PublishOrigin | None:
+    """Return the origin of what one request publishes, which is of this trace. None: the log is
+    off."""
+    if not log.is_on:
+        return None
+    first = messages[0]
+    return PublishOrigin(
+        log,
+        queue,
+        log.now_us(),
+        len(messages),
+        transport="http",
+        producer=producer,
+        produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
+        trace=trace.trace_id if trace is not None else _trace(first),
+    )
+
+
+def _trace(first: Message) -> str | None:
+    parent = first.headers.get(PARENT) if first.headers is not None else None
+    trace = trace_from(parent) if parent is not None else None
+    return trace.trace_id if trace is not None else None
+
+
+# --- The log ------------------------------------------------------------------------------------
 
 
 class DeliveryLog:
-    """See the module. Off until `begin`: then whoever asks `is_on` does nothing for it."""
+    """The delivery log of a gateway, in its event loop. Off until `begin`: then callers that ask
+    `is_on` do nothing for it."""
 
     def __init__(
         self,
@@ -94,9 +452,9 @@ class DeliveryLog:
         self.clock = LogClock(now_us=now_us(), wall_us=wall_us())
         self.is_on = False
         self.gateway = ""
-        self._sink: Sink | None = None
+        self._writer: LogWriter | None = None
         self.counts: Counts = [0] * KINDS
-        """What has happened."""
+        """Counts of everything that has happened, by kind; places add to them."""
         self._chunk = Chunk()
         self._lost: Missing | None = None
         self._looked_us = 0
@@ -105,79 +463,68 @@ class DeliveryLog:
         self._unwritten: list[DispatchedSpan] = []
         """What the next flush of the sockets writes."""
         self._held: dict[object, list[DispatchedSpan]] = {}
-        """What waits for whoever takes it: a session by long poll, or whose socket is full; a
+        """What waits until it is taken, by whom: a session by long poll, or whose socket is full; a
         pull."""
         self._apart: dict[str, bool] = {}
         """Sessions whose sockets do not take what they are given in this turn: they will (True), or
         they are gone."""
         self._unsure: dict[PublishOrigin, int] = {}
-        """Of so many messages nobody knows whether they are stored; they have no line yet."""
-        self._settling: dict[LoggedPlace, None] = {}
-        """Places with something settled that has no line yet."""
+        """Number of messages of which nobody knows whether they are stored; they have no line."""
+        self._settling: dict[SettledSpan, None] = {}
+        """Settled spans that have no line yet."""
 
-    def begin(self, sink: Sink, gateway: str) -> None:
+    def begin(self, writer: LogWriter, gateway: str) -> None:
         """Log from now on, under this gateway's name. Inside the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._sink, self.gateway, self.counts = sink, gateway, sink.counts
+        self._writer, self.gateway, self.counts = writer, gateway, writer.counts
         self.is_on = True
 
-    def told(self) -> int | None:
-        """What clients are told of the log's clock: now, in unix microseconds. None: it is off."""
+    def clock_unix_us(self) -> int | None:
+        """Return the time of the log's clock in unix microseconds, which clients are told. None:
+        the log is off."""
         return self.clock.unix_us(self.now_us()) if self.is_on else None
 
     def age_s(self, unix_ms: int) -> float:
-        """How long ago that was, by the wall clock."""
+        """Return how long ago that was, by the wall clock."""
         return self._wall_us() / 1e6 - unix_ms / 1000
 
-    # --- What comes in --------------------------------------------------------------------------
+    # --- Certified ------------------------------------------------------------------------------
 
-    def place(
-        self,
-        queue: Queue,
-        group: str,
-        session: LoggedSession | None = None,
-        *,
-        is_nobody: bool = False,
-    ) -> LoggedPlace:
-        """A new place in a group; see Place."""
-        return LoggedPlace(self, queue, group, session, is_nobody=is_nobody)
-
-    def internal(self, queue: Queue, count: int) -> PublishOrigin | None:
-        """Of so many messages that the broker itself publishes. None: the log is off."""
+    def internal_origin(self, queue: Queue, count: int) -> PublishOrigin | None:
+        """Return the origin of `count` messages that the broker itself publishes. None: the log is
+        off."""
         if not self.is_on:
             return None
-        return PublishOrigin(self, queue, self.now_us(), count, transport="internal")
+        return PublishOrigin(self, queue, self.now_us(), count, "internal")
 
-    def certified(self, placed: CommittedOrigins) -> None:
-        """A commit has ended; these are its messages."""
+    def add_commit(self, placed: CommittedOrigins) -> None:
+        """Write the messages of a commit that has ended."""
         if self._unsure:  # what is `late` comes behind that
-            self._tell_unsure()
+            self._write_unsure()
         for origin in placed.origins:
-            messages = messages_of(origin.runs)
-            self.counts[CERTIFIED] += messages
-            self._publish(origin, placed, messages)
-            origin.stages = None
+            self.counts[CERTIFIED] += origin.messages
+            self._write_origin(origin, placed, origin.messages)
             origin.clear()
 
-    def unknown(self, origin: PublishOrigin, count: int) -> None:
-        """Nobody knows whether so many of its messages are stored. All of an origin that are told
-        in one go are one line."""
+    def add_unknown(self, origin: PublishOrigin, count: int) -> None:
+        """Note that for `count` messages of an origin nobody knows whether they are stored. All of
+        an origin that are added before the next hand-over are one line."""
         self._unsure[origin] = self._unsure.get(origin, 0) + count
-        self._wake()
+        self.prepare()
 
-    def _tell_unsure(self) -> None:
+    def _write_unsure(self) -> None:
         unsure, self._unsure = self._unsure, {}
         for origin, count in unsure.items():
-            self._publish(origin, None, count)
+            self._write_origin(origin, None, count)
 
-    def _publish(
+    def _write_origin(
         self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int
     ) -> None:
-        self._wake()
-        queue, unix_us, offset_us = origin.queue, self.clock.unix_us, origin.clock_offset_us
+        self.prepare()
+        queue, base_us, offset_us = origin.queue, self.clock.base_us, origin.clock_offset_us
         produced_us = origin.produced_us
         if produced_us is not None and offset_us is not None:
-            produced_us = unix_us(produced_us)
+            produced_us += base_us
         line = CertifiedLine(
             schema=SCHEMA,
             gateway=self.gateway,
@@ -190,90 +537,63 @@ class DeliveryLog:
             transport=origin.transport,
             produced_unix_us=produced_us,
             clock_offset_us=offset_us,
-            accepted_unix_us=unix_us(origin.accepted_us),
+            accepted_unix_us=base_us + origin.accepted_us,
             trace=origin.trace,
         )
         if placed is None:
             line.outcome, line.messages = "unknown", messages
-            self._put(encode(line), CERTIFIED, 0)
+            self.put(encode(line), CERTIFIED, 0)
             return
         if placed.is_late:
             line.outcome = "late"
         line.level = queue.settings.durability
-        line.asked_unix_us = unix_us(placed.stages.asked_us)
-        line.certified_unix_us = unix_us(placed.stages.certified_us)
+        line.asked_unix_us = base_us + placed.stages.asked_us
+        line.certified_unix_us = base_us + placed.stages.certified_us
         line.runs, line.bytes = origin.runs, origin.bytes
         line.keys = b"".join(origin.keys) or None
-        line.duplicates = messages_of(origin.duplicates)
-        line.duplicate_runs = origin.duplicates
-        self._put(encode(line), CERTIFIED, messages)
+        if origin.duplicates:
+            line.duplicates = messages_of(origin.duplicates)
+            line.duplicate_runs = origin.duplicates
+        self.put(encode(line), CERTIFIED, messages)
 
-    # --- What goes out --------------------------------------------------------------------------
+    # --- Dispatched -----------------------------------------------------------------------------
 
-    def given(self, span: DispatchedSpan, key: object = None) -> None:
-        """This is on its way: written with the next `flushed`, or with what is `taken` by `key`."""
+    def add_dispatch(self, span: DispatchedSpan, key: object = None) -> None:
+        """Add a span that is on its way: its line is written with the next `on_flush`, or with
+        `on_take` of `key`."""
         if key is not None:
             self._held.setdefault(key, []).append(span)
         else:
             self._unwritten.append(span)
             if len(self._unwritten) > limits.LOG_SPANS_UNWRITTEN_MAX:  # nobody flushes here
-                self._write(self._unwritten, None)
+                self._write_dispatches(self._unwritten, None)
                 self._unwritten = []
 
-    def read(
-        self,
-        queue: Queue,
-        number: int,
-        runs: Iterable[tuple[int, int]],
-        published_unix_ms: int,
-        *,
-        session: LoggedSession | None = None,
-        sessions: Sequence[str] = (),
-        cause: Cause,
-        given_us: int,
-        certified_us: int | None = None,
-    ) -> None:
-        """Readers are given these runs (first, last) of partition `number`: one, over `session`,
-        or all of `sessions` over websockets."""
-        carrier = session.transport if session is not None else "websocket"
-        span = DispatchedSpan(
-            queue,
-            given_us,
-            published_unix_ms,
-            attempt=1,
-            cause=cause,
-            certified_us=certified_us,
-            transport=CARRIERS[carrier] if carrier else None,
-            session=session.session_id if session is not None else None,
-            sessions=sessions,
-        )
-        span.runs += [(number, first, last - first + 1) for first, last in runs]
-        self.given(span, span.session if span.transport == "long_poll" else None)
-
     @property
-    def holds(self) -> bool:
+    def is_holding(self) -> bool:
         """Whether anything that was given waits for its line."""
         return bool(self._held)
 
-    def full(self, session: str) -> None:
-        """The socket of this session is full: what `flushed` would call written waits until it is
-        `taken`, or `left`."""
+    def on_full(self, session: str) -> None:
+        """Keep back what `on_flush` would call written, because the socket of this session is full:
+        until `on_take`, or `on_leave`."""
         self._apart.setdefault(session, True)
 
-    def gone(self, session: str) -> None:
-        """The socket of this session is gone, and what was on its way to it goes nowhere."""
+    def on_gone(self, session: str) -> None:
+        """Call nothing written that is on its way to this session, because its socket is gone."""
         self._apart[session] = False
 
-    def flushed(self) -> None:
-        """Every WebSocket was written what there was for it."""
+    def on_flush(self) -> None:
+        """Write the lines of what every WebSocket was just written."""
         if self._unwritten:
             spans, self._unwritten = self._unwritten, []
-            self._write(self._without_apart(spans) if self._apart else spans, self.now_us())
+            spans = self._without_apart(spans) if self._apart else spans
+            self._write_dispatches(spans, self.now_us())
         if self._apart:
             self._apart = {}
 
     def _without_apart(self, spans: list[DispatchedSpan]) -> list[DispatchedSpan]:
-        """Those of sockets that took them."""
+        """Return the spans of sockets that took them."""
         written: list[DispatchedSpan] = []
         for span in spans:
             names = span.sessions or ([span.session] if span.session is not None else [])
@@ -287,44 +607,46 @@ class DeliveryLog:
                 if self._apart[name]:
                     self._hold(one, name)
                 else:
-                    self._write([one], None)
+                    self._write_dispatches([one], None)
         return written
 
     def _hold(self, span: DispatchedSpan, session: str) -> None:
-        """A part of it may have gone out: it is counted now, and has its line later."""
+        """Count a span now and give it its line later: a part of it may have gone out."""
         span.is_open, span.is_counted = False, True
-        self.counts[DISPATCHED] += messages_of(span.runs)
+        self.counts[DISPATCHED] += span.messages
         self._held.setdefault(session, []).append(span)
 
-    def taken(self, key: object) -> None:
-        """Whoever has this key took what there was for him. Nothing was: nothing happens."""
+    def on_take(self, key: object) -> None:
+        """Write the lines of what was held for this key, which was taken now. Nothing is: nothing
+        happens."""
         if key in self._held:
-            self._write(self._held.pop(key), self.now_us())
+            self._write_dispatches(self._held.pop(key), self.now_us())
 
-    def left(self, key: object) -> None:
-        """Nobody will take what there is for him. Nothing is: nothing happens."""
+    def on_leave(self, key: object) -> None:
+        """Write the lines of what was held for this key, which will not be taken. Nothing is:
+        nothing happens."""
         if key in self._held:
-            self._write(self._held.pop(key), None)
+            self._write_dispatches(self._held.pop(key), None)
 
-    def ends(self, session: str | None, given_us: int) -> None:
-        """Write the line of what this session was given at `given_us`, which now comes to an end or
-        back, where that line is still held because the socket is full or no poll has come. Else the
-        log would say for as long, or after a kill for ever, that it was never given. Nothing is
-        held: nothing happens."""
+    def end_dispatch(self, session: str | None, dispatched_us: int) -> None:
+        """Write the line of what this session was given at `dispatched_us`, which now comes to an
+        end or back, where that line is still held because the socket is full or no poll has come.
+        Else the log would say for as long, or after a kill for ever, that it was never given.
+        Nothing is held: nothing happens."""
         held = self._held.get(session, [])
-        mine = [span for span in held if span.given_us == given_us]
-        if not mine:
+        ended = [span for span in held if span.dispatched_us == dispatched_us]
+        if not ended:
             return
-        self._write(mine, None)
-        left = [span for span in held if span.given_us != given_us]
-        if left:
-            self._held[session] = left
+        self._write_dispatches(ended, None)
+        rest = [span for span in held if span.dispatched_us != dispatched_us]
+        if rest:
+            self._held[session] = rest
         else:
             del self._held[session]
 
-    def _write(self, spans: Iterable[DispatchedSpan], written_us: int | None) -> None:
-        self._wake()
-        unix_us, stepped_us = self.clock.unix_us, self.clock.stepped_us
+    def _write_dispatches(self, spans: Iterable[DispatchedSpan], written_us: int | None) -> None:
+        self.prepare()
+        base_us, stepped_us = self.clock.base_us, self.clock.stepped_us
         for span in spans:
             span.is_open = False
             queue, certified_us = span.queue, span.certified_us
@@ -345,26 +667,31 @@ class DeliveryLog:
                 attempt=span.attempt,
                 cause=span.cause,
                 published_unix_ms=span.published_unix_ms,
-                certified_unix_us=unix_us(certified_us) if certified_us is not None else None,
-                dispatched_unix_us=unix_us(span.given_us),
+                certified_unix_us=base_us + certified_us if certified_us is not None else None,
+                dispatched_unix_us=base_us + span.dispatched_us,
             )
             if written_us is not None and span.transport is not None:
-                line.written_unix_us = unix_us(written_us)
-            messages = messages_of(span.runs) * recipients
+                line.written_unix_us = base_us + written_us
+            messages = span.messages * recipients
             if not span.is_counted:
                 self.counts[DISPATCHED] += messages
-            self._put(encode(line), DISPATCHED, messages)
+            self.put(encode(line), DISPATCHED, messages)
 
-    # --- What becomes of it ---------------------------------------------------------------------
+    # --- Settled --------------------------------------------------------------------------------
 
-    def settling(self, place: LoggedPlace) -> None:
-        """It has begun a span; take it with the next hand-over."""
-        self._settling[place] = None
-        self._wake()
+    def add_settlement(self, span: SettledSpan) -> None:
+        """Add a settled span that has begun; its line is written with the next hand-over, or with
+        `write_settlement`."""
+        self._settling[span] = None
+        self.prepare()
 
-    def settled(self, place: LoggedPlace, span: SettledSpan) -> None:
-        """A settled span has ended."""
-        queue = place.queue
+    def write_settlement(self, span: SettledSpan) -> None:
+        """Write the line of a settled span, which ends it. It has ended: nothing happens."""
+        if not span.is_open:
+            return
+        span.is_open = False
+        self._settling.pop(span, None)
+        queue, session = span.queue, span.session
         line = SettledLine(
             schema=SCHEMA,
             gateway=self.gateway,
@@ -373,59 +700,19 @@ class DeliveryLog:
             queue=queue.name,
             queue_id=queue.queue_id,
             pushes=as_written(span.pushes),
-            group=place.group,
-            session=place.session_id,
-            transport=place.transport,
+            group=span.group,
+            session=session.session_id if session is not None else None,
+            transport=carrier_of(session, is_internal=span.is_internal),
             outcome=span.outcome,
             reason=span.reason,
             settled_unix_us=self.clock.unix_us(span.at_us),
         )
-        self._put(encode(line), SETTLED, span.count)
-
-    def position(
-        self,
-        queue: Queue,
-        group: Group,
-        partition: int,
-        epoch: int,
-        *,
-        event: Event,
-        frontier: int,
-        open_: int,
-        dying: int,
-        ahead: int | None = None,
-        certified_below: int | None = None,
-        is_clean: bool = False,
-    ) -> None:
-        """Log where a group stands in a partition; see Position."""
-        self._wake()
-        line = PositionLine(
-            schema=SCHEMA,
-            gateway=self.gateway,
-            stepped_us=self.clock.stepped_us,
-            tenant=queue.tenant,
-            queue=queue.name,
-            queue_id=queue.queue_id,
-            group=group.name,
-            group_id=group.group_id,
-            partition=partition,
-            epoch=epoch,
-            event=event,
-            at_unix_us=self.clock.unix_us(self.now_us()),
-            frontier=frontier,
-            open=open_,
-            dying=dying,
-            ahead=ahead,
-            certified_below=certified_below,
-            is_clean=is_clean,
-        )
-        self._put(encode(line), SPANS, 0)
+        self.put(encode(line), SETTLED, span.messages)
 
     # --- To the writer --------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        """Something is about to be said: the clock is looked at first, and it is handed over
-        soon."""
+    def prepare(self) -> None:
+        """Prepare for a line that is about to be written: look at the clock, and hand over soon."""
         if self._timer is None and self._loop is not None:
             self._timer = self._loop.call_later(HAND_OVER_S, self._hand_over)
             before_us = self.now_us()
@@ -444,9 +731,10 @@ class DeliveryLog:
                 step_us=step_us,
                 stepped_us=self.clock.stepped_us,
             )
-            self._put(encode(line), SPANS, 0)
+            self.put(encode(line), SPANS, 0)
 
-    def _put(self, line: bytes, kind: int, messages: int) -> None:
+    def put(self, line: bytes, kind: int, messages: int) -> None:
+        """Put an encoded line, of `messages` messages of a kind, behind the others."""
         chunk = self._chunk
         chunk.lines.append(line)
         chunk.bytes += len(line) + 1
@@ -458,56 +746,53 @@ class DeliveryLog:
             self._hand_chunk()
 
     def _hand_over(self) -> None:
-        """Everything that has a line, or may have one by now."""
-        self._tell_unsure()
-        settling, self._settling = self._settling, {}
-        for place in settling:
-            span = place.take_done()
-            if span is not None:
-                self.settled(place, span)
+        """Hand over everything that has a line, or may have one by now."""
+        self._write_unsure()
+        for span in list(self._settling):
+            self.write_settlement(span)
         self._timer = None
         self._hand_chunk()
         if self._lost is not None:  # told as soon as there is room, whether or not more comes
-            self._wake()
+            self.prepare()
 
     def _hand_chunk(self) -> None:
-        chunk, self._chunk, sink = self._chunk, Chunk(), self._sink
-        if sink is None or not (chunk.lines or self._lost):
+        chunk, self._chunk, writer = self._chunk, Chunk(), self._writer
+        if writer is None or not (chunk.lines or self._lost):
             return
         chunk.until_unix_us = self.clock.unix_us(self.now_us())
         chunk.since_unix_us = chunk.until_unix_us - int(HAND_OVER_S * 1_000_000)
         chunk.stepped_us = self.clock.stepped_us
-        if sink.waiting_bytes + chunk.bytes > limits.LOG_WAITING_BYTES_MAX:
+        if writer.waiting_bytes + chunk.bytes > limits.LOG_WAITING_BYTES_MAX:
             if self._lost is None:
                 self._lost = Missing("full", chunk.since_unix_us, chunk.until_unix_us, [0] * KINDS)
             self._lost.add(chunk.since_unix_us, chunk.until_unix_us, chunk.counts)
             return
         chunk.lost, self._lost = self._lost, None
-        sink.put(chunk)
+        writer.put(chunk)
 
     async def stop(self) -> None:
-        """Write what there is; nothing is logged any more. Off: nothing happens."""
-        sink, loop = self._sink, self._loop
-        if sink is None or loop is None:
+        """Write what there is, and log nothing any more. Off: nothing happens."""
+        writer, loop = self._writer, self._loop
+        if writer is None or loop is None:
             return
-        self._write(self._unwritten, None)
+        self._write_dispatches(self._unwritten, None)
         self._unwritten = []
         for key in list(self._held):
-            self.left(key)
+            self.on_leave(key)
         if self._timer is not None:
             self._timer.cancel()
         self._hand_over()
         if self._timer is not None:
             self._timer.cancel()
         if self._lost is not None:
-            sink.put(Chunk(lost=self._lost))
-        self.is_on, self._sink, self._loop = False, None, None
-        await loop.run_in_executor(None, sink.stop, STOP_S)
+            writer.put(Chunk(lost=self._lost))
+        self.is_on, self._writer, self._loop = False, None, None
+        await loop.run_in_executor(None, writer.stop, STOP_S)
 
-    def facts(self) -> LogStatus | None:
-        """For looking at. None: it is off."""
-        return self._sink.facts() if self._sink is not None else None
+    def status(self) -> LogStatus | None:
+        """Return how the log is. None: it is off."""
+        return self._writer.status() if self._writer is not None else None
 
 
 OFF: Final = DeliveryLog()
-"""Where none is kept."""
+"""The log of callers that keep none."""

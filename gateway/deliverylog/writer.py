@@ -1,5 +1,7 @@
 """The writer of the delivery log: one thread, which alone touches its files.
 
+The loop hands it chunks of lines, with how much of each kind is in them, and never waits for it.
+
 What cannot be written is counted, and told by a line of its own as soon as writing works again;
 nothing is kept for later but that. The first failure is logged, and the first success after it.
 """
@@ -10,21 +12,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypedDict
 
-from gateway.deliverylog.batches import (
+from gateway.deliverylog.counts import (
     CERTIFIED,
     DISPATCHED,
     KINDS,
     SETTLED,
     SPANS,
-    Chunk,
     Counts,
-    LogStatus,
-    Missing,
+    SharedCounts,
+    memory,
 )
-from gateway.deliverylog.counts import SharedCounts, memory
 from gateway.deliverylog.files import Bounds, LogFolder, recover
 from gateway.deliverylog.lines import SCHEMA, UnloggedLine, encode
 
@@ -34,8 +35,62 @@ RETRY_S: Final = 1.0
 """Until a file that could not be finished is tried again."""
 
 
+Reason = Literal["full", "failed", "killed"]
+
+
+class Shortfall(TypedDict):
+    """How much is not in the log, since the process began: lines, and messages of each kind."""
+
+    spans: int
+    certified: int
+    dispatched: int
+    settled: int
+
+
+class LogStatus(TypedDict):
+    """State of the log."""
+
+    written_bytes: int
+    waiting_bytes: int
+    is_failing: bool
+    """Nothing can be written now."""
+    unlogged: Shortfall
+
+
+@dataclass(slots=True)
+class Missing:
+    """Lines that are not in the log, and are to be counted there. Times are unix microseconds."""
+
+    reason: Reason
+    since_unix_us: int
+    until_unix_us: int
+    counts: Counts
+
+    def add(self, since_unix_us: int, until_unix_us: int, counts: Counts) -> None:
+        """Count more as missing."""
+        self.since_unix_us = min(self.since_unix_us, since_unix_us)
+        self.until_unix_us = max(self.until_unix_us, until_unix_us)
+        for kind in range(KINDS):
+            self.counts[kind] += counts[kind]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Lines without their ends, in order, and what is in them."""
+
+    lines: list[bytes] = field(default_factory=list)
+    bytes: int = 0
+    """With their ends."""
+    counts: Counts = field(default_factory=lambda: [0] * KINDS)
+    since_unix_us: int = 0
+    until_unix_us: int = 0
+    stepped_us: int = 0
+    lost: Missing | None = None
+    """Lines that came before these and had no room."""
+
+
 class LogWriter:
-    """See the module. Made by `open`; it is a `log.Sink`."""
+    """The writer of one data folder; `open` makes it."""
 
     def __init__(
         self,
@@ -70,8 +125,8 @@ class LogWriter:
 
     @classmethod
     def open(cls, data_dir: Path, gateway: str, bounds: Bounds) -> "LogWriter":
-        """The one of a data folder, which the caller holds; what a start before left is finished
-        first. Blocks. What fails is logged: a log that cannot be written stops nobody."""
+        """Open the log of a data folder, which the caller holds; what a start before left is
+        finished first. Blocks. What fails is logged: a log that cannot be written stops nobody."""
         folder, wall = data_dir / FOLDER, time.time()
         shared: SharedCounts | None = None
         try:
@@ -93,21 +148,21 @@ class LogWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """As Sink.waiting_bytes."""
+        """Bytes that it was handed and has not worked off."""
         return self._put_bytes - self._done_bytes
 
     def put(self, chunk: Chunk) -> None:
-        """As Sink.put."""
+        """Write a chunk, or count it as not logged. Never waits."""
         self._put_bytes += chunk.bytes
         self._queue.put(chunk)
 
     def stop(self, within_s: float) -> None:
-        """As Sink.stop."""
+        """Write what it was handed, and end; blocks."""
         self._queue.put(None)
         self._thread.join(within_s)
 
-    def facts(self) -> LogStatus:
-        """As Sink.facts."""
+    def status(self) -> LogStatus:
+        """Return how the log is."""
         spans, certified, dispatched, settled = self._unlogged
         return {
             "written_bytes": self._written_bytes,

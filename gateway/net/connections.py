@@ -232,7 +232,7 @@ class Registry:
             connection.flushed()
         self.framed.hits += written - framed
         self.framed.misses += framed
-        self.log.flushed()
+        self.log.on_flush()
 
     # --- The end --------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Poll:
                 self._mark(size, self._taken_at)
             self._is_owed = bool(self._frames)
             if self.session is not None and not self._frames:
-                self._registry.services.broker.delivery_log.taken(self.session.session_id)
+                self._registry.log.on_take(self.session.session_id)
         return self._batch, self._answered
 
     def _mark(self, size: int, now: float) -> None:
@@ -316,7 +316,7 @@ class Poll:
         session, self.session = self.session, None
         if session is not None:
             self.end = close
-            self._registry.services.broker.delivery_log.left(session.session_id)
+            self._registry.log.on_leave(session.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()

@@ -184,7 +184,7 @@ class WebSocketConnection(asyncio.Protocol):
         session = self._session
         if session is not None:
             if self._is_dirty:
-                self.registry.log.gone(session.session_id)
+                self.registry.log.on_gone(session.session_id)
             self._detach(session)
             self.registry.lost(partial(self._tell_lost, session))
 
@@ -201,7 +201,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._write_is_paused = False
         self._large = 0
         if self._session is not None:
-            self.registry.log.taken(self._session.session_id)
+            self.registry.log.on_take(self._session.session_id)
         if not self._goes_on:
             self._goes_on = True
             self.registry.resumed.add(self._write_on)
@@ -481,7 +481,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._write_out()
             self._transport.write(last_words)
         elif self._is_dirty:
-            self.registry.log.gone(session.session_id)
+            self.registry.log.on_gone(session.session_id)
         self._detach(session)
         if end is SessionEnd.OVER:
             session.closed()
@@ -491,7 +491,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _detach(self, session: Session) -> None:
         """This socket says and hears nothing more of it."""
-        self.registry.log.left(session.session_id)
+        self.registry.log.on_leave(session.session_id)
         self._session = None
         self.registry.discard(self)
         self._reader.forget()
@@ -534,7 +534,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._flush_early()
         self._feed()
         if self._write_is_paused and self._session is not None:
-            self.registry.log.full(self._session.session_id)
+            self.registry.log.on_full(self._session.session_id)
 
     def tick(self) -> None:
         """As Timed.tick: a deadline, or one that has moved on."""

@@ -401,7 +401,7 @@ class GatewayMetrics:
 
     def _log(self, samples: Samples) -> None:
         """Of the delivery log; it is off: nothing."""
-        facts = self._delivery_log.facts()
+        facts = self._delivery_log.status()
         if facts is None:
             return
         samples.put("tocsin_delivery_log_written_bytes_total", facts["written_bytes"])

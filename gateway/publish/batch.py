@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.accounting.usage import UsageCounter
 from gateway.counters import HitRate, PublishCounters
-from gateway.deliverylog.spans import PublishOrigin
+from gateway.deliverylog.log import PublishOrigin
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
@@ -261,7 +261,7 @@ class OpenRecord:
             for index in indexes:
                 publish.fail(index, error)
             if is_unknown and publish.origin is not None:
-                publish.origin.unknown(len(indexes))
+                publish.origin.count_unknown(len(indexes))
             publish.settle(len(indexes))
 
     def complete(self, number: int, result: Appended, durability: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.deliverylog.spans import CommittedOrigins, CommitTimes
+from gateway.deliverylog.log import CommittedOrigins, CommitTimes
 from gateway.publish.batch import Backlog, OpenRecord
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue

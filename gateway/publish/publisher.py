@@ -21,8 +21,7 @@ from hashlib import blake2b
 from typing import Final
 
 from gateway.counters import Counters, HitRate
-from gateway.deliverylog.log import OFF, DeliveryLog
-from gateway.deliverylog.spans import CommittedOrigins
+from gateway.deliverylog.log import OFF, CommittedOrigins, DeliveryLog
 from gateway.publish.batch import (
     KeyCount,
     OpenRecord,
@@ -278,7 +277,7 @@ class Publisher:
             self._redirect(publish)
         messages, origin = publish.messages, publish.origin
         if origin is None:
-            publish.origin = self._log.internal(publish.queue, len(messages))
+            publish.origin = self._log.internal_origin(publish.queue, len(messages))
         refused = self._refuse_all(publish)
         if refused is not None:
             self._fail(publish, refused)
@@ -505,7 +504,7 @@ class Publisher:
 
     def on_placed(self, placed: CommittedOrigins) -> None:
         """Write a commit's messages into the delivery log."""
-        self._log.certified(placed)
+        self._log.add_commit(placed)
 
     def release(self, record: OpenRecord) -> None:
         """Count a record's messages as waiting no longer."""

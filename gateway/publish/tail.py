@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gateway.counters import HitRate
-from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.log import CommitTimes
 from push import limits
 from push.errors import Refused
 from push.places import Partition

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.accounting.books import SessionAccounting
 from gateway.delivery.ports import DeliveryList
-from gateway.deliverylog.spans import OriginTracker, PublishOrigin
+from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
 from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
@@ -229,7 +229,7 @@ class Session:
     def heard_part(self, *, now: float) -> None:
         """A part of a message arrived, behind `heard`."""
         if self._protocol.heard_part(now=now):
-            self.send(frames.pong(None, self._delivery_log.told()))
+            self.send(frames.pong(None, self._delivery_log.clock_unix_us()))
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: never."""
@@ -278,7 +278,7 @@ class Session:
             case frames.Nack():
                 self._nack(one)
             case frames.Ping():
-                self.send(frames.pong(one.ref, self._delivery_log.told()))
+                self.send(frames.pong(one.ref, self._delivery_log.clock_unix_us()))
             case frames.Subscribe():
                 self._start(self._subscribe(one))
             case frames.Unsubscribe():
@@ -414,7 +414,7 @@ class Session:
                 linger_s=self.linger_s,
                 resumed=resumed,
                 right_lasts_s=self._protocol.right_ends - self.heard_at,
-                clock_unix_us=self._delivery_log.told(),
+                clock_unix_us=self._delivery_log.clock_unix_us(),
             )
         )
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.deliverylog.deliveries import SETTLED_US
 from gateway.deliverylog.lines import (
     CertifiedLine,
     DispatchedLine,
@@ -25,7 +26,6 @@ from gateway.deliverylog.lines import (
     UnloggedLine,
     runs_of,
 )
-from gateway.deliverylog.spans import SETTLED_US
 
 FINAL: Final = frozenset({"acked", "dead_lettered", "gone"})
 BACK: Final = frozenset({"nacked", "expired", "returned"})

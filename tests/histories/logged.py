@@ -4,9 +4,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.deliverylog.batches import KINDS, Chunk, Counts, LogStatus, Shortfall
+from gateway.deliverylog.counts import KINDS, Counts
 from gateway.deliverylog.lines import CertifiedLine, DispatchedLine, Line, PositionLine, SettledLine
 from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.writer import Chunk, LogStatus, LogWriter, Shortfall
 from tests.histories.house import House
 
 _DECODE = msgspec.json.Decoder(Line).decode
@@ -14,27 +15,28 @@ T = TypeVar("T", CertifiedLine, DispatchedLine, SettledLine, PositionLine)
 S = TypeVar("S", CertifiedLine, DispatchedLine, SettledLine)
 
 
-class Kept:
-    """A sink that keeps its chunks."""
+class Kept(LogWriter):
+    """A writer that keeps its chunks."""
+
+    waiting_bytes = 0
 
     def __init__(self) -> None:
         self.counts: Counts = [0] * KINDS
-        self.waiting_bytes = 0
         self.is_failing = False
         self.chunks: list[Chunk] = []
         self.unlogged = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
         self.is_stopped = False
 
     def put(self, chunk: Chunk) -> None:
-        """As Sink.put."""
+        """Keep it."""
         self.chunks.append(chunk)
 
     def stop(self, within_s: float) -> None:
-        """As Sink.stop."""
+        """Note it."""
         self.is_stopped = True
 
-    def facts(self) -> LogStatus:
-        """As Sink.facts."""
+    def status(self) -> LogStatus:
+        """What was kept."""
         return LogStatus(
             written_bytes=sum(chunk.bytes for chunk in self.chunks),
             waiting_bytes=self.waiting_bytes, is_failing=self.is_failing, unlogged=self.unlogged,
@@ -56,7 +58,7 @@ class Logged:
 
     def lines(self) -> list[Any]:
         """Everything that has a line, once the sockets were written."""
-        self.log.flushed()
+        self.log.on_flush()
         self.log._hand_over()
         return decoded(self.sink)
 

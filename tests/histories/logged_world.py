@@ -149,11 +149,11 @@ class LoggedGateway(Gateway):
         and its files stay as they are."""
         self.is_up = False
         log = self.log
-        sink = log._sink
+        sink = log._writer
         assert isinstance(sink, LogWriter)
         if log._timer is not None:
             log._timer.cancel()
-        log.is_on, log._sink, log._loop = False, None, None
+        log.is_on, log._writer, log._loop = False, None, None
         self.cut_off()
         while sink.waiting_bytes:
             await asyncio.to_thread(time.sleep, 0.001)
@@ -255,9 +255,9 @@ class Client(Session):
         gateway = self.gateway
         assert gateway is not None
         if self.transport == "long-poll":  # a poll takes it a little later
-            asyncio.get_running_loop().call_later(0.02, gateway.log.taken, self.session_id)
+            asyncio.get_running_loop().call_later(0.02, gateway.log.on_take, self.session_id)
         else:
-            asyncio.get_running_loop().call_soon(gateway.log.flushed)
+            asyncio.get_running_loop().call_soon(gateway.log.on_flush)
         if one["type"] == "push":
             self._pushed(one)
         elif one["type"] == "revoked":
@@ -441,7 +441,7 @@ class World(Town):
     ) -> None:
         """Publish these, with the log of it."""
         at = at or self.random.choice(self.up)
-        origin = at.log.internal(queue, len(messages))
+        origin = at.log.internal_origin(queue, len(messages))
         await at.publish(queue, messages, origin=origin)
 
     def goes_on(self, work: Any) -> asyncio.Task[None]:

@@ -361,7 +361,7 @@ async def test_nothing_is_kept_of_deliveries_that_are_over(house: House) -> None
         consumer.nack(delivery(given[-1][0]), None, "again" if count % 2 else None)
     await session.take(50)
     (slot,) = consumer.slots.values()
-    assert len(slot.log._given_us) <= 1
+    assert len(slot.log._dispatched_us) <= 1
     assert len(slot.reasons) == 1
 
 

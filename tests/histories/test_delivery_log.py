@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.pull import PullConsumer
-from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, SETTLED
+from gateway.deliverylog.counts import CERTIFIED, DISPATCHED, SETTLED
 from gateway.deliverylog.lines import (
     CertifiedLine,
     DispatchedLine,
@@ -43,7 +43,7 @@ async def test_one_message_has_a_line_in_each_stage(house: House) -> None:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message("a")])
     (place, _, _), *_ = await session.take(1)
-    logged.log.flushed()
+    logged.log.on_flush()
     assert await house.confirm(consumer, delivery(place)) == (1, 0)
     lines = [line for line in logged.lines() if not isinstance(line, PositionLine)]
     certified, dispatched, settled = lines
@@ -101,7 +101,7 @@ async def test_publishes_of_one_moment_share_a_line_and_those_of_two_do_not(hous
     """Whatever came with one commit: each line's messages were accepted at one time."""
     queue = await house.queue()
     logged = Logged(house)
-    first, second = (logged.log.internal(queue, 2) for _ in range(2))
+    first, second = (logged.log.internal_origin(queue, 2) for _ in range(2))
     batches = [(first, 0), (first, 1), (second, 2)]
     answers = [house.submit(queue, [message(n)], origin=origin) for origin, n in batches]
     await asyncio.gather(*answers)
@@ -128,10 +128,10 @@ async def test_who_waits_for_credit_is_told_so(house: House) -> None:
     session, consumer = await house.subscribe(queue, group, credit=1)
     await house.publish(queue, numbered(3))
     await session.take(1)
-    logged.log.flushed()
+    logged.log.on_flush()
     consumer.grant(10)
     await session.take(3)
-    logged.log.flushed()
+    logged.log.on_flush()
     await house.publish(queue, numbered(1))
     await session.take(4)
     assert causes(logged.of(DispatchedLine)) == [("none", 1, 1), ("credit", 1, 2), ("none", 1, 1)]
@@ -170,10 +170,10 @@ async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> N
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     given = await session.take(2)
-    logged.log.flushed()
+    logged.log.on_flush()
     consumer.nack(delivery(given[0][0]), None, None)
     given = await session.take(3)
-    logged.log.flushed()
+    logged.log.on_flush()
     await house.confirm(consumer, delivery(given[2][0]))
     given = await session.take(4)
     await house.confirm(consumer, delivery(given[3][0]))
@@ -245,12 +245,12 @@ async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: Hous
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     given = await session.take(2)
-    logged.log.flushed()
+    logged.log.on_flush()
     consumer.nack(delivery(given[0][0]), None, None)
     await house.broker.cursor_writer.drain()
     await house.broker.parking.decide(queue, group, "release", WhichKey(key="k"))
     given = await session.take(3)
-    logged.log.flushed()
+    logged.log.on_flush()
     await house.confirm(consumer, delivery(given[2][0]))
     await session.take(4)
     assert outcomes(logged.of(SettledLine))[:3] == [("nacked", 1), ("returned", 1), ("parked", 1)]
@@ -421,7 +421,7 @@ async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
     (settled,), (given,) = logged.of(SettledLine), logged.of(DispatchedLine)
     assert settled.settled_unix_us <= given.dispatched_unix_us
     assert outcomes([settled]) == [("acked", 2)]
-    assert not any(slot.log._given_us for slot in consumer.slots.values())
+    assert not any(slot.log._dispatched_us for slot in consumer.slots.values())
 
 
 async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.deliverylog import taps as slot_log
+from gateway.deliverylog import deliveries as slot_log
 from gateway.deliverylog.lines import PositionLine, SettledLine, runs_of
 from metadata.catalog import ANYBODY
 from tests.histories.house import House, delivery, eventually, message

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.broker import Broker
-from gateway.deliverylog.spans import origin_of_request
+from gateway.deliverylog.log import origin_of_request
 from gateway.publish.batch import PendingPublish
 from gateway.rest.accounting import counter_of
 from gateway.rest.operation import (

@@ -17,7 +17,7 @@ from gateway.delivery.readers import (
     Reader,
     slice_of,
 )
-from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.log import CommitTimes
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.deliverylog import spans as deliveries
-from gateway.deliverylog.batches import DISPATCHED, SETTLED, SPANS
+from gateway.deliverylog import deliveries
+from gateway.deliverylog.counts import DISPATCHED, SETTLED, SPANS
+from gateway.deliverylog.deliveries import SETTLED_US, LoggedPlace
 from gateway.deliverylog.lines import (
     CertifiedLine,
     ClockSteppedLine,
@@ -18,17 +19,18 @@ from gateway.deliverylog.lines import (
     SettlementOutcome,
     messages_of,
 )
-from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
-from gateway.deliverylog.spans import (
+from gateway.deliverylog.log import (
+    CHUNK_BYTES_MAX,
     LINE_MESSAGES_MAX,
+    LOOK_US,
     LOOK_US_MAX,
     RUN_US,
-    SETTLED_US,
     STEP_US_MIN,
     CommittedOrigins,
     CommitTimes,
+    DeliveryLog,
+    DispatchedSpan,
     LogClock,
-    LoggedPlace,
     OriginTracker,
     PublishOrigin,
     origin_of_request,
@@ -83,7 +85,14 @@ def give(place: LoggedPlace, *offsets: int, **more: Any) -> int:
     """One run for each."""
     said: Any = {"attempt": 1, "cause": "none", "certified_us": 1000, "published_unix_ms": 7}
     runs = [(0, offset, 1) for offset in offsets]
-    return place.given(runs, **{**said, **more})
+    return place.dispatch(runs, len(runs), **{**said, **more})
+
+
+def read(log: DeliveryLog, *sessions: str, certified_us: int | None = None) -> None:
+    """Two messages, over WebSockets."""
+    span = DispatchedSpan(QUEUE, log.now_us(), 7, 1, "none", certified_us, "websocket")
+    span.sessions, span.runs, span.messages = sessions, [(0, 4, 2)], 2
+    log.add_dispatch(span)
 
 
 def lines_of(log: DeliveryLog, sink: Kept) -> list[Any]:
@@ -117,15 +126,15 @@ def test_a_step_is_a_step_where_both_clocks_were_read_at_one_moment(
 async def test_a_step_changes_no_duration_and_is_told() -> None:
     """R3: the wall clock goes a day on between two lines; both say by how much they differ."""
     log, sink, hands = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     give(place, 1)
-    log.flushed()
+    log.on_flush()
     log._hand_over()
     hands.move(LOOK_US)
     hands.wall_us += 86_400_000_000
     give(place, 2)
     hands.move(5)
-    log.flushed()
+    log.on_flush()
     first, step, second = lines_of(log, sink)
     assert isinstance(step, ClockSteppedLine)
     assert (step.step_us, step.stepped_us) == (86_400_000_000, 86_400_000_000)
@@ -145,7 +154,7 @@ async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
     def line(**more: Any) -> CertifiedLine:
         frame = Publish(ref=1, queue="orders", messages=[Message(key="k")], **more)
         origin = sender.origin(log, Session(), QUEUE, frame)
-        log.unknown(origin, 1)
+        log.add_unknown(origin, 1)
         found = lines_of(log, sink)[-1]
         assert isinstance(found, CertifiedLine)
         return found
@@ -220,7 +229,7 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     """What is refused is nowhere, what was there already only as that; keys and bytes are those of
     what is new."""
     log, sink, _ = made()
-    first, second = (log.internal(QUEUE, 3) for _ in range(2))
+    first, second = (log.internal_origin(QUEUE, 3) for _ in range(2))
     placed = CommittedOrigins(CommitTimes(1, 2), is_late=False)
     runs = [(Answered(first), [0, 1], 0), (Answered(None), [0], 0), (Answered(second), range(3), 0)]
     outcomes = (
@@ -228,7 +237,7 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
         Stored(4, duplicate=True),
     )  # fmt: skip
     placed.add(runs, 5, Appended(8, 3, 11, 1, outcomes, (1, 3, 5)), header([1, 2, 3, 4, 5, 6]))
-    log.certified(placed)
+    log.add_commit(placed)
     one, two = lines_of(log, sink)
     assert isinstance(one, CertifiedLine)
     assert isinstance(two, CertifiedLine)
@@ -240,7 +249,7 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
 async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> None:
     """Publishes that share an origin are one run of it."""
     log, sink, _ = made()
-    first, second = (log.internal(QUEUE, 3) for _ in range(2))
+    first, second = (log.internal_origin(QUEUE, 3) for _ in range(2))
     placed = CommittedOrigins(CommitTimes(1, 2), is_late=False)
     runs = [
         (Answered(first), [0, 1], 20), (Answered(first), [4], 11), (Answered(None), [0], 99),
@@ -248,7 +257,7 @@ async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> N
     ]  # fmt: skip
     placed.add(runs, 5, Appended(8, 6, 14, 1), header([1, 2, 3, 4, 5, 6]))
     placed.add([(Answered(second), [0], 7)], 6, Appended(0, 1, 1, 1), header([9]))
-    log.certified(placed)
+    log.add_commit(placed)
     one, two = lines_of(log, sink)
     assert isinstance(one, CertifiedLine)
     assert isinstance(two, CertifiedLine)
@@ -260,12 +269,12 @@ async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> N
 async def test_what_nobody_knows_of_a_frame_is_one_line() -> None:
     """Of a frame over sixteen partitions, say, or of a thousand frames of one moment."""
     log, sink, _ = made()
-    first, second = (log.internal(QUEUE, 16) for _ in range(2))
+    first, second = (log.internal_origin(QUEUE, 16) for _ in range(2))
     assert first is not None
     assert second is not None
     for _ in range(16):
-        first.unknown(1)
-        second.unknown(2)
+        first.count_unknown(1)
+        second.count_unknown(2)
     assert [line.messages for line in lines_of(log, sink)] == [16, 32]
 
 
@@ -273,10 +282,10 @@ async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
     log, sink, _ = made()
     origin = origin_of_request(log, QUEUE, "p", [Message(key="k")], None)
     assert origin is not None
-    origin.unknown(1)
+    origin.count_unknown(1)
     placed = CommittedOrigins(CommitTimes(1, 2), is_late=True)
     placed.add([(Answered(origin), [0], 10)], 0, Appended(0, 1, 1, 1), header([7]))
-    log.certified(placed)
+    log.add_commit(placed)
     unknown, late = lines_of(log, sink)
     assert isinstance(unknown, CertifiedLine)
     assert isinstance(late, CertifiedLine)
@@ -293,18 +302,18 @@ async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
 async def test_what_goes_out_in_one_go_is_one_line() -> None:
     """Until it is written, and for each of what makes it another."""
     log, sink, hands = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     give(place, 1)
     hands.move(100)
     give(place, 2, 5)
     give(place, 3, attempt=2)
     give(place, 4, attempt=2, cause="lease")
     give(place, 6, attempt=2, cause="lease", certified_us=None)
-    log.flushed()
+    log.on_flush()
     give(place, 7, attempt=2, cause="lease", certified_us=None)
-    log.flushed()
+    log.on_flush()
     give(place, 8, attempt=2, cause="lease", certified_us=None)
-    log.flushed()
+    log.on_flush()
     runs = [[first for _, first, _ in line.runs] for line in lines_of(log, sink)]
     assert runs == [[1, 2, 5], [3], [4], [6], [7], [8]]
     assert sink.counts[DISPATCHED] == 8
@@ -315,14 +324,14 @@ async def test_a_long_poll_has_what_it_is_given_when_it_takes_it() -> None:
     log, sink, hands = made()
     session = Session()
     session.transport = "long-poll"
-    place = log.place(QUEUE, "g", session)
+    place = LoggedPlace(log, QUEUE, "g", session)
     give(place, 1)
-    log.flushed()
+    log.on_flush()
     assert lines_of(log, sink) == []
     hands.move(2_000_000)
-    log.taken(session.session_id)
+    log.on_take(session.session_id)
     give(place, 2)
-    log.left(session.session_id)
+    log.on_leave(session.session_id)
     taken, left = lines_of(log, sink)
     assert isinstance(taken, DispatchedLine)
     assert isinstance(left, DispatchedLine)
@@ -335,21 +344,21 @@ async def test_a_full_socket_has_what_it_is_given_when_it_takes_it() -> None:
     """A part of it may be on its way already: it counts at once, and once. What the socket takes
     before and behind that is written when it is."""
     log, sink, hands = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     give(place, 1)
-    log.flushed()
-    log.full("s1")
+    log.on_flush()
+    log.on_full("s1")
     give(place, 2, 3)
-    log.flushed()
+    log.on_flush()
     assert sink.counts[DISPATCHED] == 3
     hands.move(2_000_000)
-    log.taken("s1")
+    log.on_take("s1")
     give(place, 4)
-    log.full("s1")
-    log.flushed()
-    log.left("s1")
+    log.on_full("s1")
+    log.on_flush()
+    log.on_leave("s1")
     give(place, 5)
-    log.flushed()
+    log.on_flush()
     lines = lines_of(log, sink)
     waited_us = [
         line.written_unix_us and line.written_unix_us - line.dispatched_unix_us for line in lines
@@ -370,21 +379,21 @@ async def test_what_ends_while_its_line_is_held_has_that_line_first(
     log, sink, hands = made()
     session = Session()
     session.transport = transport
-    place = log.place(QUEUE, "g", session)
+    place = LoggedPlace(log, QUEUE, "g", session)
     given_us: list[int] = []
     for offset in (1, 2):
-        log.full("s1")
+        log.on_full("s1")
         given_us.append(give(place, offset))
-        log.flushed()
+        log.on_flush()
         hands.move(1_000)
-    place.settled(outcome, [0, given_us[0], 1, 1], 1)
-    place.settled("dead_lettered", [0, None, 7, 7], 1)
+    place.settle(outcome, [0, given_us[0], 1, 1], 1)
+    place.settle("dead_lettered", [0, None, 7, 7], 1)
     (line,) = [line for line in lines_of(log, sink) if isinstance(line, DispatchedLine)]
     assert (line.runs, line.written_unix_us) == ([(0, 1, 1)], None)
     kinds = [type(line) for line in lines_of(log, sink)]
     assert kinds.index(DispatchedLine) < kinds.index(SettledLine)
     assert sink.counts[DISPATCHED] == (1 if transport == "long-poll" else 2)
-    log.taken("s1")
+    log.on_take("s1")
     *_, last = [line for line in lines_of(log, sink) if isinstance(line, DispatchedLine)]
     assert (last.runs, last.written_unix_us) == ([(0, 2, 1)], last.dispatched_unix_us + 1_000)
     assert sink.counts[DISPATCHED] == 2
@@ -392,15 +401,12 @@ async def test_what_ends_while_its_line_is_held_has_that_line_first(
 
 async def test_of_a_fan_out_each_socket_that_is_full_or_gone_has_its_own_line() -> None:
     log, sink, hands = made()
-    log.read(
-        QUEUE, 0, [(4, 5)], 7, sessions=("a", "b", "c", "d"), cause="none", given_us=log.now_us(),
-        certified_us=1000,
-    )  # fmt: skip
-    log.full("b")
-    log.gone("c")
-    log.flushed()
+    read(log, "a", "b", "c", "d", certified_us=1000)
+    log.on_full("b")
+    log.on_gone("c")
+    log.on_flush()
     hands.move(300)
-    log.taken("b")
+    log.on_take("b")
     found = {(*line.sessions, *filter(None, [line.session])): line for line in lines_of(log, sink)}
     assert set(found) == {("a", "d"), ("b",), ("c",)}
     assert [found[name].recipients for name in found] == [1, 2, 1]
@@ -416,22 +422,22 @@ async def test_what_is_given_to_a_session_without_a_transport_is_not_written() -
     log, sink, _ = made()
     session = Session()
     session.transport = None
-    give(log.place(QUEUE, "g", session), 1)
-    log.flushed()
+    give(LoggedPlace(log, QUEUE, "g", session), 1)
+    log.on_flush()
     (line,) = lines_of(log, sink)
     assert (line.transport, line.written_unix_us) == (None, None)
 
 
 async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> None:
     log, sink, hands = made()
-    place = log.place(QUEUE, "g", Session())
-    place.settled("acked", [0, 1000, 1, 2], 2)
+    place = LoggedPlace(log, QUEUE, "g", Session())
+    place.settle("acked", [0, 1000, 1, 2], 2)
     hands.move(SETTLED_US)
-    place.settled("acked", [1, None, 5, 5], 1)
-    place.settled("nacked", [0, None, 3, 3], 1)
-    place.settled("acked", [0, None, 4, 4], 1)
+    place.settle("acked", [1, None, 5, 5], 1)
+    place.settle("nacked", [0, None, 3, 3], 1)
+    place.settle("acked", [0, None, 4, 4], 1)
     hands.move(SETTLED_US + 1)
-    place.settled("acked", [0, None, 6, 6], 1)
+    place.settle("acked", [0, None, 6, 6], 1)
     log._hand_over()
     lines = [line for line in lines_of(log, sink) if isinstance(line, SettledLine)]
     assert [(line.outcome, line.runs) for line in lines] == [
@@ -451,14 +457,14 @@ async def test_a_line_of_what_is_settled_ends_behind_so_many_bytes(
 ) -> None:
     """The one that reaches the bound still belongs to it."""
     log, sink, _ = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     push = b"[0,null,1,1]"
     monkeypatch.setattr(deliveries, "PUSHES_BYTES_MAX", 2 * len(push))
     for _ in range(3):
-        place.settled("acked", [0, None, 1, 1], 1)
+        place.settle("acked", [0, None, 1, 1], 1)
     monkeypatch.setattr(deliveries, "PUSHES_BYTES_MAX", len(push) + 1)
     for _ in range(2):
-        place.settled("acked", [0, None, 1, 1], 1)
+        place.settle("acked", [0, None, 1, 1], 1)
     log._hand_over()
     lines = [line for line in lines_of(log, sink) if isinstance(line, SettledLine)]
     assert [len(line.pushes) for line in lines] == [2, 2, 1]
@@ -467,11 +473,11 @@ async def test_a_line_of_what_is_settled_ends_behind_so_many_bytes(
 async def test_what_the_writer_has_no_room_for_is_dropped_and_told() -> None:
     """P9: nobody waits, nothing grows; and what is missing is exactly what was dropped."""
     log, sink, _ = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     sink.waiting_bytes = limits.LOG_WAITING_BYTES_MAX
     for offset in range(3):
         give(place, offset)
-        log.flushed()
+        log.on_flush()
         log._hand_over()
     assert sink.chunks == []
     sink.waiting_bytes = 0
@@ -486,8 +492,8 @@ async def test_what_the_writer_has_no_room_for_is_dropped_and_told() -> None:
 async def test_a_fan_out_that_is_lost_counts_for_every_reader() -> None:
     log, sink, _ = made()
     sink.waiting_bytes = limits.LOG_WAITING_BYTES_MAX
-    log.read(QUEUE, 0, [(4, 5)], 7, sessions=("a", "b", "c"), cause="none", given_us=1)
-    log.flushed()
+    read(log, "a", "b", "c")
+    log.on_flush()
     log._hand_over()
     sink.waiting_bytes = 0
     log._hand_over()
@@ -499,8 +505,8 @@ async def test_a_fan_out_that_is_lost_counts_for_every_reader() -> None:
 async def test_much_at_once_does_not_wait_for_its_time() -> None:
     log, sink, _ = made()
     while not sink.chunks:
-        log.read(QUEUE, 0, [(4, 5)], 7, sessions=("a",), cause="none", given_us=log.now_us())
-        log.flushed()
+        read(log, "a")
+        log.on_flush()
     (chunk,) = sink.chunks
     assert CHUNK_BYTES_MAX <= chunk.bytes < CHUNK_BYTES_MAX + 1000
     assert chunk.bytes == sum(len(line) + 1 for line in chunk.lines)
@@ -510,7 +516,7 @@ async def test_spans_that_nobody_flushes_are_bounded(monkeypatch: pytest.MonkeyP
     """P9."""
     monkeypatch.setattr(limits, "LOG_SPANS_UNWRITTEN_MAX", 5)
     log, sink, _ = made()
-    place = log.place(QUEUE, "g", Session())
+    place = LoggedPlace(log, QUEUE, "g", Session())
     for offset in range(6):
         give(place, offset, attempt=offset + 1)
         assert len(log._unwritten) <= 5
@@ -521,11 +527,11 @@ async def test_a_stop_writes_what_waits_and_then_nothing_is_logged() -> None:
     """P14."""
     log, sink, _ = made()
     session = Session()
-    place = log.place(QUEUE, "g", session)
+    place = LoggedPlace(log, QUEUE, "g", session)
     give(place, 1)
     session.transport = "long-poll"
     give(place, 2, attempt=2)
-    place.settled("acked", [0, None, 1, 1], 1)
+    place.settle("acked", [0, None, 1, 1], 1)
     await log.stop()
     assert sink.is_stopped
     assert not log.is_on
@@ -534,14 +540,14 @@ async def test_a_stop_writes_what_waits_and_then_nothing_is_logged() -> None:
         DispatchedLine,
         SettledLine,
     ]
-    assert log.internal(QUEUE, 1) is None
+    assert log.internal_origin(QUEUE, 1) is None
     await log.stop()
 
 
 async def test_a_log_that_is_off_does_nothing() -> None:
     log = DeliveryLog()
-    assert log.internal(QUEUE, 1) is None
+    assert log.internal_origin(QUEUE, 1) is None
     assert origin_of_request(log, QUEUE, "p", [Message(key="k")], None) is None
-    assert (log.told(), log.facts()) == (None, None)
+    assert (log.clock_unix_us(), log.status()) == (None, None)
     await log.stop()
     await asyncio.sleep(0)

@@ -17,11 +17,22 @@ from typing import Any
 
 import pytest
 
-from gateway.deliverylog.batches import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, Chunk, Missing
-from gateway.deliverylog.counts import NAME, SharedCounts, forget, left_in, memory, page_of
+from gateway.deliverylog.counts import (
+    CERTIFIED,
+    DISPATCHED,
+    KINDS,
+    NAME,
+    SETTLED,
+    SPANS,
+    SharedCounts,
+    forget,
+    left_in,
+    memory,
+    page_of,
+)
 from gateway.deliverylog.files import Bounds, LogFolder, finished_files, place_of, recover
 from gateway.deliverylog.lines import SCHEMA, SettledLine, encode
-from gateway.deliverylog.writer import FOLDER, LogWriter
+from gateway.deliverylog.writer import FOLDER, Chunk, LogWriter, Missing
 from loadtests.faults.power_loss import mounted, new_image, why_not
 from tests.layout.tree import ROOT
 
@@ -222,7 +233,7 @@ def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
         writer._take(chunk(2, 3))
         writer._take(chunk(4))
         assert writer.is_failing
-        assert writer.facts()["unlogged"] == {
+        assert writer.status()["unlogged"] == {
             "spans": 3, "certified": 0, "dispatched": 0, "settled": 3,
         }  # fmt: skip
     writer._take(chunk(5))
@@ -253,8 +264,8 @@ def test_a_writer_that_cannot_begin_stops_nobody(tmp_path: Path) -> None:
     writer = LogWriter.open(tmp_path, GATEWAY, BOUNDS)
     writer.put(chunk(1))
     writer.stop(5)
-    assert writer.facts()["is_failing"] is True
-    assert writer.facts()["unlogged"] == {
+    assert writer.status()["is_failing"] is True
+    assert writer.status()["unlogged"] == {
         "spans": 1, "certified": 0, "dispatched": 0, "settled": 1,
     }  # fmt: skip
 
@@ -382,7 +393,7 @@ def test_what_is_counted_lies_in_memory(tmp_path: Path) -> None:
 COUNTS = """
 import sys
 from pathlib import Path
-from gateway.deliverylog.batches import SETTLED, SPANS
+from gateway.deliverylog.counts import SETTLED, SPANS
 from gateway.deliverylog.writer import LogWriter
 from tests.gateway.deliverylog.test_delivery_log_files import BOUNDS, chunk
 writer = LogWriter.open(Path(sys.argv[1]), sys.argv[2], BOUNDS)

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.auth.auth import Authenticator
 from gateway.config import Config
-from gateway.deliverylog.batches import Shortfall
 from gateway.deliverylog.lines import CertifiedLine, DispatchedLine, SettledLine, messages_of
+from gateway.deliverylog.writer import Shortfall
 from gateway.operator.metrics import REST, GatewayMetrics, LabelBudget
 from gateway.rest.app import Application
 from gateway.rest.operation import Need, check_need

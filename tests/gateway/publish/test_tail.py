@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.deliverylog.spans import CommitTimes
+from gateway.deliverylog.log import CommitTimes
 from gateway.publish.tail import Tail
 from push.places import Partition
 from push.record import Record, RecordBuilder
