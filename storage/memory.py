@@ -46,13 +46,15 @@ from storage.rules.append import (
     Effect,
     IdBuckets,
     PartitionLog,
+    ProducerLine,
     QueueTotal,
     append_record,
+    id_bucket,
+    line_bucket,
     nowhere,
     open_header,
 )
 from storage.rules.cursor import GroupCursor, check_write, start_floor
-from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
 
 
 @dataclass(slots=True)

@@ -19,8 +19,7 @@ from push.record import Header, Record, RecordDamaged
 from push.storage_port import PLAIN, Append, Appended, Damage, Lane, NotStored, Sealer, Stored
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
-from storage.rules.append import nowhere
-from storage.rules.dedup import id_bucket, line_bucket
+from storage.rules.append import id_bucket, line_bucket, nowhere
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """The functions count in doubles. Clients may use as much (push.producer_order)."""

@@ -11,7 +11,7 @@ from push.producer_order import REFUSED_MAX
 from push.rates.shared import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.storage_port import OWNER_BYTES
-from storage.rules.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS
+from storage.rules.append import FORGOTTEN_BUCKETS, IDLE_BUCKETS
 
 BEGIN = "begin.lua"
 VERSION = "VERSION"

@@ -1,12 +1,17 @@
-"""What an append does to a partition: which messages are new, and where they go (R5-R9). Pure.
+"""Decisions of an append: which messages are new, and which offsets they get (R5-R9). Pure.
 
-Both storages decide with this; they differ in where lines and ids come from and go to.
+All storages decide with this; they differ in where they keep producer lines and client ids.
 
-What was dropped is not made again: who still makes it comes late (R1: no id is used twice).
+A **producer line** (R6, R7) is what a partition knows of one producer: `resolved`, below which
+every sequence has had its last answer, and above it the exact set sequence -> offset of what is
+stored. Client ids (R8) are remembered for a window of time.
+
+A queue or group that was dropped is not made again by a request that comes late (R1: no id is used
+twice).
 """
 
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -16,21 +21,130 @@ from typing import Final
 from push import limits
 from push.errors import Refused
 from push.places import Partition
+from push.producer_order import SendingOrder
 from push.record import NO_DIGEST, Header, RecordDamaged, parse_header
 from push.storage_port import Append, Appended, NotStored, PartitionState, Stored
-from storage.rules.dedup import ProducerLine
 
+SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
+OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")
+TOO_MANY_IN_FLIGHT: Final = NotStored("too_many_in_flight")
 SEALED: Final = "storage_unavailable"
 """The answer to a new message for a sealed partition: it was not stored, and the same message may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
 SEQUENCE_MAX: Final = (1 << 62) - 1
 """Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
 
+# A line's age is counted in buckets of wall time, so that "seen" changes a row rarely.
+_BUCKETS_PER_IDLE: Final = 4
+LINE_BUCKET_MS: Final = limits.PRODUCER_IDLE_S * 1000 // _BUCKETS_PER_IDLE
+IDLE_BUCKETS: Final = _BUCKETS_PER_IDLE
+"""A line expires after this number of buckets without a message: the set goes, the highest sequence
+stays, and what is not above it is refused as `sequence_too_old` (R6)."""
+FORGOTTEN_BUCKETS: Final = 10 * _BUCKETS_PER_IDLE
+"""The watermark goes after this number, ten times PRODUCER_IDLE_S: nothing can be remembered for
+ever, and a retry that is half a day late is taken for a new message."""
+
+
+def line_bucket(wall_unix_ms: int) -> int:
+    """The bucket of time in which a line is seen now."""
+    return wall_unix_ms // LINE_BUCKET_MS
+
+
+class ProducerLine:
+    """The sequences of one producer that one partition knows."""
+
+    __slots__ = ("bucket", "offsets", "order", "resolved", "row_id", "sequences", "top")
+
+    def __init__(self, bucket: int, *, resolved: int = 0, top: int = -1, row_id: int = 0) -> None:
+        self.bucket = bucket
+        self.resolved = resolved
+        self.top = max(top, resolved - 1)
+        """The highest sequence that is stored or resolved; -1: none."""
+        self.sequences = array("Q")
+        """Stored sequences >= resolved, ascending; `offsets` has each one's offset."""
+        self.offsets = array("Q")
+        self.order = SendingOrder()
+        """In memory only: it is about what is in flight, and nothing is after a restart."""
+        self.row_id = row_id
+        """The storage's own number for this line; 0: it has none yet."""
+
+    def wake(self, bucket: int) -> None:
+        """Use the line at this time, after whatever expired meanwhile."""
+        age = bucket - self.bucket
+        if age > FORGOTTEN_BUCKETS:
+            self.resolved, self.top = 0, -1
+            self._empty()
+        elif age > IDLE_BUCKETS:
+            self.resolved = self.top + 1
+            self._empty()
+        if age > 0:
+            self.bucket = bucket
+
+    def _empty(self) -> None:
+        self.sequences, self.offsets, self.order = array("Q"), array("Q"), SendingOrder()
+
+    def resolve(self, resolved: int) -> None:
+        """Forget everything below, which was answered for good. Only ever grows."""
+        if resolved > self.resolved:
+            self.resolved = resolved
+            gone = bisect_left(self.sequences, resolved)
+            if gone:
+                del self.sequences[:gone], self.offsets[:gone]
+            self.top = max(self.top, resolved - 1)
+
+    def judge(self, sequence: int, resolved: int) -> Stored | NotStored | None:
+        """The answer to a message that is known or refused; None: it is new, and may be stored."""
+        self.resolve(resolved)
+        if sequence < self.resolved:
+            return SEQUENCE_TOO_OLD
+        place = bisect_left(self.sequences, sequence)
+        if place < len(self.sequences) and self.sequences[place] == sequence:
+            return Stored(self.offsets[place], duplicate=True)
+        if not self.order.admits(sequence, self.resolved):
+            return OUT_OF_SEQUENCE
+        if len(self.sequences) >= limits.IN_FLIGHT_PER_PRODUCER_MAX:
+            self.order.refuse(sequence)
+            return TOO_MANY_IN_FLIGHT
+        return None
+
+    def add(self, sequence: int, offset: int) -> None:
+        """Remember one new message: its own offset, or that of the message with the same id."""
+        place = bisect_left(self.sequences, sequence)
+        self.sequences.insert(place, sequence)
+        self.offsets.insert(place, offset)
+        self.top = max(self.top, sequence)
+        self.order.accept(sequence)
+
+    def takes_run(self, first: int, count: int, resolved: int, top: int) -> bool:
+        """Whether `count` ascending sequences from `first` on are all new, given that `top` will
+        be the highest one by then. False says nothing: they are judged one by one."""
+        return (
+            first > top
+            and first >= resolved
+            and not self.order
+            and len(self.sequences) + count <= limits.IN_FLIGHT_PER_PRODUCER_MAX
+        )
+
+    def add_run(self, sequences: "array[int]", first_offset: int, resolved: int) -> None:
+        """Remember a run that `takes_run` allowed, at consecutive offsets, without a loop."""
+        self.resolve(resolved)
+        self.sequences.extend(sequences)
+        self.offsets.extend(array("Q", range(first_offset, first_offset + len(sequences))))
+        self.top = sequences[-1]
+
+
+def id_bucket(wall_unix_ms: int, window_s: float) -> int:
+    """The time (unix ms) until which ids stored now are remembered: at least `window_s`, at most
+    one bucket longer. Ids with the same value are forgotten together."""
+    window_ms = max(limits.DEDUP_BUCKETS, int(window_s * 1000))
+    width = window_ms // limits.DEDUP_BUCKETS
+    return (wall_unix_ms // width + 1) * width + window_ms
+
 
 @dataclass(slots=True, weakref_slot=True)
 class QueueTotal:
-    """What all partitions of a queue that a storage holds retain together: the queue's bounds are
-    judged by it. Shared by their logs, so that an append costs two additions and no look around."""
+    """The messages and bytes that all partitions of a queue retain in one storage: the queue's
+    bounds are judged by it. Shared by their logs, so that an append costs two additions."""
 
     messages: int = 0
     bytes: int = 0
@@ -57,7 +171,7 @@ class PartitionLog:
     """The queue's, this partition included; set by the storage. `add` and `remove` move it."""
 
     def state(self) -> PartitionState:
-        """For looking at."""
+        """The partition's state for inspection."""
         return PartitionState(
             partition=self.partition,
             start=self.start,
@@ -70,7 +184,7 @@ class PartitionLog:
         )
 
     def add(self, count: int, size: int) -> None:
-        """`count` messages of `size` bytes are appended: they have the next offsets."""
+        """Append `count` messages of `size` bytes, which get the next offsets."""
         self.next_offset += count
         self.messages += count
         self.bytes += size
@@ -78,8 +192,8 @@ class PartitionLog:
         self.total.bytes += size
 
     def remove(self, count: int, size: int) -> None:
-        """`count` retained messages of `size` bytes go: trimmed, or damaged. Where damage has made
-        it more than there was, everything goes, so that the queue's total stays the sum."""
+        """Remove `count` retained messages of `size` bytes, trimmed or damaged. Where damage has
+        made it more than there was, everything goes, so that the queue's total stays the sum."""
         count, size = min(count, self.messages), min(size, self.bytes)
         self.messages -= count
         self.bytes -= size
@@ -87,13 +201,14 @@ class PartitionLog:
         self.total.bytes -= size
 
     def drop_all(self) -> None:
-        """Nothing below the end is retained any more."""
+        """Retain nothing below the end."""
         self.remove(self.messages, self.bytes)
         self.start = self.next_offset
 
     def refusal(self, append: Append, count: int, size: int) -> str | None:
-        """Why `count` more messages of `size` bytes in all cannot be stored; None: they can. Of
-        several, each may fit by itself nevertheless. What never fits is told from what waits."""
+        """The code for which `count` more messages of `size` bytes in all are refused; None: they
+        are not. Each of several may fit by itself nevertheless. A message that never fits has
+        another code than one that may be sent again."""
         if self.sealed_at is not None:
             return SEALED
         if 0 < append.message_bytes_max < size:
@@ -110,7 +225,7 @@ class PartitionLog:
 
 @dataclass(slots=True)
 class Effect:
-    """What an append changed and a storage has to write. No row when `appended.count` is 0."""
+    """The changes of an append that a storage has to write. No row when `appended.count` is 0."""
 
     appended: Appended
     size: int
@@ -283,7 +398,7 @@ def _append_singly(
 def _place(
     log: PartitionLog, append: Append, size: int, known: int | None, refuse: str | None
 ) -> Stored | NotStored:
-    """Where a message goes that its producer's line does not know."""
+    """The outcome for a message that its producer's line does not know."""
     if known is not None:
         return Stored(known, duplicate=True)
     code = refuse or log.refusal(append, 1, size)
@@ -295,8 +410,8 @@ def _place(
 
 
 class IdBuckets:
-    """Which buckets of client ids a partition has, ascending. A bucket is the time (unix ms) until
-    which its ids are remembered."""
+    """The buckets of client ids that a partition has, ascending. A bucket is the time (unix ms)
+    until which its ids are remembered."""
 
     __slots__ = ("untils",)
 
@@ -304,7 +419,7 @@ class IdBuckets:
         self.untils = untils
 
     def add(self, until: int) -> None:
-        """This bucket is in use."""
+        """Use this bucket from now on."""
         if until not in self.untils:
             insort(self.untils, until)
 
@@ -318,8 +433,8 @@ class IdBuckets:
 
 
 KNOWN_MAX: Final = 10_000
-"""Where one process has a store, only what is under way in it may still make something that was
-dropped, and ends with it: so the latest are enough, and no file need know them."""
+"""Ids that are remembered. Where one process has a store, only requests under way in it may still
+make something that was dropped, and end with it: the latest are enough, in memory alone."""
 
 
 class Dropped:
@@ -329,17 +444,17 @@ class Dropped:
         self._ids: dict[str, None] = {}
 
     def add(self, any_id: str) -> None:
-        """It was dropped, or is not there."""
+        """Remember an id that was dropped, or is not there."""
         self._ids[any_id] = None
         if len(self._ids) > KNOWN_MAX:
             del self._ids[next(iter(self._ids))]
 
     def check_queue(self, queue_id: str) -> None:
-        """Raises Refused(queue_not_found): it was."""
+        """Raise Refused(queue_not_found) when this queue was dropped."""
         if queue_id in self._ids:
             raise Refused("queue_not_found", f"the queue {queue_id} was dropped")
 
     def check_group(self, group_id: str) -> None:
-        """Raises Refused(group_not_found): it was."""
+        """Raise Refused(group_not_found) when this group was dropped."""
         if group_id in self._ids:
             raise Refused("group_not_found", f"the group {group_id} was dropped")

@@ -1,4 +1,4 @@
-"""What own, seek and CursorWrite do to a cursor (R14-R16, R18, R29). Pure.
+"""Decisions of a cursor: own, seek and CursorWrite (R14-R16, R18, R29). Pure.
 
 The side lines themselves may be longer than memory: the cursor keeps how many offsets each has,
 and asks the storage, by `find_aside`, which offsets of a range stand in one.
@@ -34,7 +34,7 @@ FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
 
 @dataclass(slots=True)
 class Change:
-    """What a CursorWrite changed and a storage has to write."""
+    """The changes of a CursorWrite that a storage has to write."""
 
     written: Written = field(default_factory=Written)
     passed: list[Range] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Change:
     parked: list[Parked] = field(default_factory=list)
     unparked: list[int] = field(default_factory=list)
     ended: bool = False
-    """Whether what has ended is other ranges now."""
+    """Whether `GroupCursor.ended` has other ranges now."""
     dead: bool = False
-    """Whether what goes to the dead letters is other ranges now."""
+    """Whether `GroupCursor.dead` has other ranges now."""
 
 
 class GroupCursor:
@@ -75,7 +75,7 @@ class GroupCursor:
         self.token = b""
         """The owner's token; empty: nobody owns it."""
         self.previous: int | None = None
-        """What its start was told: see `own`. It may be forgotten: None."""
+        """The epoch that `own` returned to the owner; None: there was none, or it is forgotten."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()
@@ -86,9 +86,9 @@ class GroupCursor:
         """key hash -> how many offsets stand in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
         self.ended = RangeSet()
-        """What was given out and then settled by no ack, ENDED_RANGES_MAX ranges of it (R21)."""
+        """Messages that were pushed and then settled by no ack, ENDED_RANGES_MAX ranges (R21)."""
         self.dead = DeadRanges()
-        """What goes to the dead letters, and is not known to stand there: not settled."""
+        """Unsettled messages that go to the dead letters and are not known to be there."""
 
     def put_retry(self, retry: Retry) -> None:
         """Keep it in the place of what was known of its offset."""
@@ -97,7 +97,7 @@ class GroupCursor:
         self._reason_bytes += len(retry.nack or b"")
 
     def pop_retry(self, offset: int) -> None:
-        """Forget it; not there: nothing happens."""
+        """Forget a retry; does nothing when it is not there."""
         retry = self.retries.pop(offset, None)
         if retry is not None:
             self._reason_bytes -= len(retry.nack or b"")
@@ -129,7 +129,7 @@ class GroupCursor:
         return cursor
 
     def snapshot(self) -> Cursor:
-        """As a new owner sees it."""
+        """The cursor that a new owner gets."""
         return Cursor(
             floor=self.floor,
             passed=tuple(self.passed),
@@ -183,7 +183,8 @@ class GroupCursor:
         for first, last in write.settled if self.dead else ():
             change.dead |= self.dead.remove(first, last)
         self.floor = self.passed.pop_prefix(self.floor)
-        self._retry(write.retries, find_aside, change)
+        if write.retries:
+            self._retry(write.retries, find_aside, change)
         if write.aside:
             self._set_aside(write.aside, change)
             self.floor = self.passed.pop_prefix(self.floor)
@@ -199,7 +200,7 @@ class GroupCursor:
         return change
 
     def _settle(self, first: int, last: int, find_aside: FindAside, change: Change) -> None:
-        """Of a range that may have been passed before, in part."""
+        """Settle a range that may have been passed before, in part."""
         low = max(first, self.floor)
         gaps = self.passed.gaps(low, last) if low <= last else []
         if gaps != [(first, last)] and self.lines:
@@ -254,7 +255,7 @@ class GroupCursor:
         return not any(True for _ in find_aside(offset, offset))
 
     def _set_aside(self, sides: tuple[Side, ...], change: Change) -> None:
-        """What is passed already stays what it is."""
+        """Put offsets aside; those that are passed already stay so."""
         for side in sides:
             key_hash = side.key_hash
             fresh = {
@@ -270,7 +271,7 @@ class GroupCursor:
         change.passed += new
 
     def _die(self, dead: tuple[Dead, ...], find_aside: FindAside, change: Change) -> None:
-        """What is settled is refused; what stands in a side line leaves it."""
+        """Mark offsets as dead. Settled ones are refused; those in a side line leave it."""
         refused: list[int] = []
         for first, last, reason in dead:
             low = max(first, self.floor)

@@ -1,16 +1,14 @@
-"""An online copy of the embedded store, made by the writer between its commits.
+"""Backup of the embedded store: an online copy, and its renewal when it is restored (R30).
 
-The source of the copy is the connection that writes. So what it commits while the copy is under
-way goes into the pages that are copied already, too, the copy never starts over, and between two
-steps no reading transaction is open that would keep the WAL from starting anew (R31). The copy is
-the store as of the copy's end: of a commit it holds all or nothing.
+The writer copies between its commits, from the connection that writes. So what it commits while
+the copy is under way goes into the pages that are copied already, too, the copy never starts over,
+and between two steps no reading transaction is open that would keep the WAL from starting anew
+(R31). The copy is the store as of the copy's end: of a commit it holds all or nothing.
 
-Giving a copy of the embedded store a life of its own (R30).
-
-A copy that is brought back is an older history: what was appended after it is gone, and its
-offsets will be given again. So the store gets a new incarnation, every log a higher generation,
-and every cursor a higher epoch and no owner: what was made in the lost history (receipts,
-positions, owners, what a client holds) means nothing in this one.
+A copy that is restored is an older history: what was appended after it is gone, and its offsets
+will be given again. So the store gets a new incarnation, every log a higher generation, and every
+cursor a higher epoch and no owner: what was made in the lost history (receipts, positions, owners,
+leases of a client) means nothing in this one.
 """
 
 import asyncio
@@ -184,11 +182,7 @@ GENERATION_MAX: Final = (1 << 32) - 1
 EPOCHS_RAISED: Final = 1 << 24
 """More than a lost history can have had owners of a partition."""
 _SLICE: Final = 1000
-_INSERT_PARTITION: Final = insert(
-    "partition",
-    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum, "
-    "queue_id, number",
-)
+_INSERT_PARTITION: Final = insert("partition", codec.PARTITION_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)

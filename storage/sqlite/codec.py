@@ -1,9 +1,7 @@
-"""Rows of the embedded store: their checksums, and columns packed into blobs. Pure.
+"""Rows of the embedded store: columns, checksums, and statements that write many rows at a time.
 
-Numbers in blobs are 8 bytes, little-endian, columns one after another: a set of ten thousand
-packs and unpacks without a loop.
-
-SQL statements over many rows at a time.
+Each kind of row is packed and unpacked here alone. Numbers in blobs are 8 bytes, little-endian,
+columns one after another: a set of ten thousand packs and unpacks without a loop.
 
 Every step of a statement gives up the GIL and has to get it back from the event loop. One
 statement with thirty rows costs one such step, thirty statements cost thirty.
@@ -19,9 +17,9 @@ from typing import Any, Final
 
 from push.places import Partition
 from push.ranges import RangeSet
-from push.storage_port import Retry
-from storage.rules.append import PartitionLog
-from storage.rules.dedup import ProducerLine
+from push.record import Record, RecordDamaged
+from push.storage_port import Retry, Sealer
+from storage.rules.append import Effect, PartitionLog, ProducerLine
 
 OFFSET_BITS: Final = 40
 _CHUNK: Final = 5 * 1024
@@ -31,12 +29,102 @@ _LARGE: Final = 128 * 1024
 CURSOR_VERSION: Final = 1
 Row = tuple[int | str | bytes | None, ...]
 Found = tuple[Any, ...]
-"""A row that SQLite answers: its columns are what the statement asked for."""
+"""A row that SQLite answers: its columns are those of the statement."""
+
+
+class Transaction:
+    """The writer's connection, and the transaction of the batch that it is at."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def begin(self) -> sqlite3.Connection:
+        """The connection inside the batch's transaction, for statements that change something."""
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN IMMEDIATE")
+        return self.connection
 
 
 def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
     """The checksum of a row; a large column goes into `blob`."""
     return zlib.crc32(blob, zlib.crc32(repr(fields).encode()))
+
+
+def signed(number: int) -> int:
+    """A 64-bit hash as SQLite keeps it."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def unsigned(number: int) -> int:
+    """The hash that `signed` was given."""
+    return number & ((1 << 64) - 1)
+
+
+def pack_ranges(ranges: RangeSet) -> bytes:
+    """Two columns: firsts, lasts."""
+    firsts, lasts = ranges.columns()
+    return array("Q", firsts).tobytes() + array("Q", lasts).tobytes()
+
+
+def unpack_ranges(blob: bytes) -> RangeSet:
+    """The inverse of `pack_ranges`."""
+    half = len(blob) // 2
+    return RangeSet(zip(array("Q", blob[:half]), array("Q", blob[half:]), strict=True))
+
+
+# --- Record -----------------------------------------------------------------------------------
+
+
+RECORD_COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+CHECKSUM_REASON: Final = "the checksum does not match"
+
+
+def record_row_id(partition_row: int, offset: int) -> int:
+    """Where a record that begins at this offset is, or would be."""
+    return partition_row << OFFSET_BITS | offset
+
+
+def offset_of(row_id: int) -> int:
+    """The first offset of the record in this row."""
+    return row_id & ((1 << OFFSET_BITS) - 1)
+
+
+def pack_record(
+    partition_row: int, effect: Effect, published_unix_ms: int, header: bytes, sealed: bytes
+) -> Row:
+    """The row of RECORD_COLUMNS. Skips are the indexes of messages that got no offset; NULL where
+    every message got one."""
+    appended = effect.appended
+    row_id = record_row_id(partition_row, appended.first)
+    fields = (appended.count, published_unix_ms, effect.size)
+    skips = array("I", appended.skips).tobytes() if appended.skips else None
+    checksum = record_checksum(row_id, fields, skips or b"", header, sealed)
+    return (row_id, *fields, checksum, skips, header, sealed)
+
+
+def unpack_record(row: Found, partition: Partition, sealer: Sealer) -> Record:
+    """The record of a row of RECORD_COLUMNS, opened.
+
+    Raises:
+        RecordDamaged: with the reason (R30).
+        Refused: storage_unavailable: its key cannot be had at the moment.
+    """
+    if not is_record_sound(row):
+        raise RecordDamaged(CHECKSUM_REASON)
+    row_id, _, _, _, _, skips, header, sealed = row
+    payload = sealer.unseal(partition, header, sealed)
+    try:
+        indexes = tuple(array("I", skips)) if skips else ()
+        return Record.load(offset_of(row_id), header, payload, indexes)
+    except ValueError as error:
+        raise RecordDamaged(str(error)) from None
+
+
+def is_record_sound(row: Found) -> bool:
+    """Whether a row of RECORD_COLUMNS is as it was written."""
+    row_id, count, published_unix_ms, size, checksum, skips, header, payload = row
+    fields = (count, published_unix_ms, size)
+    return bool(record_checksum(row_id, fields, skips or b"", header, payload) == checksum)
 
 
 def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
@@ -52,48 +140,6 @@ def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
     return crc
 
 
-def record_row_id(partition_row: int, offset: int) -> int:
-    """Where a record that begins at this offset is, or would be."""
-    return partition_row << OFFSET_BITS | offset
-
-
-def offset_of(row_id: int) -> int:
-    """The first offset of the record in this row."""
-    return row_id & ((1 << OFFSET_BITS) - 1)
-
-
-def signed(number: int) -> int:
-    """A 64-bit hash as SQLite keeps it."""
-    return number - (1 << 64) if number >> 63 else number
-
-
-def unsigned(number: int) -> int:
-    """The hash that `signed` was given."""
-    return number & ((1 << 64) - 1)
-
-
-def pack_skips(skips: tuple[int, ...]) -> bytes | None:
-    """Indexes that got no offset; None: every message got one."""
-    return array("I", skips).tobytes() if skips else None
-
-
-def unpack_skips(blob: bytes | None) -> tuple[int, ...]:
-    """What `pack_skips` packed."""
-    return tuple(array("I", blob)) if blob else ()
-
-
-def pack_ranges(ranges: RangeSet) -> bytes:
-    """Two columns: firsts, lasts."""
-    firsts, lasts = ranges.columns()
-    return array("Q", firsts).tobytes() + array("Q", lasts).tobytes()
-
-
-def unpack_ranges(blob: bytes) -> RangeSet:
-    """What `pack_ranges` packed."""
-    half = len(blob) // 2
-    return RangeSet(zip(array("Q", blob[:half]), array("Q", blob[half:]), strict=True))
-
-
 # --- Retry ------------------------------------------------------------------------------------
 
 
@@ -101,14 +147,14 @@ RETRY_COLUMNS: Final = "place, attempts, due_unix_ms, rejected, reason"
 
 
 def pack_retry(retry: Retry) -> tuple[int, int, int, int, bytes | None]:
-    """RETRY_COLUMNS."""
+    """The row of RETRY_COLUMNS."""
     return retry.offset, retry.attempts, retry.due_unix_ms, int(retry.rejected), retry.nack
 
 
 def unpack_retry(
     offset: int, attempts: int, due_unix_ms: int, rejected: int, reason: bytes | None
 ) -> Retry:
-    """What `pack_retry` packed."""
+    """The inverse of `pack_retry`."""
     return Retry(offset, attempts, due_unix_ms, reason, bool(rejected))
 
 
@@ -123,13 +169,14 @@ def retry_checksum(cursor: int, *columns: Any) -> int:
 # --- Partition ---------------------------------------------------------------------------------
 
 
-def _successors(log: PartitionLog) -> str:
-    return json.dumps([list(partition) for partition in log.successors])
+PARTITION_CHANGES: Final = (
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum"
+)
+PARTITION_COLUMNS: Final = f"{PARTITION_CHANGES}, queue_id, number"
 
 
 def pack_partition(log: PartitionLog) -> Row:
-    """(id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors,
-    checksum): what changes of the row, after its id."""
+    """The row of PARTITION_CHANGES."""
     row = (
         log.row_id,
         log.generation,
@@ -139,15 +186,9 @@ def pack_partition(log: PartitionLog) -> Row:
         log.bytes,
         log.acts,
         log.sealed_at,
-        _successors(log) if log.successors else "[]",
+        json.dumps([list(one) for one in log.successors]) if log.successors else "[]",
     )
     return (*row, row_checksum(log.partition.queue_id, log.partition.number, *row))
-
-
-PARTITION_COLUMNS: Final = (
-    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum, "
-    "queue_id, number"
-)
 
 
 def unpack_partition(row: Found) -> PartitionLog | None:
@@ -173,14 +214,14 @@ def unpack_partition(row: Found) -> PartitionLog | None:
 # --- Producer line -----------------------------------------------------------------------------
 
 
+LINE_COLUMNS: Final = "id, bucket, resolved, top, sequences, checksum"
+
+
 def pack_line(line: ProducerLine, partition_row: int, producer: bytes) -> Row:
-    """(id, bucket, resolved, top, sequences, checksum)."""
+    """The row of LINE_COLUMNS."""
     blob = line.sequences.tobytes() + line.offsets.tobytes()
     row = (line.row_id, line.bucket, line.resolved, line.top)
     return (*row, blob, row_checksum(partition_row, producer, *row, blob=blob))
-
-
-LINE_COLUMNS: Final = "id, bucket, resolved, top, sequences, checksum"
 
 
 def unpack_line(row: Found, partition_row: int, producer: bytes) -> ProducerLine | None:
@@ -194,6 +235,9 @@ def unpack_line(row: Found, partition_row: int, producer: bytes) -> ProducerLine
     line.sequences.frombytes(blob[:half])
     line.offsets.frombytes(blob[half:])
     return line
+
+
+# --- Statements --------------------------------------------------------------------------------
 
 
 ROWS_MAX: Final = 64

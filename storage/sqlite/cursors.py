@@ -1,21 +1,17 @@
-"""The cursors' part of the books: hot cursors, and what of them has to be written.
+"""The cursors' part of the write state: hot cursors, and what of them has to be written.
 
 A cursor's row holds all that it has passed, and is written in full while that is short. One with
 thousands of holes gets a row in `cursor_log` per commit, with the ranges that are new, until
 these are as long as the whole; so the bytes written follow what was settled, not what is held.
 
-What stands beside a cursor's row: retries, side lines and parked keys, one row each, and what of
-its past a late ack is told by.
-
-Changes wait here until the batch is written. They are exceptions: a cursor that only moves on
-has none of them.
+Retries, side lines, parked keys, and the ranges that answer late acks have rows of their own beside
+the cursor's. They are exceptions: a cursor that only moves on has none of them.
 """
 
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from push.errors import Refused
 from push.places import CursorPlace, Parked, Partition
@@ -24,7 +20,7 @@ from push.storage_port import CursorWrite, Owned, Retry, Written
 from storage.rules.append import PartitionLog
 from storage.rules.cursor import Change, GroupCursor, check_write
 from storage.sqlite import codec
-from storage.sqlite.codec import delete_each, insert, update
+from storage.sqlite.codec import Transaction, delete_each, insert, update
 
 _INSERT_RETRY: Final = insert("retry", f"cursor, {codec.RETRY_COLUMNS}, checksum")
 _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
@@ -35,15 +31,6 @@ _INSERT_DEAD: Final = insert("dead", "cursor, ranges, checksum")
 _INSERT_ENDED: Final = insert("ended", "cursor, ranges, checksum")
 Key = tuple[int, int]
 """(cursor row, offset or key hash)"""
-
-
-class Transaction(Protocol):
-    """Where statements go."""
-
-    connection: sqlite3.Connection
-
-    def begin(self) -> sqlite3.Connection:
-        """The connection, inside the batch's transaction."""
 
 
 class SideRows:
@@ -237,14 +224,6 @@ _UPDATE_CURSOR = update("cursor", _CURSOR)
 _INSERT_LOG = insert("cursor_log", "cursor, number, passed, checksum")
 
 
-class _Books(Transaction, Protocol):
-    """What the cursors need of the books around them."""
-
-    report: Callable[[str], None]
-
-    def find(self, partition: Partition) -> PartitionLog | None: ...
-
-
 @dataclass(slots=True)
 class StoredCursor:
     """A cursor with its row."""
@@ -254,7 +233,7 @@ class StoredCursor:
     row_id: int
     cursor: GroupCursor
     fresh: list[Range] = field(default_factory=list)
-    """Passed since it was last written."""
+    """Ranges that were passed since it was last written."""
     fence_changed: bool = False
     whole_bytes: int = 0
     log_bytes: int = 0
@@ -262,20 +241,28 @@ class StoredCursor:
 
 
 class CursorWriteState:
-    """Hot cursors, by place."""
+    """Hot cursors, by place. `find_log` gives the log of a partition."""
 
-    def __init__(self, books: _Books) -> None:
-        self._books = books
+    def __init__(
+        self,
+        transaction: Transaction,
+        find_log: Callable[[Partition], PartitionLog | None],
+        report: Callable[[str], None],
+    ) -> None:
+        self._transaction = transaction
+        self._connection = transaction.connection
+        self._find_log = find_log
+        self._report = report
         self._cursors: OrderedDict[CursorPlace, StoredCursor] = OrderedDict()
         self._weights: dict[CursorPlace, int] = {}
         self._weight = 0
         self._changed: dict[int, StoredCursor] = {}
-        self._beside = SideRows(books, books.report)
-        self.on_settled_aside: Callable[[int, int], None] = lambda _partition_row, _offset: None
-        """Called when an offset leaves a side line because it was settled: its record may go."""
-        self.on_replaced: Callable[[int], None] = lambda _partition_row: None
-        """Called when a partition gets, loses or resets a cursor."""
-        rows = books.connection.execute(
+        self._side_rows = SideRows(transaction, report)
+        self.examined: dict[int, RangeSet] = {}
+        """Offsets that trimming need not look at again, by partition row. An offset that is settled
+        in a side line is taken out, since its record may go; all of them when the partition gets,
+        loses or resets a cursor."""
+        rows = self._connection.execute(
             "SELECT max(id) FROM cursor UNION ALL SELECT max(id) FROM garbage WHERE kind = 'cursor'"
         ).fetchall()
         self._next_row = 1 + max(row[0] or 0 for row in rows)
@@ -288,10 +275,10 @@ class CursorWriteState:
         if stored is not None:
             self._cursors.move_to_end(place)
             return stored
-        log = self._books.find(place.partition)
+        log = self._find_log(place.partition)
         if log is None:
             return None
-        row = self._books.connection.execute(
+        row = self._connection.execute(
             f"SELECT {_CURSOR} FROM cursor WHERE partition = ? AND group_id = ?",
             (log.row_id, place.group_id),
         ).fetchone()
@@ -311,7 +298,7 @@ class CursorWriteState:
         cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
         cursor.passed = codec.unpack_ranges(blob)
         stored = StoredCursor(place, log.row_id, row_id, cursor, whole_bytes=len(blob))
-        select = self._books.connection.execute
+        select = self._connection.execute
         for number, ranges, checksum in select(
             "SELECT number, passed, checksum FROM cursor_log WHERE cursor = ? ORDER BY number",
             (row_id,),
@@ -324,7 +311,7 @@ class CursorWriteState:
                 for first, last in codec.unpack_ranges(ranges):
                     cursor.passed.add(first, last)
         cursor.floor = cursor.passed.pop_prefix(cursor.floor)
-        self._beside.load(row_id, cursor, _name(place))
+        self._side_rows.load(row_id, cursor, _name(place))
         return stored
 
     def _salvage(
@@ -335,9 +322,9 @@ class CursorWriteState:
         self._damaged(place, "a cursor: the group begins anew at the earliest message")
         cursor = GroupCursor(log.start)
         cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
-        self._beside.load(row_id, cursor, _name(place))
+        self._side_rows.load(row_id, cursor, _name(place))
         cursor.ended = RangeSet()  # it comes again
-        for offset, _ in self._beside.find_aside(row_id, log.start, log.next_offset):
+        for offset, _ in self._side_rows.find_aside(row_id, log.start, log.next_offset):
             cursor.passed.add(offset, offset)
         cursor.floor = cursor.passed.pop_prefix(cursor.floor)
         stored = StoredCursor(place, log.row_id, row_id, cursor, fence_changed=True, log_rows=1)
@@ -345,37 +332,38 @@ class CursorWriteState:
         return stored
 
     def _damaged(self, place: CursorPlace, what: str) -> None:
-        self._books.report(f"damaged: {what} ({_name(place)})")
+        self._report(f"damaged: {what} ({_name(place)})")
 
     # --- Acts ----------------------------------------------------------------------------------
 
     def create(self, place: CursorPlace, partition_row: int, floor: int) -> None:
-        """Make the cursor; there already: nothing happens."""
+        """Make the cursor; does nothing when it is there already."""
         if self.find(place) is None:
             self._insert(place, partition_row, GroupCursor(floor))
 
     def _insert(self, place: CursorPlace, partition_row: int, cursor: GroupCursor) -> None:
         stored = StoredCursor(place, partition_row, self._next_row, cursor)
         self._next_row += 1
-        beside = (codec.CURSOR_VERSION, partition_row, place.group_id)
-        _INSERT_CURSOR.execute(self._books.begin(), [(*_pack(stored), *beside)])
-        self.on_replaced(partition_row)
+        key = (codec.CURSOR_VERSION, partition_row, place.group_id)
+        _INSERT_CURSOR.execute(self._transaction.begin(), [(*_pack(stored), *key)])
+        self.examined.pop(partition_row, None)
 
     def drop(self, place: CursorPlace) -> None:
-        """Forget it; its rows are garbage. Not there: nothing happens. The books are flushed."""
+        """Forget it; its rows are garbage. Does nothing when it is not there. The write state is
+        flushed."""
         stored = self.find(place)
         if stored is None:
             return
-        connection = self._books.begin()
+        connection = self._transaction.begin()
         connection.execute("INSERT INTO garbage VALUES ('cursor', ?)", (stored.row_id,))
         connection.execute("DELETE FROM cursor WHERE id = ?", (stored.row_id,))
         self._evict(place)
         self._changed.pop(stored.row_id, None)
-        self.on_replaced(stored.partition_row)
+        self.examined.pop(stored.partition_row, None)
 
     def replace(self, place: CursorPlace, partition_row: int, floor: int) -> None:
-        """Seek: a fresh cursor with a row of its own, so that the old one's rows can leave in
-        slices. The books are flushed."""
+        """Replace it by a fresh cursor with a row of its own, so that the old one's rows can leave
+        in slices. The write state is flushed."""
         stored = self.find(place)
         if stored is None:
             raise AssertionError("the caller has found it")
@@ -385,7 +373,7 @@ class CursorWriteState:
     def own(self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int) -> Owned:
         """Raise the epoch for a new owner (R14, R15)."""
         stored = self.find(place)
-        log = self._books.find(place.partition)
+        log = self._find_log(place.partition)
         if stored is None or log is None:
             raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
         cursor = stored.cursor
@@ -398,7 +386,7 @@ class CursorWriteState:
         """Apply fenced changes; when one names what is not certified, none."""
         found = [self.find(write.place) for write in writes]
         for write, stored in zip(writes, found, strict=True):
-            log = self._books.find(write.place.partition)
+            log = self._find_log(write.place.partition)
             if stored is not None and log is not None:
                 check_write(write, log.next_offset)
         answers: list[Written] = []
@@ -409,7 +397,7 @@ class CursorWriteState:
             row_id = stored.row_id
 
             def find_aside(first: int, last: int, row_id: int = row_id) -> list[tuple[int, int]]:
-                return self._beside.find_aside(row_id, first, last)
+                return self._side_rows.find_aside(row_id, first, last)
 
             change = stored.cursor.apply(write, find_aside)
             if not change.written.fenced:
@@ -421,18 +409,20 @@ class CursorWriteState:
         if change.passed:
             stored.fresh += change.passed
             self._changed[stored.row_id] = stored
-        self._beside.note(stored.row_id, stored.cursor, change)
-        for offset in change.aside_gone:
-            self.on_settled_aside(stored.partition_row, offset)
-        is_beside = change.retries or change.aside or change.aside_gone or change.parked
-        if is_beside or change.ended or change.dead:
+        self._side_rows.note(stored.row_id, stored.cursor, change)
+        examined = self.examined.get(stored.partition_row) if change.aside_gone else None
+        if examined is not None:
+            for offset in change.aside_gone:
+                examined.remove(offset, offset)
+        has_side_rows = change.retries or change.aside or change.aside_gone or change.parked
+        if has_side_rows or change.ended or change.dead:
             self._weigh(stored)
 
     # --- Settled by all ------------------------------------------------------------------------
 
     def of_partition(self, partition_row: int, partition: Partition) -> list[StoredCursor]:
         """Every group's cursor in the partition."""
-        rows = self._books.connection.execute(
+        rows = self._connection.execute(
             "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
         ).fetchall()
         found = [self.find(CursorPlace(group_id, partition)) for (group_id,) in rows]
@@ -442,7 +432,7 @@ class CursorWriteState:
         """Offsets in first..last that stand in its side lines, ascending."""
         if not stored.cursor.lines:
             return []
-        return [offset for offset, _ in self._beside.find_aside(stored.row_id, first, last)]
+        return [offset for offset, _ in self._side_rows.find_aside(stored.row_id, first, last)]
 
     # --- Writing down --------------------------------------------------------------------------
 
@@ -450,13 +440,13 @@ class CursorWriteState:
         """Write what has changed, inside the batch's transaction."""
         if self._changed:
             self._flush_cursors()
-        self._beside.flush()
+        self._side_rows.flush()
 
     def _flush_cursors(self) -> None:
         whole: list[codec.Row] = []
         logs: list[codec.Row] = []
         rewritten: list[int] = []
-        connection = self._books.begin()
+        connection = self._transaction.begin()
         for row_id, stored in self._changed.items():
             size = 16 * len(stored.cursor.passed)
             logged = stored.log_bytes + 16 * len(stored.fresh)

@@ -1,12 +1,11 @@
 """Reading the embedded store, in a thread and on a connection of its own.
 
 Each read is one short transaction: a long one would keep the WAL from being reset (R31). What is
-committed is certified (R10), so a read sees exactly what may leave.
+committed is certified (R10), so a read sees exactly what may leave. The functions here answer
+`push.storage_port.Storage` and `StorageInspection` on that connection.
 
-What the embedded store shows of itself: `push.storage_port.StorageInspection`, on the reading
-connection.
-
-Damaged records are put aside, so that what is behind them flows (R30, P13).
+Damaged records that a read meets are quarantined, by the writer, so that what is behind them flows
+(R30, P13).
 """
 
 import asyncio
@@ -38,7 +37,6 @@ from storage.sqlite.state import WriteState
 T = TypeVar("T")
 _BAD_MAX: Final = 64
 """Damaged records that one read meets before it answers with what it has."""
-_RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
 
 
 class StoreReader:
@@ -72,7 +70,7 @@ class StoreReader:
         return await future
 
     def close(self) -> None:
-        """Finish what was asked for, then end the thread."""
+        """Finish the reads that were begun, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -150,7 +148,7 @@ def read_records(
     offset = min(max(offset, log.start), limits.OFFSET_MAX)
     base = log.row_id
     rows = connection.execute(
-        f"SELECT {_RECORD} FROM record WHERE id >= coalesce((SELECT id FROM record "
+        f"SELECT {codec.RECORD_COLUMNS} FROM record WHERE id >= coalesce((SELECT id FROM record "
         "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3 ORDER BY id",
         (
             codec.record_row_id(base, 0),
@@ -163,7 +161,7 @@ def read_records(
     size, read_until = 0, end
     for row in rows:
         try:
-            record = load_record(row, partition, sealer)
+            record = codec.unpack_record(row, partition, sealer)
         except RecordDamaged as error:
             bad[row[0]] = str(error)
             if len(bad) == _BAD_MAX:
@@ -208,31 +206,6 @@ def read_each(
     return tuple(found), bad
 
 
-def load_record(row: codec.Found, partition: Partition, sealer: Sealer) -> Record:
-    """The record of a row, opened.
-
-    Raises:
-        RecordDamaged: with the reason (R30).
-        Refused: storage_unavailable: its key cannot be had at the moment.
-    """
-    if not record_is_sound(row):
-        raise RecordDamaged(CHECKSUM_REASON)
-    row_id, header, sealed = row[0], row[6], row[7]
-    payload = sealer.unseal(partition, header, sealed)
-    try:
-        return Record.load(codec.offset_of(row_id), header, payload, codec.unpack_skips(row[5]))
-    except ValueError as error:
-        raise RecordDamaged(str(error)) from None
-
-
-def record_is_sound(row: codec.Found) -> bool:
-    """Whether a row of the record table is as it was written."""
-    row_id, count, published_unix_ms, size, checksum, skips, header, payload = row
-    fields = (count, published_unix_ms, size)
-    expected = codec.record_checksum(row_id, fields, skips or b"", header, payload)
-    return bool(expected == checksum)
-
-
 def _damage(
     connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
 ) -> tuple[Damage, ...]:
@@ -251,9 +224,6 @@ def _damage(
         for row_id, count, reason in sorted(known + found)
         if codec.offset_of(row_id) + count > offset
     )
-
-
-CHECKSUM_REASON: Final = "the checksum does not match"
 
 
 def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
@@ -547,39 +517,36 @@ def _published(connection: sqlite3.Connection, partition: Partition, offset: int
     return None if row is None else int(row[0])
 
 
-_COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
-
-
-def quarantine(books: WriteState, partition: Partition, row_ids: list[int]) -> None:
+def quarantine(state: WriteState, partition: Partition, row_ids: list[int]) -> None:
     """Move these records to the quarantine, unless they are gone, purged, or sound after all: then
     the reader met a fault of memory, or another reader was faster."""
-    books.flush()
-    log = books.find(partition)
+    state.flush()
+    log = state.find(partition)
     if log is None:
         return
+    connection = state.transaction.connection
     for row_id in row_ids:
-        row = books.connection.execute(
-            f"SELECT {_COLUMNS} FROM record WHERE id = ?", (row_id,)
+        row = connection.execute(
+            f"SELECT {codec.RECORD_COLUMNS} FROM record WHERE id = ?", (row_id,)
         ).fetchone()
         if row is None or codec.offset_of(row_id) < log.start:
             continue
         try:
-            load_record(row, partition, books.sealer)
+            codec.unpack_record(row, partition, state.sealer)
         except RecordDamaged as damage:
             reason = str(damage)
         else:
             continue
-        count = span(books.connection, log, row_id)
+        count = span(connection, log, row_id)
         _, _, _, size, checksum, skips, header, payload = row
-        connection = books.begin()
-        connection.execute(
+        state.transaction.begin().execute(
             "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row_id, count, books.wall_unix_ms(), reason, size, checksum, skips, header, payload),
+            (row_id, count, state.wall_unix_ms(), reason, size, checksum, skips, header, payload),
         )
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
         log.remove(count, max(size, 0))
-        books.changed(log)
-        books.report(
+        state.changed(log)
+        state.report(
             f"damaged: a record of {count} messages from offset {codec.offset_of(row_id)} on in "
             f"partition {partition.number} of {partition.queue_id}: {reason}; it is in the "
             "quarantine"

@@ -1,16 +1,20 @@
-"""The books: what the writer keeps of the embedded store in memory, and has to write down.
+"""The write state of the embedded store: values that the writer keeps in memory and flushes.
 
-Acts decide on these values and change them; `flush` then writes all that changed with one
-statement per table. So an act that is refused has written nothing, an append needs no SELECT when
+Tasks decide on these values and change them; `flush` then writes all that changed with one
+statement per table. So a task that is refused has written nothing, an append needs no SELECT when
 its partition and producers are hot, and nothing is undone: when a commit fails the process stops.
 Used by the writer's thread alone.
 
-Client ids in the embedded store (R8): compared whole, remembered by buckets of time.
+Partitions and producer lines are here, and client ids (R8), which are compared whole and remembered
+by buckets of time; cursors are in `storage.sqlite.cursors`.
 """
 
+import os
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -20,34 +24,61 @@ from push.record import Header
 from push.storage_port import Append, Appended, Sealer, Start
 from storage.rules.append import (
     Dropped,
-    Effect,
     IdBuckets,
     PartitionLog,
+    ProducerLine,
     QueueTotal,
     append_record,
+    id_bucket,
+    line_bucket,
     nowhere,
     open_header,
 )
 from storage.rules.cursor import start_floor
-from storage.rules.dedup import ProducerLine, id_bucket, line_bucket
 from storage.sqlite import codec
-from storage.sqlite.codec import ROWS_MAX, insert, update
-from storage.sqlite.cursors import CursorWriteState, Transaction
+from storage.sqlite.codec import ROWS_MAX, Transaction, insert, update
+from storage.sqlite.cursors import CursorWriteState
 
 _INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
 _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
 _SLICE: Final = 2000
 """Rows deleted at a time."""
+_FREE_CHECK_S: Final = 0.5
+"""Between two looks at the free space: at 500 MB/s a disk loses less than the reserve."""
+
+
+class FreeSpace:
+    """The free space of the store's file system, looked at every _FREE_CHECK_S at most. Any
+    thread."""
+
+    def __init__(self, folder: Path, reserve_bytes: int) -> None:
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._checked = time.monotonic()
+        self.free_bytes = self._look()
+
+    def is_enough(self) -> bool:
+        """Whether there is more than the reserve, so that new messages may be stored."""
+        now = time.monotonic()
+        if now - self._checked >= _FREE_CHECK_S:
+            self._checked = now  # first: other threads go by what is known meanwhile
+            self.free_bytes = self._look()
+        return self.free_bytes >= self._reserve_bytes
+
+    def _look(self) -> int:
+        space = os.statvfs(self._folder)
+        return space.f_bavail * space.f_frsize
 
 
 class IdState:
-    """Which buckets each partition has, and the ids that wait to be written."""
+    """The buckets of client ids that each partition has, and the ids that are not written yet."""
 
     def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
         self._transaction = transaction
         self._report = report
         self._buckets: dict[int, IdBuckets] = {}
-        self._waiting: dict[tuple[int, bytes], tuple[int, int]] = {}
+        self.unwritten: dict[tuple[int, bytes], tuple[int, int]] = {}
+        """(partition row, digest) -> (offset, until) of ids that `flush` has to write."""
 
     def forget(self, partition_row: int) -> None:
         """Keep nothing of the partition in memory."""
@@ -74,9 +105,9 @@ class IdState:
         found: dict[bytes, int] = {}
         ask: list[bytes] = []
         for digest in digests:
-            waiting = self._waiting.get((partition_row, digest))
-            if waiting is not None:
-                found[digest] = waiting[0]
+            unwritten = self.unwritten.get((partition_row, digest))
+            if unwritten is not None:
+                found[digest] = unwritten[0]
             else:
                 ask.append(digest)
         live = self.buckets(partition_row).live(wall_unix_ms)
@@ -98,17 +129,16 @@ class IdState:
         """Remember (digest, offset) until this time (unix ms)."""
         self.buckets(partition_row).add(until)
         for digest, offset in ids:
-            self._waiting[(partition_row, digest)] = (offset, until)
+            self.unwritten[(partition_row, digest)] = (offset, until)
 
     def flush(self) -> None:
-        """Write what waits, inside the batch's transaction."""
-        if self._waiting:
-            rows: list[codec.Row] = []
-            for (row, digest), (offset, until) in self._waiting.items():
-                checksum = codec.row_checksum(row, until, digest, offset)
-                rows.append((row, until, digest, offset, checksum))
-            _INSERT_ID.execute(self._transaction.begin(), rows)
-            self._waiting.clear()
+        """Write the new ids, inside the batch's transaction."""
+        rows: list[codec.Row] = []
+        for (row, digest), (offset, until) in self.unwritten.items():
+            checksum = codec.row_checksum(row, until, digest, offset)
+            rows.append((row, until, digest, offset, checksum))
+        _INSERT_ID.execute(self._transaction.begin(), rows)
+        self.unwritten.clear()
 
     def drop_passed(self, partition_row: int, wall_unix_ms: int) -> bool:
         """Delete a slice of the ids whose time has passed; whether there may be more."""
@@ -133,21 +163,10 @@ LINE_ENTRIES_CACHED_MAX: Final = 2_000_000
 PARTITION_ROWS_MAX: Final = 1 << 22
 """A record's row id has 63 bits, 40 of them for the offset."""
 
-_INSERT_PARTITION = insert(
-    "partition",
-    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum, "
-    "queue_id, number",
-)
-_UPDATE_PARTITION = update(
-    "partition",
-    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum",
-)
-_INSERT_RECORD = insert(
-    "record", "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
-)
-_INSERT_LINE = insert(
-    "producer", "id, bucket, resolved, top, sequences, checksum, partition, producer"
-)
+_INSERT_PARTITION = insert("partition", codec.PARTITION_COLUMNS)
+_UPDATE_PARTITION = update("partition", codec.PARTITION_CHANGES)
+_INSERT_RECORD = insert("record", codec.RECORD_COLUMNS)
+_INSERT_LINE = insert("producer", f"{codec.LINE_COLUMNS}, partition, producer")
 _UPDATE_LINE = update("producer", "id, resolved, top, sequences, checksum")
 LineKey = tuple[int, bytes]
 
@@ -160,21 +179,22 @@ class WriteState:
         connection: sqlite3.Connection,
         *,
         wall: Callable[[], float],
-        publishable: Callable[[], bool],
+        space: FreeSpace,
         report: Callable[[str], None],
         sealer: Sealer,
     ) -> None:
-        self.connection = connection
+        self.transaction = Transaction(connection)
+        self._connection = connection
         self.report = report
         self.sealer = sealer
         self.certified: dict[Partition, int] = {}
         """Partitions that grew in this batch, with their certified ends: the wake-ups."""
         self._wall = wall
-        self._publishable = publishable
+        self._space = space
         self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
         self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
-        """Of the queues of which a partition is in memory. Its logs hold a total: it goes with the
-        last of them, when all that moved it has been written."""
+        """The totals of the queues that have a partition in memory. The logs hold a total: it goes
+        with the last of them, when all that moved it has been written."""
         self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
         self._line_entries: dict[LineKey, int] = {}
         self._entries = 0
@@ -183,10 +203,16 @@ class WriteState:
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
         self.records_written = 0
-        """By the last transaction that wrote any."""
+        """Records of the last transaction that wrote any."""
         self._dropped = Dropped()
-        self.ids = IdState(self, report)
-        self.cursors = CursorWriteState(self)
+        self.has_garbage = bool(
+            self._connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone()
+        )
+        """Whether rows of something that was dropped may be left; the trimmer deletes them."""
+        self.swept_bucket = 0
+        """The bucket of time up to which the trimmer has swept the lines of idle producers."""
+        self.ids = IdState(self.transaction, report)
+        self.cursors = CursorWriteState(self.transaction, self.find, report)
         self._next_partition_row = 1 + self._highest("partition", "partition")
         self._next_line_row = 1 + self._highest("producer", "")
 
@@ -194,18 +220,16 @@ class WriteState:
         """The highest row number in use, also by garbage that is not swept yet."""
         highest = f"SELECT max(id) FROM {table}"
         waiting = "SELECT max(id) FROM garbage WHERE kind = ?"
-        rows = self.connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
+        rows = self._connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
         return max(row[0] or 0 for row in rows)
 
     def wall_unix_ms(self) -> int:
         """The wall clock."""
         return int(self._wall() * 1000)
 
-    def begin(self) -> sqlite3.Connection:
-        """The connection inside the batch's transaction, for statements that change something."""
-        if not self.connection.in_transaction:
-            self.connection.execute("BEGIN IMMEDIATE")
-        return self.connection
+    def is_sweep_due(self) -> bool:
+        """Whether a slice of sweeping would find anything to do."""
+        return self.has_garbage or line_bucket(self.wall_unix_ms()) > self.swept_bucket
 
     # --- Partitions ----------------------------------------------------------------------------
 
@@ -219,7 +243,7 @@ class WriteState:
         if log is not None:
             self._partitions.move_to_end(partition)
             return log
-        row = self.connection.execute(
+        row = self._connection.execute(
             f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
             partition,
         ).fetchone()
@@ -240,7 +264,7 @@ class WriteState:
         total = self._totals.get(queue_id)
         if total is None:
             total = self._totals[queue_id] = QueueTotal()
-            for row in self.connection.execute(
+            for row in self._connection.execute(
                 f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ?", (queue_id,)
             ):
                 log = codec.unpack_partition(row)
@@ -250,7 +274,7 @@ class WriteState:
         return total
 
     def get(self, partition: Partition) -> PartitionLog:
-        """As `find`, where there must be one."""
+        """The partition's log; raises Refused where there is none."""
         log = self.find(partition)
         if log is None:
             raise Refused("queue_not_found", f"the storage has no queue {partition.queue_id}")
@@ -262,7 +286,7 @@ class WriteState:
 
     def queue(self, queue_id: str) -> list[PartitionLog]:
         """The queue's partitions by number; empty: unknown."""
-        rows = self.connection.execute(
+        rows = self._connection.execute(
             "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
         ).fetchall()
         return [self.get(Partition(queue_id, number)) for (number,) in rows]
@@ -289,16 +313,16 @@ class WriteState:
             self._next_partition_row += 1
             rows.append((*codec.pack_partition(log), queue_id, number))
         if rows:
-            _INSERT_PARTITION.execute(self.begin(), rows)
+            _INSERT_PARTITION.execute(self.transaction.begin(), rows)
 
     def drop_queue(self, queue_id: str) -> None:
         """Nobody sees its partitions and cursors any more; their rows are garbage now."""
         self.flush()
-        rows = self.connection.execute(
+        rows = self._connection.execute(
             "SELECT id, number FROM partition WHERE queue_id = ?", (queue_id,)
         ).fetchall()
         for row_id, number in rows:
-            connection = self.begin()
+            connection = self.transaction.begin()
             connection.execute("INSERT INTO garbage VALUES ('partition', ?)", (row_id,))
             connection.execute(
                 "INSERT INTO garbage SELECT 'cursor', id FROM cursor WHERE partition = ?",
@@ -311,6 +335,7 @@ class WriteState:
         self._totals.pop(queue_id, None)
         self.cursors.forget_queue(queue_id)
         self._dropped.add(queue_id)
+        self.has_garbage = True
 
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Seal it here; sealed already: where it was."""
@@ -331,7 +356,7 @@ class WriteState:
             for append, header in zip(appends, headers, strict=True)
         ]
         logs = [self.find(append.partition) for append in appends]
-        refuse = None if self._publishable() else "storage_full"
+        refuse = None if self._space.is_enough() else "storage_full"
         wall = self.wall_unix_ms()
         answers: list[Appended] = []
         for append, header, blob, log in zip(appends, headers, sealed, logs, strict=True):
@@ -370,7 +395,7 @@ class WriteState:
         if effect.appended.count:
             # A gateway whose clock runs ahead must not keep its records for ever.
             published_unix_ms = min(header.published_unix_ms, wall)
-            row = _record_row(row_id, append.header, sealed, effect, published_unix_ms)
+            row = codec.pack_record(row_id, effect, published_unix_ms, append.header, sealed)
             self._records.append(row)
             self.certified[log.partition] = log.next_offset
         return effect.appended
@@ -388,7 +413,7 @@ class WriteState:
         return line
 
     def _load_line(self, key: LineKey, bucket: int) -> ProducerLine:
-        row = self.connection.execute(
+        row = self._connection.execute(
             f"SELECT {codec.LINE_COLUMNS} FROM producer WHERE partition = ? AND producer = ?", key
         ).fetchone()
         if row is None:
@@ -405,16 +430,18 @@ class WriteState:
     def flush(self) -> None:
         """Write what has changed, inside the batch's transaction."""
         if self._changed_partitions:
+            connection = self.transaction.begin()
             rows = [codec.pack_partition(log) for log in self._changed_partitions.values()]
-            _UPDATE_PARTITION.execute(self.begin(), rows)
+            _UPDATE_PARTITION.execute(connection, rows)
             self._changed_partitions.clear()
         if self._records:
             self.records_written = len(self._records)
-            _INSERT_RECORD.execute(self.begin(), self._records)
+            _INSERT_RECORD.execute(self.transaction.begin(), self._records)
             self._records.clear()
         if self._changed_lines:
             self._flush_lines()
-        self.ids.flush()
+        if self.ids.unwritten:
+            self.ids.flush()
         self.cursors.flush()
 
     def _flush_lines(self) -> None:
@@ -431,7 +458,7 @@ class WriteState:
                 old.append((row_id, resolved, top, blob, checksum))
             self._entries += len(line.sequences) - self._line_entries.get(key, 0)
             self._line_entries[key] = len(line.sequences)
-        connection = self.begin()
+        connection = self.transaction.begin()
         _INSERT_LINE.execute(connection, new)
         _UPDATE_LINE.execute(connection, old)
         self._changed_lines.clear()
@@ -462,6 +489,7 @@ class WriteState:
         for log in self.queue(queue_id):
             self.cursors.drop(CursorPlace(group_id, log.partition))
         self._dropped.add(group_id)
+        self.has_garbage = True
 
     def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Replace its cursors by fresh ones."""
@@ -474,14 +502,4 @@ class WriteState:
             raise Refused("group_not_found", f"the storage has no group {group_id}")
         for place, log, floor in places:
             self.cursors.replace(place, log.row_id, floor)
-
-
-def _record_row(
-    partition_row: int, header: bytes, sealed: bytes, effect: Effect, published_unix_ms: int
-) -> codec.Row:
-    appended = effect.appended
-    row_id = codec.record_row_id(partition_row, appended.first)
-    fields = (appended.count, published_unix_ms, effect.size)
-    skips = codec.pack_skips(appended.skips)
-    checksum = codec.record_checksum(row_id, fields, skips or b"", header, sealed)
-    return (row_id, *fields, checksum, skips, header, sealed)
+        self.has_garbage = True

@@ -1,16 +1,16 @@
 """The embedded storage: SQLite behind `push.storage_port.Storage`.
 
-sqlite            this: the port, on the event loop
-sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
-  sqlite_looking  … for who looks at it
-sqlite_books      what the writer decides on: hot partitions and producers
-  sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
-sqlite_carry      out of the WAL into the file;  sqlite_turn  whose turn it is, loop or writer;
-  sqlite_core     … and on which core
-sqlite_purge      what an operator drops
-sqlite_trim       what leaves;  sqlite_copy  a copy of all of it, made while it works
-sqlite_verify, sqlite_restore  look through a store at rest, and give a copy a life of its own
-sqlite_open       pragmas, lock, schema;  sqlite_statement, sqlite_codec  rows
+store       the port, on the event loop
+writer      the thread that commits
+  state       the values that it decides on and flushes: partitions, producers, client ids
+  cursors     the same for cursors
+  trim        deletion, in slices
+  checkpoint  from the WAL into the file
+reader      the thread that reads
+codec       rows and statements
+open        the file's lock, pragmas and schema
+backup      a copy made while the store works, and its restore
+verify      the check of a store at rest
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -52,44 +53,20 @@ from storage.sqlite import reader as reading
 from storage.sqlite.backup import BackupCopy, CopyProgress
 from storage.sqlite.open import STEPS, StoreConnections, open_store
 from storage.sqlite.reader import quarantine
-from storage.sqlite.state import WriteState
+from storage.sqlite.state import FreeSpace, WriteState
 from storage.sqlite.trim import SLICES, Trimmer, purge
 from storage.sqlite.writer import StoreWriter
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("tocsin.storage")
-_FREE_CHECK_S: Final = 0.5
-"""Between two looks at the free space: at 500 MB/s a disk loses less than the reserve."""
 _REPORTS_MAX: Final = 20
-"""Reports of damage that are kept for looking at."""
-
-
-class _FreeSpace:
-    """Whether there is more than the reserve; asked at most every _FREE_CHECK_S. Any thread."""
-
-    def __init__(self, folder: Path, reserve_bytes: int) -> None:
-        self._folder = folder
-        self._reserve_bytes = reserve_bytes
-        self._checked = time.monotonic()
-        self.free_bytes = self._look()
-
-    def enough(self) -> bool:
-        """Whether new messages may be stored."""
-        now = time.monotonic()
-        if now - self._checked >= _FREE_CHECK_S:
-            self._checked = now  # first: other threads go by what is known meanwhile
-            self.free_bytes = self._look()
-        return self.free_bytes >= self._reserve_bytes
-
-    def _look(self) -> int:
-        space = os.statvfs(self._folder)
-        return space.f_bavail * space.f_frsize
+"""Reports of damage that are kept for display."""
 
 
 class SqliteStorage:
     """`push.storage_port.Storage` in one file. Open it with `SqliteStorage.open`.
 
-    Acts are committed in groups by one thread; reads go through another. Embedded, the levels
+    Tasks are committed in groups by one thread; reads go through another. Embedded, the levels
     `local`, `quorum` and `all` are the same single fsync, and the certified end is the end.
     """
 
@@ -98,36 +75,36 @@ class SqliteStorage:
 
     def __init__(
         self,
-        opened: StoreConnections,
+        connections: StoreConnections,
         *,
         free_bytes_reserve: int,
         on_fatal: Callable[[str], None] | None,
         wall: Callable[[], float],
         sealer: Sealer,
     ) -> None:
-        """Use `open`: this takes over what it has opened."""
+        """Take over opened connections; use `open`."""
         loop = asyncio.get_running_loop()
-        self._opened = opened
+        self._connections = connections
         self._free_bytes_reserve = free_bytes_reserve
-        self._space = _FreeSpace(opened.path.parent, free_bytes_reserve)
+        self._space = FreeSpace(connections.path.parent, free_bytes_reserve)
         self._reports: deque[str] = deque(maxlen=_REPORTS_MAX)
         self._report_lock = threading.Lock()
         self._reported = 0
         self._sealer = sealer
-        self._books = WriteState(
-            opened.writer,
+        self._state = WriteState(
+            connections.writer,
             wall=wall,
-            publishable=self._space.enough,
+            space=self._space,
             report=self._report,
             sealer=sealer,
         )
-        self._trimmer = Trimmer(self._books)
+        self._trimmer = Trimmer(self._state)
         readers = threading.Lock()
         self._writer = StoreWriter(
-            opened, self._books, self._trimmer, loop, readers=readers, on_fatal=on_fatal
+            connections, self._state, self._trimmer, loop, readers=readers, on_fatal=on_fatal
         )
         self._reader = reading.StoreReader(
-            opened.reader, loop, readers=readers, on_corrupt=self._writer.fail
+            connections.reader, loop, readers=readers, on_corrupt=self._writer.fail
         )
         self._closed = False
 
@@ -155,19 +132,19 @@ class SqliteStorage:
         Raises:
             Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version.
         """
-        opened = await asyncio.to_thread(
+        connections = await asyncio.to_thread(
             open_store, Path(path), synchronous=synchronous, steps=steps
         )
         try:
             return cls(
-                opened,
+                connections,
                 free_bytes_reserve=free_bytes_reserve,
                 on_fatal=on_fatal,
                 wall=wall,
                 sealer=sealer,
             )
         except sqlite3.Error as error:
-            opened.close()
+            connections.close()
             raise Refused("storage_unavailable", f"{path} cannot be read: {error}") from error
 
     def _report(self, sentence: str) -> None:
@@ -185,58 +162,36 @@ class SqliteStorage:
 
     async def incarnation(self) -> str:
         """Made with the store; another one only after a restore (R30)."""
-        return self._opened.incarnation
+        return self._connections.incarnation
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         """Make those of its partitions that are not there."""
-        await self._writer.submit(lambda: self._books.create_queue(queue_id, partitions))
+        await self._writer.submit(partial(self._state.create_queue, queue_id, partitions))
 
     async def drop_queue(self, queue_id: str) -> None:
         """When this returns, the queue is durably gone; its space comes back in slices, also
         after a restart."""
-
-        def run() -> None:
-            self._books.drop_queue(queue_id)
-            self._trimmer.has_garbage = True
-
-        await self._writer.submit(run)
+        await self._writer.submit(partial(self._state.drop_queue, queue_id))
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Make its missing cursors, durable when this returns (R11)."""
-        await self._writer.submit(lambda: self._books.create_group(group_id, queue_id, starts))
+        await self._writer.submit(partial(self._state.create_group, group_id, queue_id, starts))
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """As drop_queue, for the group's cursors and side lines."""
-
-        def run() -> None:
-            self._books.drop_group(group_id, queue_id)
-            self._trimmer.has_garbage = True
-
-        await self._writer.submit(run)
+        """Drop the group's cursors and side lines, as `drop_queue` does."""
+        await self._writer.submit(partial(self._state.drop_group, group_id, queue_id))
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Fresh cursors at `starts`, under raised epochs."""
-
-        def run() -> None:
-            self._books.seek(group_id, queue_id, starts)
-            self._trimmer.has_garbage = True
-
-        await self._writer.submit(run)
+        """Put fresh cursors at `starts`, under raised epochs."""
+        await self._writer.submit(partial(self._state.seek, group_id, queue_id, starts))
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """Drop what stands there; its space comes back in slices."""
-
-        def run() -> int:
-            count = purge(self._books, queue_id, group_id)
-            self._trimmer.has_garbage = True
-            return count
-
-        return await self._writer.submit(run)
+        """Drop all messages there; their space comes back in slices."""
+        return await self._writer.submit(partial(purge, self._state, queue_id, group_id))
 
     # --- Messages ------------------------------------------------------------------------------
 
     def copies(self, partition: Partition, level: Durability) -> int:
-        """As Storage.copies."""
         return 1
 
     def append(
@@ -244,7 +199,7 @@ class SqliteStorage:
     ) -> Awaitable[list[Appended]]:
         """Append records; durable, and certified, when this is awaited (R10). It begins at once."""
         size = sum(len(append.header) + len(append.payload) for append in appends)
-        return self._writer.submit(lambda: self._books.append(appends), size)
+        return self._writer.submit(partial(self._state.append, appends), size)
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
@@ -256,7 +211,7 @@ class SqliteStorage:
             )
         )
         if bad and not self._writer.failure:
-            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
+            await self._writer.submit(lambda: quarantine(self._state, partition, bad))
         return result
 
     async def read_each(
@@ -269,7 +224,7 @@ class SqliteStorage:
             )
         )
         if bad and not self._writer.failure:
-            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
+            await self._writer.submit(lambda: quarantine(self._state, partition, bad))
         return found
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
@@ -284,7 +239,7 @@ class SqliteStorage:
         while more and (not freed or (slices < SLICES and freed < enough)):
             gone, more = await self._writer.submit(
                 lambda: self._trimmer.trim(partition, retention_s=retention_s, keep_all=keep_all),
-                is_beside=True,
+                is_background=True,
             )
             freed, slices = freed + gone, slices + 1
         return freed
@@ -293,7 +248,7 @@ class SqliteStorage:
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
         """How much `trim` would delete, in slices."""
-        due_unix_ms = self._books.wall_unix_ms() - int(retention_s * 1000)
+        due_unix_ms = self._state.wall_unix_ms() - int(retention_s * 1000)
         return await self._read(
             lambda connection: looking.trimmable(
                 connection, partition, due_unix_ms, keep_all=keep_all, after=after
@@ -302,7 +257,7 @@ class SqliteStorage:
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Accept no further append (R27)."""
-        return await self._writer.submit(lambda: self._books.seal(partition, successors))
+        return await self._writer.submit(partial(self._state.seal, partition, successors))
 
     # --- Cursors -------------------------------------------------------------------------------
 
@@ -311,14 +266,14 @@ class SqliteStorage:
     ) -> Owned:
         """Raise and persist the epoch (R14, R15)."""
         return await self._writer.submit(
-            lambda: self._books.cursors.own(
+            lambda: self._state.cursors.own(
                 place, token=token, assignment=assignment, epoch_seen=epoch_seen
             )
         )
 
     def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
         """Fenced cursor changes (R16, R18, R29). They begin at once."""
-        return self._writer.submit(lambda: self._books.cursors.write(writes))
+        return self._writer.submit(partial(self._state.cursors.write, writes))
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
@@ -370,21 +325,23 @@ class SqliteStorage:
             reasons.append("the storage is closed")
         elif self._writer.failure:
             reasons.append(self._writer.failure)
-        enough = self._space.enough()
-        if not enough:
+        has_space = self._space.is_enough()
+        if not has_space:
             reasons.append("free space is below the reserve: publishing has stopped")
         with self._report_lock:
             reports, reported = list(self._reports), self._reported
         detail = {
-            "file": str(self._opened.path),
-            "synchronous": self._opened.synchronous,
+            "file": str(self._connections.path),
+            "synchronous": self._connections.synchronous,
             "sqlite": sqlite3.sqlite_version,
             "free_bytes": str(self._space.free_bytes),
             "commits": str(self._writer.commits),
             "damage_reports": str(reported),
             "damage_latest": "; ".join(reports),
         }
-        return StorageState(writable, writable and enough, (*reasons,), detail, self._writer.took)
+        return StorageState(
+            writable, writable and has_space, (*reasons,), detail, self._writer.took
+        )
 
     async def copy_to(self, path: Path, progress: CopyProgress) -> None:
         """A copy of the store in a new file, fsynced when this returns, while everything goes on:
@@ -396,7 +353,7 @@ class SqliteStorage:
         """
         if self._closed:
             raise Refused("storage_unavailable", "the storage is closed")
-        same_disk = os.stat(path.parent).st_dev == os.stat(self._opened.path).st_dev
+        same_disk = os.stat(path.parent).st_dev == os.stat(self._connections.path).st_dev
         reserve_bytes = self._free_bytes_reserve if same_disk else 0
         await self._writer.copy(BackupCopy(path, reserve_bytes=reserve_bytes, progress=progress))
 
@@ -411,4 +368,4 @@ class SqliteStorage:
     def _close(self) -> None:
         self._writer.close()
         self._reader.close()
-        self._opened.close(is_broken=bool(self._writer.failure))
+        self._connections.close(is_broken=bool(self._writer.failure))

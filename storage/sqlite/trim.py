@@ -1,14 +1,15 @@
-"""What leaves the embedded store, in slices: settled records (R12), garbage, idle producers.
+"""Deletion in the embedded store, in slices (R31): settled records, purged queues, garbage.
 
-Trimming looks at each settled offset once. It remembers per partition what it has examined: there,
-everything is gone, or pinned by an offset that somebody has not settled. When that offset is
-settled, it is new, and its record is looked at again. So neither a stuck head nor a million
-records behind it are scanned twice.
+Trimming looks at each settled offset once (R12). The cursors remember per partition which offsets
+it has examined: there, everything is gone, or pinned by an offset that somebody has not settled.
+When that offset is settled, it counts as new, and its record is looked at again. So neither a stuck
+head nor a million records behind it are scanned twice.
 
-Dropping what stands in a queue, in one act, however much it is (R12).
+A purge is one task, however much it drops (R12). The cursors begin anew at the end, and the
+partitions' rows say that nothing below it is retained; no read goes below that. The records
+themselves leave in slices afterwards.
 
-The cursors begin anew at the end, and the partitions' rows say that nothing below it is retained;
-no read goes below that. The records themselves leave in slices afterwards (R31).
+Sweeping deletes rows of dropped queues and groups, and the lines of idle producers (R6).
 """
 
 from bisect import bisect_left
@@ -18,9 +19,8 @@ from push import limits
 from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.ranges import RangeSet
-from storage.rules.append import PartitionLog
+from storage.rules.append import FORGOTTEN_BUCKETS, IDLE_BUCKETS, PartitionLog, line_bucket
 from storage.rules.cursor import settled_by_all
-from storage.rules.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS, line_bucket
 from storage.sqlite import codec
 from storage.sqlite.codec import update
 from storage.sqlite.cursors import StoredCursor
@@ -30,28 +30,31 @@ _ROWS: Final = 1000
 """Deleted in one commit, at most."""
 
 
-def purge(books: WriteState, queue_id: str, group_id: str | None) -> int:
-    """What `Storage.purge` does, within the writer's batch."""
-    books.flush()
-    logs = books.queue(queue_id)
+def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
+    """`Storage.purge`, within the writer's batch."""
+    state.flush()
+    logs = state.queue(queue_id)
     if not logs:
         raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
+    state.has_garbage = True
     if group_id is not None:
-        return _purge_group(books, logs, group_id)
+        return _purge_group(state, logs, group_id)
     count = 0
     for log in logs:
         count += log.messages
-        for stored in books.cursors.of_partition(log.row_id, log.partition):
-            books.cursors.replace(stored.place, log.row_id, log.next_offset)
-        books.cursors.on_replaced(log.row_id)
+        for stored in state.cursors.of_partition(log.row_id, log.partition):
+            state.cursors.replace(stored.place, log.row_id, log.next_offset)
+        state.cursors.examined.pop(log.row_id, None)
         log.drop_all()
-        books.changed(log)
-        books.begin().execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log))
+        state.changed(log)
+        state.transaction.begin().execute(
+            "DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log)
+        )
     return count
 
 
-def _purge_group(books: WriteState, logs: list[PartitionLog], group_id: str) -> int:
-    found = [(log, books.cursors.find(CursorPlace(group_id, log.partition))) for log in logs]
+def _purge_group(state: WriteState, logs: list[PartitionLog], group_id: str) -> int:
+    found = [(log, state.cursors.find(CursorPlace(group_id, log.partition))) for log in logs]
     count = 0
     for log, stored in found:
         if stored is None:
@@ -59,15 +62,16 @@ def _purge_group(books: WriteState, logs: list[PartitionLog], group_id: str) -> 
         count += stored.cursor.unsettled(log.next_offset)
     for log, _ in found:
         place = CursorPlace(group_id, log.partition)
-        books.cursors.replace(place, log.row_id, log.next_offset)
+        state.cursors.replace(place, log.row_id, log.next_offset)
     return count
 
 
-def sweep_purged(books: WriteState, log: PartitionLog) -> int:
+def sweep_purged(state: WriteState, log: PartitionLog) -> int:
     """Delete a slice of the records below the partition's start, which nobody sees any more; the
     bytes. There are some after a purge only."""
     low, high = _below_start(log)
-    rows = books.connection.execute(
+    connection = state.transaction.connection
+    rows = connection.execute(
         "SELECT id, length(header) + length(payload) FROM record WHERE id BETWEEN ? AND ? "
         "ORDER BY id LIMIT ?",
         (low, high, _ROWS),
@@ -78,7 +82,7 @@ def sweep_purged(books: WriteState, log: PartitionLog) -> int:
         if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
             break
     if rows:
-        connection = books.begin()
+        connection = state.transaction.begin()
         connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))
     return freed
 
@@ -111,44 +115,32 @@ _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum
 class Trimmer:
     """Deletes. Used by the writer's thread alone, between other acts."""
 
-    def __init__(self, books: WriteState) -> None:
-        self._books = books
-        self._examined: dict[int, RangeSet] = {}
-        self._swept = 0
-        books.cursors.on_settled_aside = self._settled_aside
-        books.cursors.on_replaced = self._replaced
-        self.has_garbage = bool(
-            books.connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone()
-        )
-
-    def _settled_aside(self, partition_row: int, offset: int) -> None:
-        if partition_row in self._examined:
-            self._examined[partition_row].remove(offset, offset)
-
-    def _replaced(self, partition_row: int) -> None:
-        self._examined.pop(partition_row, None)
+    def __init__(self, state: WriteState) -> None:
+        self._state = state
+        self._transaction = state.transaction
+        self._connection = state.transaction.connection
 
     # --- Settled records -----------------------------------------------------------------------
 
     def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> tuple[int, bool]:
         """One slice: (bytes freed, whether there may be more to look at)."""
-        books = self._books
-        books.flush()
-        log = books.find(partition)
+        state = self._state
+        state.flush()
+        log = state.find(partition)
         if log is None:
             return 0, False
-        wall = books.wall_unix_ms()
-        more_ids = books.ids.drop_passed(log.row_id, wall)
-        purged = sweep_purged(books, log)
+        wall = state.wall_unix_ms()
+        more_ids = state.ids.drop_passed(log.row_id, wall)
+        purged = sweep_purged(state, log)
         if purged:
             return purged, True
-        cursors = books.cursors.of_partition(log.row_id, partition)
+        cursors = state.cursors.of_partition(log.row_id, partition)
         if keep_all and not cursors:
             return 0, more_ids
-        examined = self._examined.setdefault(log.row_id, RangeSet())
+        examined = state.cursors.examined.setdefault(log.row_id, RangeSet())
         due_unix_ms = wall - int(retention_s * 1000)
-        looks_max = max(LOOKS, 2 * books.records_written)
-        slice_ = _Slice(books, log, cursors, examined, due_unix_ms=due_unix_ms, looks_max=looks_max)
+        looks_max = max(LOOKS, 2 * state.records_written)
+        slice_ = _Slice(state, log, cursors, examined, due_unix_ms=due_unix_ms, looks_max=looks_max)
         more = slice_.run()
         if slice_.freed:
             self._move_start(log)
@@ -156,7 +148,7 @@ class Trimmer:
         return slice_.freed, more or more_ids
 
     def _move_start(self, log: PartitionLog) -> None:
-        row = self._books.connection.execute(
+        row = self._connection.execute(
             "SELECT min(id) FROM record WHERE id >= ? AND id < ?",
             (
                 codec.record_row_id(log.row_id, log.start),
@@ -164,30 +156,26 @@ class Trimmer:
             ),
         ).fetchone()
         log.start = log.next_offset if row[0] is None else codec.offset_of(row[0])
-        self._books.changed(log)
+        self._state.changed(log)
 
     # --- Garbage and idle producers ------------------------------------------------------------
 
-    def pending(self) -> bool:
-        """Whether a slice of sweeping would find anything to do."""
-        return self.has_garbage or line_bucket(self._books.wall_unix_ms()) > self._swept
-
     def sweep(self) -> None:
-        """One slice of what nobody sees any more."""
-        row = self._books.connection.execute("SELECT kind, id FROM garbage LIMIT 1").fetchone()
+        """Delete one slice of what nobody sees any more."""
+        row = self._connection.execute("SELECT kind, id FROM garbage LIMIT 1").fetchone()
         if row is None:
-            self.has_garbage = False
+            self._state.has_garbage = False
             self._sweep_lines()
             return
         kind, row_id = row
         done = self._sweep_partition(row_id) if kind == "partition" else self._sweep_cursor(row_id)
         if done:
             if kind == "partition":
-                self._examined.pop(row_id, None)
-            self._books.begin().execute("DELETE FROM garbage WHERE kind = ? AND id = ?", row)
+                self._state.cursors.examined.pop(row_id, None)
+            self._transaction.begin().execute("DELETE FROM garbage WHERE kind = ? AND id = ?", row)
 
     def _sweep_partition(self, row_id: int) -> bool:
-        connection = self._books.begin()
+        connection = self._transaction.begin()
         low, high = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
         rows = connection.execute(
             "SELECT id, length(header) + length(payload) FROM record "
@@ -214,7 +202,7 @@ class Trimmer:
         return True
 
     def _sweep_cursor(self, row_id: int) -> bool:
-        connection = self._books.begin()
+        connection = self._transaction.begin()
         for table in _CURSOR_TABLES:
             key = _KEYS.get(table, "place")
             gone = connection.execute(
@@ -227,12 +215,12 @@ class Trimmer:
         return True
 
     def _sweep_lines(self) -> None:
-        """Once per bucket of time: idle producers keep their watermark only, forgotten ones
-        nothing (R6). Lines in memory see to themselves when they are used."""
-        bucket = line_bucket(self._books.wall_unix_ms())
-        if bucket <= self._swept:
+        """Once per bucket of time, reduce the lines of idle producers to their watermark, and
+        delete those of forgotten ones (R6). Lines in memory age when they are used."""
+        bucket = line_bucket(self._state.wall_unix_ms())
+        if bucket <= self._state.swept_bucket:
             return
-        connection = self._books.begin()
+        connection = self._transaction.begin()
         forgotten = connection.execute(
             "DELETE FROM producer WHERE id IN (SELECT id FROM producer WHERE bucket < ? LIMIT ?)",
             (bucket - FORGOTTEN_BUCKETS, _GARBAGE_ROWS),
@@ -255,7 +243,7 @@ class Trimmer:
                 empty.append(codec.pack_line(line, partition_row, producer))
         _EMPTY_LINE.execute(connection, empty)
         if len(empty) < _GARBAGE_ROWS:
-            self._swept = bucket
+            self._state.swept_bucket = bucket
 
 
 class _Slice:
@@ -263,7 +251,7 @@ class _Slice:
 
     def __init__(
         self,
-        books: WriteState,
+        state: WriteState,
         log: PartitionLog,
         cursors: list[StoredCursor],
         examined: RangeSet,
@@ -273,7 +261,9 @@ class _Slice:
     ) -> None:
         self.freed = 0
         self._looks_max = looks_max
-        self._books = books
+        self._state = state
+        self._transaction = state.transaction
+        self._connection = state.transaction.connection
         self._log = log
         self._cursors = cursors
         self._examined = examined
@@ -281,7 +271,7 @@ class _Slice:
         self._looks = 0
 
     def run(self) -> bool:
-        """Whether there may be more: a bound was reached."""
+        """Delete what may go; returns whether there may be more, because a bound was reached."""
         settled = settled_by_all([stored.cursor for stored in self._cursors], self._log.next_offset)
         for first, last in settled:
             for gap in self._examined.gaps(max(first, self._log.start), last):
@@ -331,7 +321,7 @@ class _Slice:
         """Records from the one that holds `first` on. The blobs themselves are not read."""
         low = codec.record_row_id(self._log.row_id, 0)
         at = codec.record_row_id(self._log.row_id, first)
-        return self._books.connection.execute(
+        return self._connection.execute(
             "SELECT id, count, bytes, published_unix_ms, length(header) + length(payload) "
             "FROM record WHERE id >= coalesce((SELECT id FROM record "
             "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id <= ?3 "
@@ -344,19 +334,19 @@ class _Slice:
         last = codec.offset_of(rows[-1][0]) + rows[-1][1] - 1
         offsets: list[int] = []
         for stored in self._cursors:
-            offsets += self._books.cursors.aside_between(stored, first, last)
+            offsets += self._state.cursors.aside_between(stored, first, last)
         return sorted(offsets)
 
     def _delete(self, doomed: list[tuple[int, int, int, int]]) -> None:
-        """Neighbours, in one statement."""
+        """Delete neighbours in one statement."""
         if doomed:
-            self._books.begin().execute(
+            self._transaction.begin().execute(
                 "DELETE FROM record WHERE id BETWEEN ? AND ?", (doomed[0][0], doomed[-1][0])
             )
             self._log.remove(
                 sum(count for _, count, _, _ in doomed), sum(size for _, _, size, _ in doomed)
             )
-            self._books.changed(self._log)
+            self._state.changed(self._log)
 
 
 def _any_between(offsets: list[int], first: int, last: int) -> bool:

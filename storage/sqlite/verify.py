@@ -16,7 +16,6 @@ from push.record import RecordDamaged
 from push.storage_port import Sealer, is_sealed
 from storage.sqlite import codec
 from storage.sqlite.open import APPLICATION_ID, STEPS
-from storage.sqlite.reader import load_record, record_is_sound
 
 FINDINGS_MAX: Final = 20
 """Sentences about the structure; a badly torn file has thousands."""
@@ -62,10 +61,7 @@ def _ended_is_sound(row: codec.Found) -> bool:
 CURSOR_COLUMNS: Final = "group_id, partition, id, epoch, token, assignment, floor, passed, checksum"
 _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "partition": (codec.PARTITION_COLUMNS, _partition_is_sound),
-    "record": (
-        "id, count, published_unix_ms, bytes, checksum, skips, header, payload",
-        record_is_sound,
-    ),
+    "record": (codec.RECORD_COLUMNS, codec.is_record_sound),
     "producer": (
         "partition, producer, id, bucket, resolved, top, sequences, checksum",
         _line_is_sound,
@@ -189,10 +185,10 @@ class _Payloads:
                 continue
             self._report.sealed += 1
             place = self._place(row[0] >> codec.OFFSET_BITS)
-            if self._sealer is None or place is None or not _is_sound(record_is_sound, row):
+            if self._sealer is None or place is None or not _is_sound(codec.is_record_sound, row):
                 continue
             try:
-                load_record(row, place, self._sealer)
+                codec.unpack_record(row, place, self._sealer)
             except RecordDamaged:
                 self._report.unopened += 1
 

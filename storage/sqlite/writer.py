@@ -1,16 +1,41 @@
 """The writer of the embedded store: one thread, one connection, one transaction at a time.
 
-While a commit runs, the next acts queue up; together they are the next transaction. That is the
-group commit: as large as the load makes it, never delayed by a timer. What nobody waits for goes
-beside it, one act to a transaction, so that nobody waits because of it either.
+While a commit runs, the next tasks queue up; together they are the next transaction. That is the
+group commit: as large as the load makes it, never delayed by a timer. A background task, which
+nobody waits for, goes with each transaction, one at a time, so that it delays nobody either.
+
+The loop hands tasks over to the writer's thread, and both need the interpreter's lock for nearly
+all they do. Two devices keep a small commit from waiting for it:
+
+`SharedCore` keeps the writer's thread on the core of the loop while commits are small. Linux puts a
+thread that wakes up on a core that is idle, so each turn woke another core, which takes a tenth of
+a millisecond where it was halted, and found nothing of what the other thread had just written in
+its caches. On one core a turn is a switch. With large commits there is enough that needs no lock
+(SQLite, the kernel), and two cores do more. The loop itself runs wherever the kernel puts it:
+threads and processes that it starts would stay where it was kept. [`bench --scenario open10k`, five
+runs of each in turns: p99 17.8 ms, 21.5 without, p50 9.4 and 10.2, 2 % less CPU time; with the loop
+kept there, too, 15.2, and once 62. `batch100` on one core: a seventh fewer messages.]
+
+`CommitHandoff` gives the interpreter's lock to the writer's thread from the beginning of a commit
+until its COMMIT. A thread that has slept wakes up on another core, and only then asks for the lock.
+The loop, which goes from socket to socket, gives the lock up at each of them for as long as a read
+takes, is back before the other one has woken up, and each time the half millisecond begins anew
+after which Python would make it wait. So the writer began up to six milliseconds after it had been
+handed a commit, and between two statements waited as long again. [Each event of both threads traced
+under `bench --scenario open10k`.] Therefore the loop waits for as long as the statements take. It
+would need the lock for anything else that it did meanwhile; for the fsync, which needs no lock, it
+does not wait.
 """
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import queue
 import sqlite3
 import threading
 import time
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,22 +49,144 @@ from push.storage_port import WakeUp
 from storage.sqlite.backup import BackupCopy
 from storage.sqlite.checkpoint import Checkpointer
 from storage.sqlite.open import WAL_BYTES_MAX, StoreConnections, mark_clean
-from storage.sqlite.scheduling import CommitHandoff, SharedCore, cores
 from storage.sqlite.state import WriteState
 from storage.sqlite.trim import Trimmer
 
 T = TypeVar("T")
 BYTES_PER_COMMIT_MAX: Final = 8 * 1_048_576
-ACTS_PER_COMMIT_MAX: Final = 4096
-"""A transaction takes what is queued up to these bounds: memory, and the time others wait."""
+TASKS_PER_COMMIT_MAX: Final = 4096
+"""Bounds of one transaction: for memory, and for the time that others wait."""
 _BATCHES_PER_SWEEP: Final = 16
-"""Under load, one slice of garbage goes with every so many batches."""
-REST_S: Final = 0.25
-"""Nobody has come for so long: what is left in the WAL goes into the file."""
-BESIDE_S: Final = 0.005
-"""Nobody else has come for so long: what goes beside others goes alone."""
-_COMMITS_PER_LOOK: Final = 64
+"""Batches between two slices of garbage under load."""
+IDLE_S: Final = 0.25
+"""Time without a task after which the rest of the WAL goes into the file."""
+BACKGROUND_S: Final = 0.005
+"""Time without another transaction after which a background task has one of its own."""
+_COMMITS_PER_WAL_CHECK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
+SMALL_BYTES: Final = 128 * 1024
+"""Up to this size a task keeps the writer on the loop's core."""
+PINNED_S: Final = 0.25
+"""Time for which it is kept there: a store that is idle keeps its thread nowhere."""
+UNPINNED_S: Final = 1.0
+"""Time after a large task in which the writer runs wherever the kernel puts it."""
+HANDOFF_S_MAX: Final = 0.002
+"""For so long at most the loop waits; it serves nobody meanwhile."""
+HANDOFF_BYTES_MIN: Final = 4 * 1024
+"""With less the loop has hardly anything else to do, and gives the lock up of itself."""
+HANDOFF_BYTES_MAX: Final = 128 * 1024
+"""What takes longer than the loop waits is begun no sooner for it."""
+
+
+class Cores:
+    """The kernel's interface: `sched_getcpu(3)`, `sched_setaffinity(2)`. Raises AttributeError
+    where there is no such thing."""
+
+    def __init__(self) -> None:
+        # PyDLL keeps the interpreter's lock, as the other two do: the writer, woken up by one task,
+        # would begin without those that are handed over behind it in the same turn of the loop.
+        self.current: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
+        """The core that the caller runs on."""
+        self.allowed: Callable[[int], set[int]] = os.sched_getaffinity
+        """The cores that a thread may run on."""
+        self.pin: Callable[[int, set[int]], None] = os.sched_setaffinity
+        """Restrict a thread to these cores."""
+
+
+def cores() -> Cores | None:
+    """The cores of this machine; None where they cannot be chosen."""
+    with contextlib.suppress(AttributeError, OSError):  # macOS
+        return Cores()
+    return None
+
+
+class SharedCore:
+    """The core of one store's writer. Everything happens in the loop's thread; `writer` is the
+    native id of the other one. With `cores` None nothing ever happens."""
+
+    def __init__(self, loop: AbstractEventLoop, writer: int, cores: Cores | None) -> None:
+        self._loop = loop
+        self._cores = cores
+        self._writer = writer
+        self._allowed: set[int] = set()
+        """Where the writer may run otherwise; empty while it is not pinned."""
+        self._core = -1
+        self._unpinned_until = float("-inf")
+        self._timer: TimerHandle | None = None
+
+    def on_task(self, size: int) -> None:
+        """A task of this size is on its way to the writer."""
+        if size > SMALL_BYTES:
+            self.release()
+            self._unpinned_until = self._loop.time() + UNPINNED_S
+        elif self._cores is not None and (
+            self._allowed or self._loop.time() >= self._unpinned_until
+        ):
+            self._pin(self._cores)
+
+    def _pin(self, cores: Cores) -> None:
+        current = cores.current()
+        if current == self._core and self._allowed:
+            return
+        try:
+            allowed = self._allowed or cores.allowed(self._writer)
+            if len(allowed) < 2 or current not in allowed:
+                # There is nothing to choose, or somebody has put it elsewhere: ask again later.
+                self._unpinned_until = self._loop.time() + UNPINNED_S
+                return
+            cores.pin(self._writer, {current})
+        except OSError:  # not allowed in here, or the thread has ended
+            self._cores = None
+            return
+        if not self._allowed:
+            self._allowed = allowed
+            self._timer = self._loop.call_later(PINNED_S, self.release)
+        self._core = current
+
+    def release(self) -> None:
+        """Let the writer run wherever the kernel puts it; does nothing while it is not pinned. If
+        somebody else has put it somewhere meanwhile, it stays there."""
+        allowed, self._allowed = self._allowed, set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if allowed and self._cores is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                if self._cores.allowed(self._writer) == {self._core}:
+                    self._cores.pin(self._writer, allowed)
+
+
+class CommitHandoff:
+    """Hands the interpreter's lock from the loop to the writer's thread. Everything here happens
+    under that lock, but for the waiting itself."""
+
+    def __init__(self) -> None:
+        self.is_idle = False
+        """Whether the writer waits for something to do. Set by its thread."""
+        self._gate: threading.Lock | None = None
+
+    def prepare(self, size: int) -> bool:
+        """By the loop, before it hands `size` bytes over: whether it is to `wait` once everything
+        is handed over that goes with them."""
+        if not (self.is_idle and HANDOFF_BYTES_MIN <= size <= HANDOFF_BYTES_MAX):
+            return False
+        self.is_idle = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        return True
+
+    def wait(self) -> None:
+        """By the loop: wait until the writer is at its COMMIT, or has ended without one;
+        HANDOFF_S_MAX at most. Does nothing when it is there already."""
+        gate = self._gate
+        if gate is not None:
+            gate.acquire(timeout=HANDOFF_S_MAX)
+
+    def release(self) -> None:
+        """By the writer: what needs the lock is done. Does nothing when nobody waits."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.release()
 
 
 @dataclass(slots=True)
@@ -49,21 +196,21 @@ class WriteTask:
     run: Callable[[], Any]
     future: "asyncio.Future[Any]"
     size: int
-    is_beside: bool = False
-    """As `submit` has it."""
+    is_background: bool = False
+    """Whether nobody waits for it, see `StoreWriter.submit`."""
 
 
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class StoreWriter:
-    """Executes acts in their order. After a failed commit it refuses everything (R31). `readers`
+    """Executes tasks in their order. After a failed commit it refuses everything (R31). `readers`
     is held by whoever reads the file."""
 
     def __init__(
         self,
-        opened: StoreConnections,
-        books: WriteState,
+        connections: StoreConnections,
+        state: WriteState,
         trimmer: Trimmer,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -71,31 +218,34 @@ class StoreWriter:
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.failure = ""
-        """What went wrong, so that nothing is accepted any more; empty: nothing."""
+        """Why nothing is accepted any more; empty while all is well."""
         self.wake_up: WakeUp | None = None
         self.commits = 0
         self._commit_s = Histogram()
         self.took = (Took("fsync", "", "", self._commit_s),)
         """How long each COMMIT took, its fsync included. The thread's; to be read from any."""
-        self._opened = opened
-        self._connection: sqlite3.Connection = opened.writer
-        self._books = books
+        self._connection: sqlite3.Connection = connections.writer
+        self._state = state
         self._trimmer = trimmer
         self._loop = loop
         self._on_fatal = on_fatal
-        self._wal = Path(f"{opened.path}-wal")
+        self._wal = Path(f"{connections.path}-wal")
         self._readers = readers
         self._queue: queue.SimpleQueue[WriteTask | None] = queue.SimpleQueue()
-        self._beside: deque[WriteTask] = deque()
-        """The thread's: what goes beside others, and has come for that."""
-        self._ended = float("-inf")
-        """When the last transaction of others did."""
+        self._background: deque[WriteTask] = deque()
+        """The thread's: background tasks that have been taken from the queue."""
+        self._last_commit = float("-inf")
+        """When the last transaction of others ended."""
         self._copies: deque[BackupCopy] = deque()
         self._batches = 0
-        self._carrier = Checkpointer(
-            opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.fail
+        self._checkpointer = Checkpointer(
+            connections.writer,
+            connections.mark,
+            connections.slicer,
+            connections.file,
+            on_broken=self.fail,
         )
-        self._turn = CommitHandoff()
+        self._handoff = CommitHandoff()
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
@@ -103,42 +253,42 @@ class StoreWriter:
         self._core = SharedCore(loop, self._thread.native_id or -1, cores())
 
     def submit(
-        self, run: Callable[[], T], size: int = 0, *, is_beside: bool = False
+        self, run: Callable[[], T], size: int = 0, *, is_background: bool = False
     ) -> "asyncio.Future[T]":
-        """Execute an act: it is handed over when this returns, and the future has its answer once
-        that is durable. Who gives the future up does not take back the act. `is_beside`: nobody
+        """Execute a task: it is handed over when this returns, and the future has its answer once
+        that is durable. Giving the future up does not take the task back. `is_background`: nobody
         waits for it. One of these goes with each transaction of others, in front of them, and alone
         where nobody else comes.
 
         What the future raises:
             Unknown: the commit failed, or nobody knows whether it did.
-            TocsinError: what the act itself raised; it changed nothing. Refused: nothing is
+            TocsinError: what the task itself raised; it changed nothing. Refused: nothing is
                 accepted any more.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self.failure or self._refusal:
             future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
         else:
-            self._core.handed_over(size)
-            if not is_beside and self._turn.wanted(size):
-                self._loop.call_soon(self._turn.stand)  # what goes with it is handed over by then
-            self._queue.put(WriteTask(run, future, size, is_beside))
+            self._core.on_task(size)
+            if not is_background and self._handoff.prepare(size):
+                self._loop.call_soon(self._handoff.wait)  # what goes with it is handed over by then
+            self._queue.put(WriteTask(run, future, size, is_background))
         return future
 
     def refuse(self, why: str) -> None:
         """Accept nothing any more; what was accepted is executed."""
         self._refusal = why
-        self._core.part()
+        self._core.release()
 
-    async def copy(self, copying: BackupCopy) -> None:
-        """Copy the store, with all that was accepted before this call, while acts go on. Raises
+    async def copy(self, copy: BackupCopy) -> None:
+        """Copy the store, with all that was accepted before this call, while tasks go on. Raises
         what `BackupCopy.wait` and `submit` raise."""
         if self.failure:
             raise Refused("storage_unavailable", self.failure)
         begun: asyncio.Future[None] = self._loop.create_future()
-        begun.add_done_callback(lambda done: copying.end_if(done.exception()))
-        self._queue.put(WriteTask(lambda: self._copies.append(copying), begun, 0))
-        await copying.wait()
+        begun.add_done_callback(lambda done: copy.end_if(done.exception()))
+        self._queue.put(WriteTask(lambda: self._copies.append(copy), begun, 0))
+        await copy.wait()
 
     def close(self) -> None:
         """Finish what was accepted, mark the file as cleanly closed, end the thread. Blocks."""
@@ -146,7 +296,7 @@ class StoreWriter:
         self._thread.join()
 
     def fail(self, reason: str) -> None:
-        """Accept nothing any more, and tell who can stop the process. From any thread."""
+        """Accept nothing any more, and notify whoever can stop the process. From any thread."""
         if not self.failure:
             self.failure = reason
             if self._on_fatal is not None:
@@ -163,153 +313,155 @@ class StoreWriter:
     def _run(self) -> None:
         while not self._closing:
             is_free = self._queue.empty() and not self.failure
-            if not self.failure and self._carrier.is_due(is_free=is_free):
-                self._carrier.carry()
-            elif is_free and self._trimmer.pending():
+            if not self.failure and self._checkpointer.is_due(is_free=is_free):
+                self._checkpointer.advance()
+            elif is_free and self._state.is_sweep_due():
                 self._batches += 1
-                self._commit(self._with_one([]), sweep=True)
+                self._commit(self._with_background_task([]), sweep=True)
             else:
-                self._execute(self._wait())
+                self._execute(self._next_batch())
             while self._copies:
-                self._copies.popleft().run(self._connection, self._turn_of_copy)
-        self._carrier.let_go()
-        self._carrier.close()
+                self._copies.popleft().run(self._connection, self._commit_during_copy)
+        self._checkpointer.release_mark()
+        self._checkpointer.close()
         if not self.failure:
             try:
                 mark_clean(self._connection)
             except sqlite3.Error as error:
                 self.fail(f"the store could not be closed: {error}")
 
-    def _turn_of_copy(self, wait_s: float) -> None:
-        """One batch in the middle of a copy, if there is one within `wait_s`."""
+    def _commit_during_copy(self, wait_s: float) -> None:
+        """Commit one batch in the middle of a copy, if there is one within `wait_s`."""
         if not self._closing and not self.failure:
             batch: list[WriteTask] = []
             with contextlib.suppress(queue.Empty):
                 first = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
-                batch = self._take(first)
-            self._execute(self._with_one(batch))
-            if batch and not self.failure and self._carrier.is_due(is_free=False):
-                self._carrier.carry()
+                batch = self._collect(first)
+            self._execute(self._with_background_task(batch))
+            if batch and not self.failure and self._checkpointer.is_due(is_free=False):
+                self._checkpointer.advance()
         if self._closing or self.failure:
             why = self.failure or "the broker is going down"
             raise Refused("storage_unavailable", f"the copy was stopped: {why}")
 
-    def _wait(self) -> list[WriteTask]:
-        """What comes next; where nobody comes, first what goes beside others, then the file has
-        everything."""
+    def _next_batch(self) -> list[WriteTask]:
+        """Wait for the next tasks. While there are none, background tasks have their turn, and then
+        the file gets everything."""
         batch: list[WriteTask] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
-            if self._beside and self._queue.empty() and self._trimmer.pending():
+            if self._background and self._queue.empty() and self._state.is_sweep_due():
                 return []  # they go with a slice of garbage
-            if self._beside:
-                wait_s = max(0.0, self._ended + BESIDE_S - time.perf_counter())
-            elif self._carrier.has_rest:
-                wait_s = REST_S
+            if self._background:
+                wait_s = max(0.0, self._last_commit + BACKGROUND_S - time.perf_counter())
+            elif self._checkpointer.has_rest:
+                wait_s = IDLE_S
             try:
-                batch = self._take(self._sleep(wait_s))
+                batch = self._collect(self._next_task(wait_s))
             except queue.Empty:
-                if self._beside:
+                if self._background:
                     break
-                self._carrier.finish()
+                self._checkpointer.finish()
         if self.failure and not (batch or self._closing):
-            return self._take()
-        return self._with_one(batch)
+            return self._collect()
+        return self._with_background_task(batch)
 
-    def _sleep(self, wait_s: float | None) -> WriteTask | None:
-        """Until something comes; raises queue.Empty when that takes too long."""
-        self._turn.is_idle = True
+    def _next_task(self, wait_s: float | None) -> WriteTask | None:
+        """Wait for a task; raises queue.Empty when that takes too long."""
+        self._handoff.is_idle = True
         try:
             return self._queue.get(timeout=wait_s)
         finally:
-            self._turn.is_idle = False
+            self._handoff.is_idle = False
 
-    def _with_one(self, batch: list[WriteTask]) -> list[WriteTask]:
-        """And one of what goes beside others, if there is one. In front: it writes down first what
-        the books have, and they have nothing yet of the others'."""
-        return [self._beside.popleft(), *batch] if self._beside else batch
+    def _with_background_task(self, batch: list[WriteTask]) -> list[WriteTask]:
+        """The batch with a background task, if there is one, in front. It flushes the state first,
+        which has nothing yet of the other tasks."""
+        return [self._background.popleft(), *batch] if self._background else batch
 
     def _execute(self, batch: list[WriteTask]) -> None:
         self._batches += 1
         if self.failure:
-            self._refuse([*batch, *self._beside])
-            self._beside.clear()
+            self._refuse([*batch, *self._background])
+            self._background.clear()
         elif batch:
-            busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
+            busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._state.has_garbage
             self._commit(batch, sweep=busy_sweep)
-            self._turn.over()
-            if not batch[-1].is_beside:  # others stand behind it
-                self._ended = time.perf_counter()
+            self._handoff.release()
+            if not batch[-1].is_background:  # others stand behind it
+                self._last_commit = time.perf_counter()
 
-    def _take(self, *first: WriteTask | None) -> list[WriteTask]:
-        """Everything that is queued, within the bounds, behind what was taken before; waits for at
-        least one act. What goes beside others is put aside. Sets `_closing` when it meets the end:
+    def _collect(self, *first: WriteTask | None) -> list[WriteTask]:
+        """Take everything that is queued, within the bounds, behind what was taken before; wait for
+        at least one task. Background tasks are put aside. Sets `_closing` when it meets the end:
         nothing is left aside then."""
         batch: list[WriteTask] = []
         size = 0
         taken = list(first)
-        while size < BYTES_PER_COMMIT_MAX and len(batch) < ACTS_PER_COMMIT_MAX:
-            if not taken and (batch or self._beside) and self._queue.empty():
+        while size < BYTES_PER_COMMIT_MAX and len(batch) < TASKS_PER_COMMIT_MAX:
+            if not taken and (batch or self._background) and self._queue.empty():
                 break
-            act = taken.pop() if taken else self._queue.get()
-            if act is None:
+            task = taken.pop() if taken else self._queue.get()
+            if task is None:
                 self._closing = True
-                batch += self._beside
-                self._beside.clear()
+                batch += self._background
+                self._background.clear()
                 break
-            if act.is_beside:
-                self._beside.append(act)
+            if task.is_background:
+                self._background.append(task)
                 continue
-            batch.append(act)
-            size += act.size
+            batch.append(task)
+            size += task.size
         return batch
 
     def _commit(self, batch: list[WriteTask], *, sweep: bool) -> None:
-        books = self._books
+        state = self._state
         answers: list[Answer] = []
         try:
-            for act in batch:
+            for task in batch:
                 try:
-                    answers.append((act.future, act.run(), None))
+                    answers.append((task.future, task.run(), None))
                 except TocsinError as error:
-                    answers.append((act.future, None, error))
+                    answers.append((task.future, None, error))
             if sweep:
-                books.flush()
+                state.flush()
                 self._trimmer.sweep()
-            books.flush()
-            if self._connection.in_transaction:
-                self._turn.over()
+            state.flush()
+            is_written = self._connection.in_transaction
+            if is_written:
+                self._handoff.release()
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)
-                self._carrier.committed(sum(act.size for act in batch))
                 self.commits += 1
-                if self.commits % _COMMITS_PER_LOOK == 0:
-                    self._cut_wal()
+                if self.commits % _COMMITS_PER_WAL_CHECK == 0:
+                    self._truncate_wal()
         except Exception as error:
-            # The books are ahead of the file now, and after a failed fsync nobody knows what the
+            # The state is ahead of the file now, and after a failed fsync nobody knows what the
             # file is: the process has to start again from it. [Pages are marked clean after a
             # failed fsync: a second COMMIT succeeds, and lies.]
             reason = f"a commit failed ({type(error).__name__}: {error}): stopped"
             self.fail(reason)
-            self._call(self._deliver, [(act.future, None, Unknown(reason)) for act in batch], {})
+            self._call(self._deliver, [(task.future, None, Unknown(reason)) for task in batch], {})
             return
-        certified, books.certified = books.certified, {}
+        certified, state.certified = state.certified, {}
         if answers:
             self._call(self._deliver, answers, certified)
-        books.shrink()
+        state.shrink()
+        if is_written:
+            self._checkpointer.on_commit(sum(task.size for task in batch))
 
-    def _cut_wal(self) -> None:
+    def _truncate_wal(self) -> None:
         """Readers that never pause keep the WAL from starting anew: when it has grown too long,
-        they wait until it has been carried into the file and cut (R31)."""
+        they wait until it has been copied into the file and cut (R31)."""
         if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES_MAX:
             with self._readers:
-                self._carrier.let_go()
+                self._checkpointer.release_mark()
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _refuse(self, batch: list[WriteTask]) -> None:
         refused = Refused("storage_unavailable", self.failure)
-        self._call(self._deliver, [(act.future, None, refused) for act in batch], {})
+        self._call(self._deliver, [(task.future, None, refused) for task in batch], {})
 
     # --- On the loop ---------------------------------------------------------------------------
 

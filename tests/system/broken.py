@@ -27,18 +27,18 @@ def receipt_before_commit() -> None:
 
     def commit(self: StoreWriter, batch: list[WriteTask], *, sweep: bool) -> None:
         answers: list[Answer] = []
-        for act in batch:
+        for task in batch:
             try:
-                answers.append((act.future, act.run(), None))
+                answers.append((task.future, task.run(), None))
             except TocsinError as error:
-                answers.append((act.future, None, error))
-        self._books.flush()
-        certified, self._books.certified = self._books.certified, {}
+                answers.append((task.future, None, error))
+        self._state.flush()
+        certified, self._state.certified = self._state.certified, {}
         self._call(self._deliver, answers, certified)
         time.sleep(COMMIT_DELAY_S)
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
-        self._books.shrink()
+        self._state.shrink()
 
     StoreWriter._commit = commit  # type: ignore[method-assign]
 

@@ -290,7 +290,7 @@ async def test_damage_that_was_backed_up_is_found_in_the_rows(
     partition = (await broker.storage.partitions(queue.queue_id))[0].partition
     await broker.storage.append([append(partition, messages=1)])
     assert isinstance(broker.storage, SqliteStorage)
-    opened = broker.storage._opened
+    opened = broker.storage._connections
     await broker.storage._writer.submit(
         lambda: opened.writer.execute("UPDATE record SET payload = x'00'") and None
     )

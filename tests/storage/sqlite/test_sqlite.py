@@ -12,7 +12,7 @@ from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.storage_port import Retry, Side
 from storage.sqlite import trim as sqlite_trim
-from storage.sqlite.checkpoint import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
+from storage.sqlite.checkpoint import COMMIT_BYTES, SLICE_BYTES, SLICE_WAL_BYTES
 from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import (
     ANN,
@@ -294,8 +294,8 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
 ) -> None:
     """R31: also while somebody reads without a pause."""
     monkeypatch.setattr("storage.sqlite.writer.WAL_BYTES_MAX", 1 << 20)
-    monkeypatch.setattr("storage.sqlite.checkpoint.CARRY_BYTES", 1 << 40)
-    monkeypatch.setattr("storage.sqlite.checkpoint.CARRY_WAL_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite.checkpoint.SLICE_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite.checkpoint.SLICE_WAL_BYTES", 1 << 40)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     wal = embedded.path.with_name("store.sqlite-wal")
@@ -316,18 +316,18 @@ async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
 ) -> None:
     """Long before a commit has to do it, and holds up all behind it: each slice is what was there
     when the one before ended."""
-    monkeypatch.setattr("storage.sqlite.writer.REST_S", 60.0)
+    monkeypatch.setattr("storage.sqlite.writer.IDLE_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
-    record = append(messages=1, size=CARRY_BYTES // 8)
+    record = append(messages=1, size=SLICE_BYTES // 8)
     for _ in range(5):
         await store.append([record])
     await store.partitions("q-1")  # what the writer did after the last one has ended by now
-    assert embedded.path.stat().st_size < CARRY_BYTES // 4
+    assert embedded.path.stat().st_size < SLICE_BYTES // 4
     for _ in range(16):
         await store.append([record])
     async with asyncio.timeout(20):
-        while embedded.path.stat().st_size < CARRY_BYTES // 2:
+        while embedded.path.stat().st_size < SLICE_BYTES // 2:
             await asyncio.sleep(0.001)
             await store.append([append(messages=1, size=10)])  # behind each there is time
 
@@ -337,17 +337,17 @@ async def test_small_commits_are_carried_by_what_the_wal_has_of_them(
 ) -> None:
     """Each writes pages, however little it was handed; carried singly they would cost more than
     the commits do."""
-    monkeypatch.setattr("storage.sqlite.writer.REST_S", 60.0)
+    monkeypatch.setattr("storage.sqlite.writer.IDLE_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
-    for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES - 5):
+    for _ in range(SLICE_WAL_BYTES // COMMIT_BYTES - 5):
         await store.append([append(messages=1, size=10)])
     await store.partitions("q-1")
     before = embedded.path.stat().st_mtime_ns
     await store.append([append(messages=1, size=10)])
     await store.partitions("q-1")
     assert embedded.path.stat().st_mtime_ns == before
-    for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES + 10):
+    for _ in range(SLICE_WAL_BYTES // COMMIT_BYTES + 10):
         await store.append([append(messages=1, size=10)])
     async with asyncio.timeout(20):
         while embedded.path.stat().st_mtime_ns == before:
@@ -362,7 +362,7 @@ async def test_what_cannot_be_carried_is_read_where_it_is(embedded: Embedded) ->
     await store.append([append(messages=1)])
     other = sqlite3.connect(embedded.path, isolation_level=None)
     other.execute("BEGIN").execute("SELECT count(*) FROM record").fetchall()
-    record = append(messages=1, size=CARRY_BYTES // 4)
+    record = append(messages=1, size=SLICE_BYTES // 4)
     for _ in range(12):
         await store.append([record])
     assert other.execute("SELECT count(*) FROM record").fetchone() == (1,)

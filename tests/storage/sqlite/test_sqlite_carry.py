@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
-from storage.sqlite import checkpoint as sqlite_carry
+from storage.sqlite import checkpoint
 from storage.sqlite.checkpoint import (
-    BUSY_TIMES,
-    CARRY_BYTES,
-    CARRY_WAL_BYTES,
+    BUSY_FACTOR,
     COMMIT_BYTES,
+    SLICE_BYTES,
     SLICE_EVERY_S,
+    SLICE_WAL_BYTES,
     Checkpointer,
 )
 from storage.sqlite.open import StoreConnections, open_store
@@ -39,7 +39,7 @@ def rows_without_wal(path: Path, table: str) -> int:
 
 
 class Store:
-    """A file with one table, a carrier over it, and what the carrier said and did."""
+    """A file with one table, a checkpointer over it, and what the checkpointer said and did."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "store.sqlite"
@@ -50,9 +50,9 @@ class Store:
         self.opened.writer.execute("CREATE TABLE paper (page BLOB)")
         self.opened.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._empty_bytes = self.path.stat().st_size
-        self.carrier = self.carry_with(self._sync)
+        self.checkpointer = self.checkpointer_with(self._sync)
 
-    def carry_with(self, fsync: Callable[[int], None]) -> Checkpointer:
+    def checkpointer_with(self, fsync: Callable[[int], None]) -> Checkpointer:
         opened = self.opened
         return Checkpointer(
             opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.broken.append,
@@ -67,7 +67,7 @@ class Store:
         """So many commits."""
         for _ in range(count):
             self.opened.writer.execute("INSERT INTO paper VALUES (?)", (bytes(size),))
-            self.carrier.committed(size)
+            self.checkpointer.on_commit(size)
 
     def in_file(self) -> int:
         """Rows whose own pages the file has; the page that points to them may be in the WAL."""
@@ -100,30 +100,30 @@ class BadDisk:
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path)
     yield made
-    made.carrier.let_go()
-    made.carrier.close()
+    made.checkpointer.release_mark()
+    made.checkpointer.close()
     made.opened.close()
 
 
 def test_a_slice_has_what_was_there_when_the_one_before_ended(store: Store) -> None:
     store.write(3)
-    store.carrier.carry()
+    store.checkpointer.advance()
     assert store.in_file() == 0
     store.write(2)
-    store.carrier.carry()
+    store.checkpointer.advance()
     assert store.in_file() == 3
-    store.carrier.carry()
+    store.checkpointer.advance()
     assert store.in_file() == 5
-    assert store.carrier.has_rest, "nobody has synced the file for good"
+    assert store.checkpointer.has_rest, "nobody has synced the file for good"
     assert not store.broken
 
 
 def test_behind_each_slice_the_file_is_synced_beside_the_writer(store: Store) -> None:
     store.write()
-    store.carrier.carry()
+    store.checkpointer.advance()
     assert not store.synced.wait(0.05)
     store.write()
-    store.carrier.carry()
+    store.checkpointer.advance()
     assert store.synced.wait(20)
 
 
@@ -131,12 +131,14 @@ def test_a_slice_of_all_there_is_is_synced_before_the_wal_may_start_anew(store: 
     """R31: SQLite takes for durable what it was told to copy and not to sync, and the next commit
     writes over it as soon as nobody stands in the WAL."""
     stood: list[bool] = []
-    carrier = store.carry_with(lambda _: stood.append(carrier._standing is not None))
+    checkpointer = store.checkpointer_with(
+        lambda _: stood.append(checkpointer._mark_cursor is not None)
+    )
     store.write()
-    carrier.carry()
-    carrier.carry()
+    checkpointer.advance()
+    checkpointer.advance()
     assert stood[0], "synced while the mark still stood there"
-    carrier.close()
+    checkpointer.close()
     began = store.wal_began()
     store.write()
     assert store.wal_began() > began, "the control of the tests that follow: now it may"
@@ -145,34 +147,34 @@ def test_a_slice_of_all_there_is_is_synced_before_the_wal_may_start_anew(store: 
 
 def test_a_slice_of_all_there_is_that_cannot_be_synced_leaves_the_wal(store: Store) -> None:
     """What it copied may be lost; so nobody may write over what it was copied from."""
-    carrier = store.carry_with(BadDisk().fsync)
+    checkpointer = store.checkpointer_with(BadDisk().fsync)
     store.write()
-    carrier.carry()
-    carrier.carry()
+    checkpointer.advance()
+    checkpointer.advance()
     began = store.wal_began()
     store.write()
     assert store.wal_began() == began
     (sentence,) = store.broken
     assert "could not be synced" in sentence
-    carrier.close()
+    checkpointer.close()
 
 
 def test_a_failed_sync_that_somebody_else_heard_of_leaves_the_wal(store: Store) -> None:
     """R31: Linux tells of it once for each descriptor; who asks behind that is told that all is
     well."""
     disk = BadDisk(times=1)
-    carrier = store.carry_with(disk.fsync)
+    checkpointer = store.checkpointer_with(disk.fsync)
     store.write()
-    carrier.carry()
+    checkpointer.advance()
     store.write()
-    carrier.carry()
+    checkpointer.advance()
     assert disk.failed.wait(20)
-    carrier.carry()
+    checkpointer.advance()
     began = store.wal_began()
     store.write()
     assert store.wal_began() == began
     assert len(store.broken) == 1
-    carrier.close()
+    checkpointer.close()
 
 
 def test_only_slices_are_without_an_fsync(tmp_path: Path) -> None:
@@ -184,12 +186,12 @@ def test_only_slices_are_without_an_fsync(tmp_path: Path) -> None:
 
     opened = open_store(tmp_path / "store.sqlite")
     assert level(opened.slicer) == 2, "nobody carries yet: who drops it all closes it in no order"
-    carrier = Checkpointer(
+    checkpointer = Checkpointer(
         opened.writer, opened.mark, opened.slicer, opened.file, on_broken=pytest.fail
     )  # fmt: skip
     others = (opened.writer, opened.mark, opened.reader)
     assert [level(opened.slicer), *map(level, others)] == [0, 2, 2, 2]
-    carrier.close()
+    checkpointer.close()
     with pytest.raises(sqlite3.ProgrammingError):
         level(opened.slicer)
     opened.close()
@@ -198,53 +200,53 @@ def test_only_slices_are_without_an_fsync(tmp_path: Path) -> None:
 def test_what_lets_the_wal_start_anew_is_carried_by_who_syncs(store: Store) -> None:
     store.opened.slicer.close()
     store.write(3)
-    store.carrier.finish()
+    store.checkpointer.finish()
     assert not store.broken
-    assert not store.carrier.has_rest
+    assert not store.checkpointer.has_rest
     assert store.in_file() == 3
 
 
 def test_it_is_due_by_bytes_handed_by_commits_and_later_where_somebody_waits(store: Store) -> None:
     """On both sides of each bound."""
-    carrier = store.carrier
-    for times, is_free in ((1, True), (BUSY_TIMES, False)):
-        carrier.finish()
+    checkpointer = store.checkpointer
+    for factor, is_free in ((1, True), (BUSY_FACTOR, False)):
+        checkpointer.finish()
         store.now += SLICE_EVERY_S
-        carrier.committed(times * CARRY_BYTES - 1)
-        assert not carrier.is_due(is_free=is_free)
-        carrier.committed(1)
-        assert carrier.is_due(is_free=is_free)
-        carrier.finish()
+        checkpointer.on_commit(factor * SLICE_BYTES - 1)
+        assert not checkpointer.is_due(is_free=is_free)
+        checkpointer.on_commit(1)
+        assert checkpointer.is_due(is_free=is_free)
+        checkpointer.finish()
         store.now += SLICE_EVERY_S
-        commits = times * CARRY_WAL_BYTES // COMMIT_BYTES
+        commits = factor * SLICE_WAL_BYTES // COMMIT_BYTES
         for _ in range(commits - 1):
-            carrier.committed(0)
-        assert not carrier.is_due(is_free=is_free)
-        carrier.committed(0)
-        assert carrier.is_due(is_free=is_free)
+            checkpointer.on_commit(0)
+        assert not checkpointer.is_due(is_free=is_free)
+        checkpointer.on_commit(0)
+        assert checkpointer.is_due(is_free=is_free)
 
 
 def test_a_slice_comes_so_long_after_the_last_one(store: Store) -> None:
     """On both sides: small ones, one after the other, are what a queue that is alone pays for."""
-    carrier = store.carrier
-    for step in (carrier.carry, carrier.finish):
+    checkpointer = store.checkpointer
+    for step in (checkpointer.advance, checkpointer.finish):
         step()
-        carrier.committed(CARRY_BYTES)
+        checkpointer.on_commit(SLICE_BYTES)
         store.now += SLICE_EVERY_S * 0.99
-        assert not carrier.is_due(is_free=True)
+        assert not checkpointer.is_due(is_free=True)
         store.now += SLICE_EVERY_S * 0.02
-        assert carrier.is_due(is_free=True)
+        assert checkpointer.is_due(is_free=True)
 
 
 def test_a_long_wal_is_carried_whole_and_starts_anew(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: also where nobody ever pauses."""
-    monkeypatch.setattr(sqlite_carry, "WHOLE_FRAMES", 60)
+    monkeypatch.setattr(checkpoint, "WHOLE_FRAMES", 60)
     longest = 0
     for count in range(200):
         store.write()
-        store.carrier.carry()
+        store.checkpointer.advance()
         longest = max(longest, store.wal_bytes())
         assert store.in_file() >= count - 2
     assert longest < 2 * 60 * 4200
@@ -254,10 +256,10 @@ def test_without_whole_ones_the_wal_would_grow_for_ever(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test before: the mark never leaves the WAL."""
-    monkeypatch.setattr(sqlite_carry, "WHOLE_FRAMES", 1 << 40)
+    monkeypatch.setattr(checkpoint, "WHOLE_FRAMES", 1 << 40)
     for _ in range(200):
         store.write()
-        store.carrier.carry()
+        store.checkpointer.advance()
     assert store.wal_bytes() > 200 * ROW_BYTES
 
 
@@ -266,17 +268,17 @@ def test_all_of_it_goes_when_it_is_finished_unless_somebody_reads(store: Store) 
     reader = sqlite3.connect(store.path, isolation_level=None)
     reader.execute("BEGIN").execute("SELECT count(*) FROM paper").fetchall()
     store.write(2)
-    store.carrier.finish()
-    assert store.carrier.has_rest
+    store.checkpointer.finish()
+    assert store.checkpointer.has_rest
     assert store.in_file() == 3
     reader.close()
-    store.carrier.finish()
-    assert not store.carrier.has_rest
+    store.checkpointer.finish()
+    assert not store.checkpointer.has_rest
     assert rows_without_wal(store.path, "paper") == 5
     store.write()
-    assert store.carrier.has_rest
-    store.carrier.carry()  # behind a whole one there is no mark yet
-    store.carrier.carry()
+    assert store.checkpointer.has_rest
+    store.checkpointer.advance()  # behind a whole one there is no mark yet
+    store.checkpointer.advance()
     assert store.in_file() == 6
 
 
@@ -287,11 +289,11 @@ def test_what_a_reader_cuts_short_is_synced_beside_the_writer(store: Store) -> N
     reader.execute("BEGIN").execute("SELECT count(*) FROM paper").fetchall()
     store.write(2)
     assert not store.synced.is_set()
-    store.carrier.finish()
+    store.checkpointer.finish()
     assert store.synced.wait(20)
     store.synced.clear()
     reader.close()
-    store.carrier.finish()
+    store.checkpointer.finish()
     assert not store.synced.wait(0.05)
 
 
@@ -308,24 +310,24 @@ def test_a_log_that_may_be_long_by_the_rows_that_were_changed_is_looked_at(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On both sides: a commit that goes to a thousand partitions was handed little."""
-    monkeypatch.setattr(sqlite_carry, "LONG_FRAMES", 1000)
-    carrier = store.carrier
+    monkeypatch.setattr(checkpoint, "LONG_FRAMES", 1000)
+    checkpointer = store.checkpointer
     store.write()
-    carrier.carry()
-    carrier.carry()
-    frames = carrier._frames
+    checkpointer.advance()
+    checkpointer.advance()
+    frames = checkpointer._frames
     assert frames
     store.now += SLICE_EVERY_S
     writer = store.opened.writer
     writer.execute("BEGIN")
     writer.executemany("INSERT INTO paper VALUES (?)", [(b"",)] * (999 - frames))
-    assert not carrier.is_due(is_free=False)
+    assert not checkpointer.is_due(is_free=False)
     writer.execute("INSERT INTO paper VALUES (?)", (b"",))
-    assert carrier.is_due(is_free=False)
+    assert checkpointer.is_due(is_free=False)
     writer.execute("COMMIT")
-    carrier.carry()
+    checkpointer.advance()
     store.now += SLICE_EVERY_S
-    assert not carrier.is_due(is_free=False)
+    assert not checkpointer.is_due(is_free=False)
 
 
 def test_where_somebody_else_carries_it_is_tried_again(store: Store) -> None:
@@ -344,12 +346,12 @@ def test_where_somebody_else_carries_it_is_tried_again(store: Store) -> None:
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == b"locked\n"
-        store.carrier.finish()
-        assert store.carrier.has_rest
+        store.checkpointer.finish()
+        assert store.checkpointer.has_rest
         assert store.in_file() == 0
         other.stdin.close()
-    store.carrier.finish()
-    assert not store.carrier.has_rest
+    store.checkpointer.finish()
+    assert not store.checkpointer.has_rest
     assert store.in_file() == 3
     assert not store.broken
 
@@ -357,29 +359,29 @@ def test_where_somebody_else_carries_it_is_tried_again(store: Store) -> None:
 def test_a_sync_that_fails_says_so_once(store: Store) -> None:
     """What earlier slices wrote may be lost: nobody would write it again."""
     disk = BadDisk()
-    carrier = store.carry_with(disk.fsync)
+    checkpointer = store.checkpointer_with(disk.fsync)
     store.write()
-    carrier.carry()
+    checkpointer.advance()
     store.write()
-    carrier.carry()
+    checkpointer.advance()
     assert disk.failed.wait(20)
     store.write()
-    carrier.carry()
-    carrier.close()
-    carrier.let_go()
+    checkpointer.advance()
+    checkpointer.close()
+    checkpointer.release_mark()
     (sentence,) = store.broken
     assert "could not be synced" in sentence
     assert "Input/output error" in sentence
 
 
 def test_a_log_that_cannot_be_carried_says_so(store: Store) -> None:
-    carrier = store.carrier
+    checkpointer = store.checkpointer
     store.write()
-    carrier.carry()
+    checkpointer.advance()
     other = sqlite3.connect(":memory:")
     other.close()
-    carrier._slicer = other
-    carrier.carry()
+    checkpointer._slicer = other
+    checkpointer.advance()
     (sentence,) = store.broken
     assert "could not be carried" in sentence
 
@@ -389,7 +391,7 @@ import asyncio, contextlib, shutil, sys
 from pathlib import Path
 from push.errors import Refused
 from storage.sqlite.store import SqliteStorage
-from storage.sqlite.checkpoint import CARRY_BYTES
+from storage.sqlite.checkpoint import SLICE_BYTES
 from tests.contract.stores import append
 
 def fail(_):
@@ -400,11 +402,11 @@ async def main(path):
     store = await SqliteStorage.open(path, on_fatal=told.append, free_bytes_reserve=0)
     await store.create_queue("q-1", 1)
     shutil.copy(path, path.with_name("before"))
-    store._writer._carrier._fsync = fail
+    store._writer._checkpointer._fsync = fail
     acked = 0
     try:
         while True:
-            await store.append([append(messages=1, size=CARRY_BYTES)])
+            await store.append([append(messages=1, size=SLICE_BYTES)])
             acked += 1
             await store.partitions("q-1")
     except Refused as error:

@@ -26,7 +26,7 @@ async def settled(store: SqliteStorage, records: int) -> None:
 @pytest.fixture
 def never_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes beside others waits for them."""
-    monkeypatch.setattr("storage.sqlite.writer.BESIDE_S", 3600)
+    monkeypatch.setattr("storage.sqlite.writer.BACKGROUND_S", 3600)
 
 
 def trimming(store: SqliteStorage) -> "asyncio.Task[int]":
@@ -96,7 +96,7 @@ async def test_acts_that_come_while_garbage_is_left_and_something_goes_beside_ar
     def garbage() -> None:
         begun.set()
         gate.wait(10)
-        store._trimmer.has_garbage = True
+        store._state.has_garbage = True
 
     taken, last = threading.Event(), threading.Event()
 
