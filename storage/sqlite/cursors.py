@@ -258,10 +258,7 @@ class CursorWriteState:
         self._weight = 0
         self._changed: dict[int, StoredCursor] = {}
         self._side_rows = SideRows(transaction, report)
-        self.examined: dict[int, RangeSet] = {}
-        """Offsets that trimming need not look at again, by partition row. An offset that is settled
-        in a side line is taken out, since its record may go; all of them when the partition gets,
-        loses or resets a cursor."""
+        self._examined: dict[int, RangeSet] = {}
         rows = self._connection.execute(
             "SELECT max(id) FROM cursor UNION ALL SELECT max(id) FROM garbage WHERE kind = 'cursor'"
         ).fetchall()
@@ -346,7 +343,7 @@ class CursorWriteState:
         self._next_row += 1
         key = (codec.CURSOR_VERSION, partition_row, place.group_id)
         _INSERT_CURSOR.execute(self._transaction.begin(), [(*_pack(stored), *key)])
-        self.examined.pop(partition_row, None)
+        self.forget_examined(partition_row)
 
     def drop(self, place: CursorPlace) -> None:
         """Forget it; its rows are garbage. Does nothing when it is not there. The write state is
@@ -359,7 +356,7 @@ class CursorWriteState:
         connection.execute("DELETE FROM cursor WHERE id = ?", (stored.row_id,))
         self._evict(place)
         self._changed.pop(stored.row_id, None)
-        self.examined.pop(stored.partition_row, None)
+        self.forget_examined(stored.partition_row)
 
     def replace(self, place: CursorPlace, partition_row: int, floor: int) -> None:
         """Replace it by a fresh cursor with a row of its own, so that the old one's rows can leave
@@ -410,7 +407,7 @@ class CursorWriteState:
             stored.fresh += change.passed
             self._changed[stored.row_id] = stored
         self._side_rows.note(stored.row_id, stored.cursor, change)
-        examined = self.examined.get(stored.partition_row) if change.aside_gone else None
+        examined = self._examined.get(stored.partition_row) if change.aside_gone else None
         if examined is not None:
             for offset in change.aside_gone:
                 examined.remove(offset, offset)
@@ -427,6 +424,16 @@ class CursorWriteState:
         ).fetchall()
         found = [self.find(CursorPlace(group_id, partition)) for (group_id,) in rows]
         return [stored for stored in found if stored is not None]
+
+    def examined(self, partition_row: int) -> RangeSet:
+        """Offsets that trimming need not look at again; the trimmer adds to them. An offset that is
+        settled in a side line is taken out, since its record may go; all of them are forgotten when
+        the partition gets, loses or resets a cursor."""
+        return self._examined.setdefault(partition_row, RangeSet())
+
+    def forget_examined(self, partition_row: int) -> None:
+        """Let trimming look at all offsets of the partition again."""
+        self._examined.pop(partition_row, None)
 
     def aside_between(self, stored: StoredCursor, first: int, last: int) -> list[int]:
         """Offsets in first..last that stand in its side lines, ascending."""

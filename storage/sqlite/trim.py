@@ -44,7 +44,7 @@ def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
         count += log.messages
         for stored in state.cursors.of_partition(log.row_id, log.partition):
             state.cursors.replace(stored.place, log.row_id, log.next_offset)
-        state.cursors.examined.pop(log.row_id, None)
+        state.cursors.forget_examined(log.row_id)
         log.drop_all()
         state.changed(log)
         state.transaction.begin().execute(
@@ -137,7 +137,7 @@ class Trimmer:
         cursors = state.cursors.of_partition(log.row_id, partition)
         if keep_all and not cursors:
             return 0, more_ids
-        examined = state.cursors.examined.setdefault(log.row_id, RangeSet())
+        examined = state.cursors.examined(log.row_id)
         due_unix_ms = wall - int(retention_s * 1000)
         looks_max = max(LOOKS, 2 * state.records_written)
         slice_ = _Slice(state, log, cursors, examined, due_unix_ms=due_unix_ms, looks_max=looks_max)
@@ -171,7 +171,7 @@ class Trimmer:
         done = self._sweep_partition(row_id) if kind == "partition" else self._sweep_cursor(row_id)
         if done:
             if kind == "partition":
-                self._state.cursors.examined.pop(row_id, None)
+                self._state.cursors.forget_examined(row_id)
             self._transaction.begin().execute("DELETE FROM garbage WHERE kind = ? AND id = ?", row)
 
     def _sweep_partition(self, row_id: int) -> bool:
