@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.accounting.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
+from gateway.accounting.writer import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
 from gateway.encryption.master_key import MasterKeySettings
 from gateway.limits import spec as limit_values
 from gateway.settings import AUTO, IN_PROCESS, PREFIX, REQUIRED, SETTINGS, SQLITE, Setting

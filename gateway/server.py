@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from gateway.accounting.audit import BROKER
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.writer import AccountingWriter
 from gateway.admin.server import AdminSocket, token_routes
 from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer

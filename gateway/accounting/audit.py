@@ -1,24 +1,23 @@
-"""Who did what to this broker: administrative acts, who was let in, and who was not.
+"""The audit trail: administrative acts, who did them, who was let in and who was not.
 
-    audit.note("token.create", who, subject=token_id)           it is done; a line, soon
-    async with audit.act("queue.purge", who, queue=name) as act:
+    audit.note("token.create", actor, subject=token_id)         it is done; a line, soon
+    async with audit.act("queue.purge", actor, queue=name) as act:
         await act.begin()                                       only where something is destroyed
         ...                                                     a refusal raised here is its outcome
 
-Behind the `async with` the line is in the file, so it stands there before the answer is given. What
-destroys something has a line `begun` before, and both are fsynced: whatever a crash takes, an act
-that had an effect has left one of the two. Any other act shows in what it made.
+Behind the `async with` the line is in the file, so it stands there before the answer is given. An
+act that destroys something has a line `begun` before, and both are fsynced: whatever a crash takes,
+an act that had an effect has left one of the two. Any other act shows in what it made.
 
 A trail that cannot be written (a full disk) stops nobody: what waits is written later, and what had
-to be dropped is said in the trail and in the log. Nothing here holds a body, a token, a header or a
-message's key: of a key its hash, as `tocsin admin park list` shows it.
+to be dropped is said in the trail and in the log. The trail holds no body, token, header or message
+key: of a key its hash, as `tocsin admin park list` shows it.
 
-The audit trail on disk: numbered lines, each with the SHA-256 of the line before it.
-
-A line that was changed or taken out breaks the chain at the line behind it, and `verify` finds it.
-Two things a chain cannot show by itself: lines that are missing at the end, and a trail that was
-written anew as a whole. `verify` says the last line's number and hash: who keeps these elsewhere
-can tell. The beginning goes when the trail has reached its bound; the numbers then begin higher.
+On disk the trail is numbered lines, each with the SHA-256 of the line before it (`AuditTrail`). A
+line that was changed or taken out breaks the chain at the line behind it, and `verify` finds it. A
+chain cannot show by itself that lines are missing at its end, or that the trail was written anew as
+a whole: `verify` returns the last line's number and hash, for comparison with a copy that is kept
+elsewhere. The beginning goes when the trail has reached its bound; the numbers then begin higher.
 """
 
 import asyncio
@@ -41,33 +40,89 @@ from push import limits
 from push.errors import TocsinError
 from runtime.addresses import name_of
 
+logger = logging.getLogger("tocsin.audit")
+access_logger = logging.getLogger("tocsin.auth")
+OK: Final = "ok"
+ACCESS: Final = "access"
+BEGUN: Final = "begun"
+NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
+"""Codes of the refusals of a credential, or of its lack."""
+WAIT_S: Final = 5.0
+"""Time that an act waits for its line; then it goes on without, and the log says so."""
 FOLDER: Final = "audit"
 NAME: Final = "audit"
 SCHEMA: Final = 1
 BEGINNING: Final = "0" * 64
-"""What the first line of all has in place of a hash."""
+"""The hash that the first line of all names."""
+
+
+# --- Entries and actors --------------------------------------------------------------------------
 
 
 class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was done, by whom, and what came of it. What is not known is left out."""
+    """An act, its actor and its outcome. What is not known is left out."""
 
     unix_ms: int
     action: str
-    """What was done, as `queue.delete`."""
+    """The act, for example `queue.delete`."""
     outcome: str
     """`ok`, the code of the refusal, or `begun`: its end comes in a later line."""
     tenant: str | None = None
     principal: str | None = None
     credential: str | None = None
-    """What admitted it: its name, never a secret."""
+    """Name of the credential that admitted the actor, never a secret."""
     address: str | None = None
     queue: str | None = None
     group: str | None = None
     subject: str | None = None
-    """What it was done to, where that is neither: the id of a token, the path of a backup."""
+    """Object of the act that is neither: the id of a token, the path of a backup."""
     count: int | None = None
     """How often it was, in the minute before `unix_ms`; left out: once."""
     details: dict[str, Any] | None = None
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """The origin of an act, as far as it is known."""
+
+    principal: Principal | None = None
+    credential: str | None = None
+    """Name of the credential, never a secret."""
+    address: str | None = None
+
+    @classmethod
+    def of(cls, admission: Admission | None, address: str | None = None) -> "Actor":
+        """Return the actor of an admission; None: one who was not let in."""
+        if admission is None:
+            return cls(address=address)
+        return cls(admission.principal, admission.credential, address)
+
+    def fields(self) -> dict[str, Any]:
+        """Return its fields of an entry."""
+        name = self.principal.name if self.principal is not None else None
+        tenant = self.principal.tenant if self.principal is not None else None
+        return {
+            "tenant": tenant,
+            "principal": name,
+            "credential": self.credential,
+            "address": self.address,
+        }
+
+
+BROKER: Final = Actor(Principal("broker"), "broker")
+"""The broker itself."""
+LOCAL: Final = Actor(Principal("administrator"), "admin socket")
+"""Users that may write the data folder."""
+
+
+def why_of(error: Exception) -> tuple[str | None, str | None]:
+    """Return the word that says why a credential was refused, and the credential's name where that
+    is certain."""
+    if isinstance(error, NotLetIn):
+        return error.why, error.credential
+    return None, None
+
+
+# --- The chain on disk ---------------------------------------------------------------------------
 
 
 class AuditTrail:
@@ -78,13 +133,13 @@ class AuditTrail:
         self._journal = journal
         last = next(journal.backwards(), None)
         self.hash = BEGINNING if last is None else _hash(last)
-        """Of the last line, also of one that is torn: the chain goes through it."""
+        """Hash of the last line, also of one that is torn: the chain goes through it."""
         whole = filter(None, map(_decode, journal.backwards()))
         self.number: int = next((fields["number"] for fields in whole), 0)
 
     @classmethod
     def open(cls, data_dir: Path, bytes_max: int) -> "AuditTrail":
-        """That of a data folder."""
+        """Open the trail of a data folder."""
         return cls(Journal(data_dir / FOLDER, NAME, bytes_max=bytes_max))
 
     def append(self, entries: Sequence[AuditEntry], *, wall: float) -> None:
@@ -99,7 +154,7 @@ class AuditTrail:
         self.number, self.hash = number, before
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns."""
+        """Wait until what was written is on the disk."""
         self._journal.sync()
 
     def close(self) -> None:
@@ -108,14 +163,14 @@ class AuditTrail:
 
 
 class TrailReport(msgspec.Struct):
-    """What `verify` found."""
+    """Result of `verify`."""
 
     lines: int
     first: int | None
     """The number of the first line that is there."""
     last: int | None
     hash: str
-    """Of the last line: what the next one will name."""
+    """Hash of the last line, which the next one will name."""
     torn: int
     """Lines that a crash cut off."""
     findings: list[str]
@@ -153,7 +208,7 @@ def _follow(found: TrailReport, line: bytes, where: str) -> None:
 
 
 def read(data_dir: Path, since_unix_ms: int = 0) -> list[dict[str, Any]]:
-    """The whole lines from a time on, in order. Raises OSError: they cannot be read."""
+    """Return the whole lines from a time on, in order. Raises OSError: they cannot be read."""
     found = []
     for path in files_of(data_dir / FOLDER, NAME):
         for line in lines_of(path):
@@ -186,60 +241,11 @@ def _hash(line: bytes) -> str:
     return sha256(line).hexdigest()
 
 
-logger = logging.getLogger("tocsin.audit")
-access_logger = logging.getLogger("tocsin.auth")
-OK: Final = "ok"
-ACCESS: Final = "access"
-BEGUN: Final = "begun"
-NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
-"""Codes of who was not let in."""
-WAIT_S: Final = 5.0
-"""So long an act waits for its line; then it goes on without, and the log says so."""
-
-
-class Actor(msgspec.Struct, frozen=True):
-    """Who acts, as far as it is known."""
-
-    principal: Principal | None = None
-    credential: str | None = None
-    """Its name, never a secret."""
-    address: str | None = None
-
-    @classmethod
-    def of(cls, admission: Admission | None, address: str | None = None) -> "Actor":
-        """Who was let in by this; None: somebody who was not."""
-        if admission is None:
-            return cls(address=address)
-        return cls(admission.principal, admission.credential, address)
-
-    def fields(self) -> dict[str, Any]:
-        """As an entry has them."""
-        name = self.principal.name if self.principal is not None else None
-        tenant = self.principal.tenant if self.principal is not None else None
-        return {
-            "tenant": tenant,
-            "principal": name,
-            "credential": self.credential,
-            "address": self.address,
-        }
-
-
-BROKER: Final = Actor(Principal("broker"), "broker")
-"""The broker itself."""
-LOCAL: Final = Actor(Principal("administrator"), "admin socket")
-"""Whoever may write the data folder."""
-
-
-def why_of(error: Exception) -> tuple[str | None, str | None]:
-    """Of a credential that was refused, the word that says why, and its name where that is
-    certain."""
-    if isinstance(error, NotLetIn):
-        return error.why, error.credential
-    return None, None
+# --- The trail of a gateway ----------------------------------------------------------------------
 
 
 class AccessCounts:
-    """How often who was let in, or was not, or made a ticket for a browser, since the last `take`.
+    """Counts, since the last `take`, of who was let in, or was not, or made a ticket for a browser.
     Pure.
 
     [A line for each ticket: whoever has a token asks for hundreds a second, and pushes out of the
@@ -250,27 +256,27 @@ class AccessCounts:
         self._keys_max = keys_max
         self._granted: dict[tuple[Actor, str], int] = {}
         self._refused: dict[tuple[Actor, str, str | None], int] = {}
-        """By whose, the code and the word that says why."""
+        """By actor, code and the word that says why."""
         self._more: dict[str, int] = {}
-        """By outcome, what belongs to who is counted with nobody else."""
+        """By outcome, for actors beyond `keys_max`."""
 
-    def granted(self, who: Actor, action: str = ACCESS) -> None:
-        """A credential was presented, and is good; or, of another action, what it was good for."""
-        key = (who, action)
+    def grant(self, actor: Actor, action: str = ACCESS) -> None:
+        """Count a credential that was good; of another action, what it was good for."""
+        key = (actor, action)
         if key in self._granted or len(self._granted) < self._keys_max:
             self._granted[key] = self._granted.get(key, 0) + 1
         else:
             self._more[OK] = self._more.get(OK, 0) + 1
 
-    def refused(
-        self, who: Actor, code: str, why: str | None = None, credential: str | None = None
+    def refuse(
+        self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> bool:
         """Count a credential that was not good, or none; return whether it is the first of its kind
         since the last `take`. A whole site of addresses is one stranger."""
-        if who.principal is None:
-            address = who.address and (name_of(who.address) or who.address)
-            who = Actor(credential=credential, address=address)
-        key = (who, code, why)
+        if actor.principal is None:
+            address = actor.address and (name_of(actor.address) or actor.address)
+            actor = Actor(credential=credential, address=address)
+        key = (actor, code, why)
         if key in self._refused or len(self._refused) < self._keys_max:
             self._refused[key] = self._refused.get(key, 0) + 1
             return self._refused[key] == 1
@@ -278,12 +284,12 @@ class AccessCounts:
         return False
 
     def take(self, unix_ms: int) -> list[AuditEntry]:
-        """An entry for each, at this time; then counting begins anew."""
+        """Return an entry for each, at this time, and begin to count anew."""
         counted: list[tuple[Actor, str, str, int, str | None]] = [
-            (who, act, OK, count, None) for (who, act), count in self._granted.items()
+            (actor, act, OK, count, None) for (actor, act), count in self._granted.items()
         ]
         counted += [
-            (who, ACCESS, code, count, why) for (who, code, why), count in self._refused.items()
+            (actor, ACCESS, code, count, why) for (actor, code, why), count in self._refused.items()
         ]
         more = [
             AuditEntry(
@@ -304,16 +310,16 @@ class AccessCounts:
                     outcome=outcome,
                     count=count,
                     details=None if why is None else {"why": why},
-                    **who.fields(),
+                    **actor.fields(),
                 )
-                for who, action, outcome, count, why in counted
+                for actor, action, outcome, count, why in counted
             ),
             *more,
         ]
 
 
 class AuditedAct:
-    """An act under way. `about` adds to what its line says."""
+    """An act under way. `about` adds to its line."""
 
     def __init__(self, audit: "Audit", entry: AuditEntry) -> None:
         self._audit = audit
@@ -321,18 +327,19 @@ class AuditedAct:
         self.is_begun = False
 
     def about(self, **details: Any) -> None:
-        """Details: names and settings, nothing that a client may hold secret."""
+        """Add details: names and settings, nothing that a client may hold secret."""
         self.entry.details = {**(self.entry.details or {}), **details}
 
     async def begin(self) -> None:
-        """It will destroy something now: that it was begun is on the disk when this returns."""
+        """Write to the disk that the act is begun, because it will destroy something now."""
         self.is_begun = True
         begun = msgspec.structs.replace(self.entry, outcome=BEGUN)
-        await self._audit.written(begun, is_synced=True)
+        await self._audit.write(begun, is_synced=True)
 
 
 class Audit:
-    """See the module. `executor` has one thread, which writes; `trail` None: nothing is kept."""
+    """Audit of a gateway. `executor` has one thread, which writes; `trail` None: nothing is
+    kept."""
 
     def __init__(
         self, trail: AuditTrail | None, executor: Executor | None, *, wall: Callable[[], float]
@@ -346,15 +353,15 @@ class Audit:
         self._wants_sync = False
         self._is_failing = False
         self._refused: dict[str, int] = {}
-        """By action, this minute's refused acts."""
-        self.access = AccessCounts()
+        """This minute's refused acts, by action."""
+        self._access = AccessCounts()
 
     # --- Noting ---------------------------------------------------------------------------------
 
     def note(
         self,
         action: str,
-        who: Actor,
+        actor: Actor,
         outcome: str = OK,
         *,
         queue: str | None = None,
@@ -362,7 +369,7 @@ class Audit:
         subject: str | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """A line, soon."""
+        """Write a line, soon."""
         self._put(
             AuditEntry(
                 unix_ms=self._unix_ms(),
@@ -372,21 +379,26 @@ class Audit:
                 group=group,
                 subject=subject,
                 details=details,
-                **who.fields(),
+                **actor.fields(),
             )
         )
 
-    def not_let_in(
-        self, who: Actor, code: str, why: str | None = None, credential: str | None = None
+    def count_access(self, actor: Actor, action: str = ACCESS) -> None:
+        """Count a credential that was good, for the trail; of another action, what it was good
+        for."""
+        self._access.grant(actor, action)
+
+    def note_rejection(
+        self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> None:
-        """Somebody has presented no good credential: counted for the trail, and said in the log
-        once in a minute for each address and cause."""
-        if self.access.refused(who, code, why, credential):
+        """Count an actor who has presented no good credential, for the trail; the log has a line of
+        it once in a minute for each address and cause."""
+        if self._access.refuse(actor, code, why, credential):
             access_logger.info(
                 "not let in: %s (%s), from %s%s",
                 why or "origin",
                 code,
-                who.address or "an unknown address",
+                actor.address or "an unknown address",
                 f", with {credential}" if credential else "",
             )
 
@@ -394,13 +406,13 @@ class Audit:
     async def act(
         self,
         action: str,
-        who: Actor,
+        actor: Actor,
         *,
         queue: str | None = None,
         group: str | None = None,
         subject: str | None = None,
     ) -> AsyncIterator[AuditedAct]:
-        """An act, whose line is written when it has ended, however it does."""
+        """Run an act, whose line is written when it has ended, however it does."""
         entry = AuditEntry(
             unix_ms=self._unix_ms(),
             action=action,
@@ -408,7 +420,7 @@ class Audit:
             queue=queue,
             group=group,
             subject=subject,
-            **who.fields(),
+            **actor.fields(),
         )
         act = AuditedAct(self, entry)
         outcome = "unknown"
@@ -424,17 +436,17 @@ class Audit:
         finally:
             done = msgspec.structs.replace(act.entry, unix_ms=self._unix_ms(), outcome=outcome)
             if outcome in (OK, "unknown") or act.is_begun:
-                await self.written(done, is_synced=act.is_begun)
+                await self.write(done, is_synced=act.is_begun)
             else:
-                self._refused_act(done)
+                self._count_refused_act(done)
 
-    def _refused_act(self, entry: AuditEntry) -> None:
+    def _count_refused_act(self, entry: AuditEntry) -> None:
         count = self._refused[entry.action] = self._refused.get(entry.action, 0) + 1
         if count <= limits.AUDIT_REFUSED_PER_MINUTE_MAX:
             self._put(entry)
 
-    def turn(self) -> None:
-        """A minute is over: what was counted in it gets its lines."""
+    def end_minute(self) -> None:
+        """Write the lines of what was counted in the minute that is over."""
         now = self._unix_ms()
         refused, self._refused = self._refused, {}
         for action, count in refused.items():
@@ -449,7 +461,7 @@ class Audit:
                         details={"overflow": True},
                     )
                 )
-        for entry in self.access.take(now):
+        for entry in self._access.take(now):
             self._put(entry)
 
     def _unix_ms(self) -> int:
@@ -463,19 +475,19 @@ class Audit:
         with self._lock:
             self._waiting.append(entry)
             self._wants_sync = self._wants_sync or is_synced
-        return asyncio.wrap_future(self._executor.submit(self._write, self._trail))
+        return asyncio.wrap_future(self._executor.submit(self._write_all, self._trail))
 
-    async def written(self, entry: AuditEntry, *, is_synced: bool = False) -> None:
-        """It is in the file when this returns, and on the disk where it `is_synced`; or the log
-        says that it is not."""
+    async def write(self, entry: AuditEntry, *, is_synced: bool = False) -> None:
+        """Write an entry: when this returns it is in the file, and on the disk where it
+        `is_synced`; or the log says that it is not."""
         writing = self._put(entry, is_synced=is_synced)
         if writing is not None:
             done, _ = await asyncio.wait((writing,), timeout=WAIT_S)
             if not done:
                 logger.error("the audit trail is not written within %g s: %s", WAIT_S, entry)
 
-    def _write(self, trail: AuditTrail) -> None:
-        """In the writer's thread: everything that waits, in order."""
+    def _write_all(self, trail: AuditTrail) -> None:
+        """Write everything that waits, in order; in the writer's thread."""
         with self._lock:
             entries, self._waiting = self._waiting, deque()
             wants_sync, self._wants_sync = self._wants_sync, False
@@ -514,9 +526,9 @@ class Audit:
             self._waiting = entries
 
     def close(self) -> None:
-        """In the writer's thread: write what waits, let go of the file."""
+        """Write what waits and let go of the file; in the writer's thread."""
         if self._trail is not None:
-            self._write(self._trail)
+            self._write_all(self._trail)
             self._trail.sync()
             self._trail.close()
             if self._waiting:

@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.accounting.audit import LOCAL, Actor, Audit
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.writer import AccountingWriter
 from gateway.admin.client import ADMINISTRATOR, POINTER_NAME, SOCKET_NAME, socket_path
 from gateway.auth.auth import Authenticator
 from gateway.broker import Broker

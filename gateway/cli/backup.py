@@ -10,7 +10,7 @@ import msgspec
 from tocsin.cli.common import plural
 
 from gateway.accounting.audit import LOCAL, AuditEntry, AuditTrail
-from gateway.accounting.books import AUDIT_BYTES_MAX
+from gateway.accounting.writer import AUDIT_BYTES_MAX
 from gateway.admin import client as admin_client
 from gateway.cli.options import (
     admin_errors,

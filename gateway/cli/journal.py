@@ -13,9 +13,9 @@ from tocsin.cli.common import plural
 from tocsin.cli.times import local_time, parse_time, unix_ms
 
 from gateway.accounting import audit as audit_trail
-from gateway.accounting.books import FOLDER, NAME
 from gateway.accounting.journal import files_of, lines_of
 from gateway.accounting.usage import UsageLine
+from gateway.accounting.writer import FOLDER, NAME
 from gateway.cli.options import data_dir_option, folder_of, json_option, to_json
 
 BAR_WIDTH: Final = 20

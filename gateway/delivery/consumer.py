@@ -450,8 +450,9 @@ class Consumer:
             published_unix_ms=record.header.published_unix_ms,
         )
         frame = frames.push_frame(head, *record.pick(push.first, push.last, push.skips))
-        counter = self._link.account.of(self._runtime.queue.name)
-        counter.given(count, len(frame) - len(head) - count - 1)  # without commas and the end
+        counter = self._link.account.counter(self._runtime.queue.name)
+        size = len(frame) - len(head) - count - 1  # without commas and the end
+        counter.count_delivered(count, size)
         if push.attempt > 1:
             counter.redeliveries += count
         self._link.send(frame)

@@ -3,7 +3,7 @@ fits by its shape."""
 
 from typing import Literal, Protocol
 
-from gateway.accounting.books import SessionAccounting
+from gateway.accounting.usage import SessionAccounting
 from gateway.models import Transport
 from metadata.catalog import Principal
 

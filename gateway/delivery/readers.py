@@ -78,7 +78,7 @@ class Reader:
         frame, size = framed
         self.credit.spend(count)
         self._owner.encoded.hits += 1
-        self.link.account.of(self._owner.queue.name).given(count, size)
+        self.link.account.counter(self._owner.queue.name).count_delivered(count, size)
         self.link.send(frame)
 
     def takes(self, count: int) -> bool:

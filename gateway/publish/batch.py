@@ -130,15 +130,15 @@ class PendingPublish:
     def count_in(self, counter: UsageCounter) -> None:
         """Add what was stored, and what was refused, to a counter."""
         if self.is_plain:  # nothing is looked at one by one
-            counter.stored(len(self.outcomes), self.bytes)
+            counter.count_stored(len(self.outcomes), self.bytes)
             return
         for message, outcome in zip(self.messages, self.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
-                counter.refused(outcome.code.name)
+                counter.count_refusal(outcome.code.name)
             elif len(outcome) > 2:
                 counter.duplicates += 1
             else:
-                counter.stored(1, len(encode_message(message)))
+                counter.count_stored(1, len(encode_message(message)))
 
     def ids(self, index: int) -> str:
         """Return the id of message `index`: the client's, or the one made of its place (R1)."""

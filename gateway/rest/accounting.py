@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.accounting.audit import NOT_LET_IN, Actor, AuditedAct, why_of
-from gateway.accounting.books import AccountingWriter
 from gateway.accounting.usage import UsageCounter
+from gateway.accounting.writer import AccountingWriter
 from gateway.broker import Broker
 from gateway.models import WhichKey
 from gateway.rest.operation import ADMISSION, Operation, check_rights, find_names
@@ -55,12 +55,12 @@ class Accounts:
         counter = counter_of(scope, self._books, self._broker)
         counter.requests += 1
         if code is not None:
-            counter.refused(code)
+            counter.count_refusal(code)
         who, audit = who_asks(scope), self._books.audit
         if code in NOT_LET_IN and who.principal is None:
-            audit.not_let_in(who, code, *why)
+            audit.note_rejection(who, code, *why)
         elif who.principal is not None:
-            audit.access.granted(who)
+            audit.count_access(who)
 
 
 def _code_of(error: Exception) -> str | None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import Authenticator, several
 from gateway.auth.origins import configured_origin
 from gateway.broker import Broker

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.accounting.audit import Audit
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Allowance

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.accounting.books import SessionAccounting
+from gateway.accounting.usage import SessionAccounting
 from gateway.auth.auth import Authenticator
 from gateway.auth.live import Revocable
 from gateway.limits.limiter import Allowance, Limiter
@@ -163,7 +163,7 @@ class SessionCredential:
         try:
             admission = self._check(token, address, now)
         except Refused as error:
-            self._account.not_admitted(error)
+            self._account.reject(error)
             raise
         self.take(admission)
         return admission
@@ -178,7 +178,7 @@ class SessionCredential:
             admission = self._check(token, address, now)
         except Refused as error:
             if error.code.name == "unauthorized":
-                self._account.not_admitted(error)
+                self._account.reject(error)
             raise
         if self.admission is None or admission.principal != self.admission.principal:
             raise Refused("forbidden", "a session stays its principal's: open another one")
@@ -193,7 +193,7 @@ class SessionCredential:
     def take(self, admission: Admission) -> None:
         """Be here by this admission from now on."""
         self._set(admission)
-        self._account.admitted(admission)
+        self._account.admit(admission)
 
     def _set(self, admission: Admission) -> None:
         self._leave()

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Final, Protocol
 
-from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.accounting.usage import SessionAccounting
+from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, SessionList

@@ -16,7 +16,6 @@ from typing import Any, assert_never
 
 import msgspec
 
-from gateway.accounting.books import SessionAccounting
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
@@ -87,7 +86,7 @@ class Session:
         self._delivery_log = broker.delivery_log
         self._outlet = outlet
         address = outlet.address.text or None
-        self.account = SessionAccounting(services.books, services.has_queue, address, admission)
+        self.account = services.books.session(services.has_queue, address, admission)
         self._quota = SessionQuota(services.limiter)
         self._credential = SessionCredential(
             self, admission, services.auth, self.account, self._quota, wall=services.wall
@@ -215,7 +214,7 @@ class Session:
         self._take(self._protocol.receive_binary())
 
     def _take(self, effects: list[Effect]) -> None:
-        self.account.heard(effects)
+        self.account.count_requests(effects)
         self._apply(coalesce(effects))
 
     def pay(self, count: int, *, now: float) -> float:
@@ -290,7 +289,7 @@ class Session:
             case frames.Auth():
                 self._renew(one)
             case Refusal():
-                self.account.refused(one.code)
+                self.account.count_refusal(one.code)
                 self.send(one.frame)
             case SendPing():
                 self._outlet.ping()
@@ -303,7 +302,7 @@ class Session:
 
     def _refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
         """Say that it was not done, and why. `queue`: its queue's name."""
-        self.account.refused(error.code.name, queue)
+        self.account.count_refusal(error.code.name, queue)
         self.send(frames.error(error, ref))
 
     def _report_bug(self, ref: int | None) -> None:
@@ -392,7 +391,7 @@ class Session:
         self._credential.end()
         left_s = self._protocol.right_ends - self.heard_at
         admission = self.admission._replace(lasts_s=left_s)
-        self.account.moved_to(session.account)
+        self.account.move_to(session.account)
         session.come_back(self._outlet, hello.linger_s, self._producer, admission)
         return True
 
@@ -405,7 +404,7 @@ class Session:
         self._outlet.close(frames.OVERLOADED)
 
     def _welcome(self, resumed: list[int] | None) -> None:
-        self.account.connected(self._outlet.transport)
+        self.account.connect(self._outlet.transport)
         self.send(
             frames.welcome(
                 session=self.session_id,
@@ -541,7 +540,7 @@ class Session:
         answer: PendingPublish,
     ) -> None:
         owed()
-        counter = self.account.of(queue)
+        counter = self.account.counter(queue)
         answer.count_in(counter)
         receipts: list[object] = [
             outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
@@ -551,7 +550,7 @@ class Session:
             refused, count = beyond
             receipts += [frames.error_fields(refused)] * count
             for _ in range(count):
-                counter.refused(refused.code.name)
+                counter.count_refusal(refused.code.name)
         end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
         for frame in answered:
             count = len(frame.messages)
@@ -678,9 +677,9 @@ class Session:
 
     def _count_refused(self, settled: Settled) -> None:
         if not settled.durable:
-            self.account.refused("unknown")
+            self.account.count_refusal("unknown")
         elif settled.not_delivered:
-            self.account.refused("not_delivered")
+            self.account.count_refusal("not_delivered")
 
     # --- What a client that came back holds -----------------------------------------------------
 
@@ -707,7 +706,7 @@ class Session:
         try:
             answer = frames.ok(frame.ref, revoked=await revoked)
         except TocsinError as error:
-            self.account.refused(error.code.name)
+            self.account.count_refusal(error.code.name)
             answer = frames.error(error, frame.ref)
         except Exception:
             self._report_bug(frame.ref)
@@ -732,7 +731,7 @@ class Session:
         self._suspend()
 
     def _suspend(self) -> None:
-        self.account.disconnected()
+        self.account.disconnect()
         for number in (*self._resume.forget(), *self._subscriptions.suspend()):
             self._protocol.dropped(number)
 
@@ -796,5 +795,5 @@ class Session:
         if self._credential.admission is not None:
             self._services.sessions.discard(self)
         self._subscriptions.leave_all(self.session_id, moves=moves)
-        self.account.closed()
+        self.account.close()
         self._quota.end()

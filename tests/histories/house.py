@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import LET_IN, Authenticator
 from gateway.broker import Broker
 from gateway.config import Config
@@ -61,7 +61,7 @@ class Session:
         self.session_id = name
         self.client: str | None = f"client of {name}"
         self.linger_s = linger_s
-        self.account = SessionAccounting(AccountingWriter(), lambda principal, name: True)
+        self.account = AccountingWriter().session(lambda principal, name: True)
         self.frames: list[Frame] = []
         self.is_writable = True
         self.is_in_transit = False

@@ -128,7 +128,7 @@ async def _published(
     if beyond is not None:
         results += [{"error": error_fields(beyond)}] * len(rest)
         for _ in rest:
-            counter.refused(beyond.code.name)
+            counter.count_refusal(beyond.code.name)
     return reply({"results": results, **met})
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from gateway.accounting import audit as audit_trail
 from gateway.accounting.audit import AccessCounts, Actor, AuditEntry, AuditTrail, verify
-from gateway.accounting.books import AccountingWriter, SessionAccounting
 from gateway.accounting.journal import Journal, files_of
+from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import Authenticator
 from gateway.cli.serve import admin
 from gateway.models import Admission
@@ -224,7 +224,7 @@ async def test_a_flood_of_refused_acts_does_not_fill_the_trail(tmp_path: Path, m
     for _ in range(limits.AUDIT_REFUSED_PER_MINUTE_MAX + more):
         with pytest.raises(Refused):
             await put()
-    books.audit.turn()
+    books.audit.end_minute()
     await books.stop()
     counted = [line["count"] for line in lines(tmp_path) if "count" in line]
     assert counted == ([more] if more else [])
@@ -236,10 +236,10 @@ def test_access_is_counted_not_listed() -> None:
     the room of those who were let in alone."""
     counts = AccessCounts(keys_max=2)
     for n in range(5):
-        counts.refused(Actor(address=f"192.0.2.{n}"), "unauthorized")
-        counts.refused(Actor(address="192.0.2.0"), "unauthorized")
-        counts.granted(ALICE)
-    counts.granted(ALICE, "ticket.create")
+        counts.refuse(Actor(address=f"192.0.2.{n}"), "unauthorized")
+        counts.refuse(Actor(address="192.0.2.0"), "unauthorized")
+        counts.grant(ALICE)
+    counts.grant(ALICE, "ticket.create")
     taken = [
         (one.address, one.outcome, one.count, one.details)
         for one in counts.take(int(NOON * 1000))
@@ -258,8 +258,8 @@ def test_a_stranger_with_a_whole_site_of_addresses_is_one_line() -> None:
     """P9; this machine's own addresses are named as they are."""
     counts = AccessCounts()
     for n in range(1, 6):
-        counts.refused(Actor(address=f"2001:db8:7:7::{n}"), "unauthorized")
-    counts.refused(Actor(address="::1"), "unauthorized")
+        counts.refuse(Actor(address=f"2001:db8:7:7::{n}"), "unauthorized")
+    counts.refuse(Actor(address="::1"), "unauthorized")
     taken = [(one.address, one.count) for one in counts.take(0)]
     assert taken == [("2001:db8:7:7::/64", 5), ("::1", 1)]
 
@@ -298,8 +298,8 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
         await http.post("/v1/queues/orders/dead-letters/redrive", json=redrive)
         await http.post("/v1/queues/%00/pause")
     session = Session("s")
-    session.account = SessionAccounting(books, lambda who, name: True)
-    session.account.admitted(Admission(ANYBODY))
+    session.account = books.session(lambda who, name: True)
+    session.account.admit(Admission(ANYBODY))
     subscriptions = Subscriptions(house.broker)
     asked = Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0)
     await subscriptions.open(session, asked)
@@ -370,12 +370,12 @@ async def test_usage_waits_for_a_full_disk(tmp_path: Path) -> None:
     books.audit.note("broker.start", ALICE)
     for n in range(3):
         books.usage.counter("t", "p", f"q{n}").requests += 1
-        books._turn()
+        books._end_minute()
         wall[0] += 60
         if n == 0:
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-        books._turn()
+        books._end_minute()
         assert books._executor is not None
         await asyncio.wrap_future(books._executor.submit(int))  # what was to be written was tried
         if n == 1:
@@ -401,8 +401,8 @@ async def test_the_command_tells_people_and_machines(
     time.tzset()
     books = books_of(tmp_path)
     books.audit.note("token.create", ALICE, subject="tk-1", details={"rights": ["read:*"]})
-    books.audit.access.refused(Actor(address="198.51.100.9"), "unauthorized")
-    books.audit.turn()
+    books.audit.note_rejection(Actor(address="198.51.100.9"), "unauthorized")
+    books.audit.end_minute()
     await books.stop()
     run = CliRunner().invoke
     plain = run(admin, ["audit", "--data-dir", str(tmp_path)]).stdout.splitlines()

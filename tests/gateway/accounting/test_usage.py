@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.accounting.books import AccountingWriter, SessionAccounting
-from gateway.accounting.usage import Usage, UsageLine
+from gateway.accounting.usage import SessionAccounting, Usage, UsageLine
+from gateway.accounting.writer import AccountingWriter
 from gateway.models import Admission
 from gateway.wire.frames import Ack, Close, Ping, Publish
 from gateway.wire.protocol import Refusal
@@ -29,10 +29,10 @@ def test_a_minute_has_what_was_counted_in_it() -> None:
     usage = Usage(now=10.0, wall=NOON + 50)
     counter = usage.counter("acme", "alice", "orders")
     counter.requests += 2
-    counter.stored(3, 300)
+    counter.count_stored(3, 300)
     assert usage.lines(now=19.9, wall=NOON + 59.9) == []
-    counter.given(2, 200)
-    counter.refused("queue_full")
+    counter.count_delivered(2, 200)
+    counter.count_refusal("queue_full")
     (line,) = usage.lines(now=20.0, wall=NOON + 60)
     assert shown(line) == {
         "tenant": "acme", "principal": "alice", "queue": "orders", "requests": 2,
@@ -63,16 +63,16 @@ def test_connections_count_in_each_minute_that_they_last() -> None:
     """By the monotonic clock, several at once, and without anything being said."""
     usage = Usage(now=0.0, wall=NOON)
     counter = usage.counter("acme", "alice", None)
-    counter.connected("websocket", now=10.0)
-    counter.connected("websocket", now=30.0)
-    counter.connected("long-poll", now=59.0)
+    counter.connect("websocket", now=10.0)
+    counter.connect("websocket", now=30.0)
+    counter.connect("long-poll", now=59.0)
     (line,) = usage.lines(now=60.0, wall=NOON + 60)
     assert (line.websocket_s, line.long_poll_s) == (80.0, 1.0)
-    counter.disconnected("long-poll", now=60.5)
+    counter.disconnect("long-poll", now=60.5)
     (line,) = usage.lines(now=120.0, wall=NOON + 120)
     assert (line.websocket_s, line.long_poll_s) == (120.0, 0.5)
-    counter.disconnected("websocket", now=120.0)
-    counter.disconnected("websocket", now=121.0)
+    counter.disconnect("websocket", now=120.0)
+    counter.disconnect("websocket", now=121.0)
     (line,) = usage.lines(now=180.0, wall=NOON + 180)
     assert (line.websocket_s, line.long_poll_s) == (1.0, 0.0)
     assert usage.lines(now=240.0, wall=NOON + 240) == []
@@ -87,7 +87,7 @@ def test_what_has_no_room_for_a_line_is_summed() -> None:
     for n in range(5):
         counter = usage.counter("t", f"p{n}", None)
         counter.requests += 1
-        counter.stored(1, 10)
+        counter.count_stored(1, 10)
         usage.check()
     lines = usage.lines(now=60.0, wall=NOON + 60)
     assert sorted((line.principal or "", line.overflow, line.requests) for line in lines) == [
@@ -124,8 +124,8 @@ def test_where_it_is_off_nothing_is_kept() -> None:
 
 def account_of(books: AccountingWriter) -> SessionAccounting:
     """Of Alice, who knows the queues q0, q1 …"""
-    account = SessionAccounting(books, lambda who, name: name.startswith("q"), "192.0.2.7")
-    account.admitted(Admission(ALICE, credential="token 1"))
+    account = books.session(lambda who, name: name.startswith("q"), "192.0.2.7")
+    account.admit(Admission(ALICE, credential="token 1"))
     return account
 
 
@@ -141,7 +141,7 @@ def test_each_frame_is_a_request_of_the_queue_that_it_names() -> None:
         Ping(), Ack(subscription=1, deliveries=[]),
         Refusal(b"{}", "not_subscribed"), Close(4500, ""),
     ]  # fmt: skip
-    account.heard(frames)
+    account.count_requests(frames)
     lines = {line.queue: line.requests for line in books.usage.end(now=1, wall=NOON + 1)}
     assert lines == {"q1": 1, None: 4}
 
@@ -151,12 +151,12 @@ def test_a_session_that_is_over_lets_go_and_is_still_counted() -> None:
     now = [0.0]
     books = books_at(now)
     account = account_of(books)
-    account.connected("websocket")
-    account.of("q1").requests += 1
+    account.connect("websocket")
+    account.counter("q1").requests += 1
     now[0] = 2.5
-    account.closed()
-    account.closed()
-    account.of("q1").stored(1, 7)
+    account.close()
+    account.close()
+    account.counter("q1").count_stored(1, 7)
     lines = {line.queue: line for line in books.usage.end(now=3, wall=NOON + 3)}
     assert (lines["q1"].requests, lines["q1"].messages_in, lines["q1"].bytes_in) == (1, 1, 7)
     assert lines[None].websocket_s == 2.5
@@ -171,7 +171,7 @@ def test_a_session_keeps_few_counters_at_hand(more: int) -> None:
     account = account_of(books)
     count = limits.USAGE_QUEUES_PER_SESSION_MAX + more
     for n in range(count):
-        account.of(f"q{n}").requests += 1
+        account.counter(f"q{n}").requests += 1
     assert len(account._queues or ()) == limits.USAGE_QUEUES_PER_SESSION_MAX
     lines = books.usage.end(now=1, wall=NOON + 1)
     assert sum(line.requests for line in lines) == count
@@ -183,8 +183,11 @@ def test_what_an_addition_costs() -> None:
     account = account_of(books)
     publish = [Publish(ref=1, queue="q1", messages=[])]
     rounds = 20_000
-    heard = timeit.timeit(lambda: account.heard(publish), number=rounds) / rounds
-    given = timeit.timeit(lambda: account.of("q1").given(100, 25_600), number=rounds) / rounds
+    heard = timeit.timeit(lambda: account.count_requests(publish), number=rounds) / rounds
+    given = (
+        timeit.timeit(lambda: account.counter("q1").count_delivered(100, 25_600), number=rounds)
+        / rounds
+    )
     sys.stdout.write(f"\na frame {heard * 1e9:.0f} ns, a push or answer {given * 1e9:.0f} ns\n")
     (line,) = books.usage.end(now=1, wall=NOON + 1)
     assert (line.requests, line.messages_out) == (rounds, rounds * 100)

@@ -10,7 +10,7 @@ from tocsin import Unauthorized
 from tocsin.cli.main import explain
 
 from gateway.accounting import audit as audit_trail
-from gateway.accounting.books import AccountingWriter, SessionAccounting
+from gateway.accounting.writer import AccountingWriter
 from gateway.models import DETAIL, NotLetIn
 from gateway.net.handshake import shake_hands
 from gateway.rest.app import Application
@@ -84,8 +84,8 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         data = f"GET /v1/ws HTTP/1.1\r\n{head}\r\n".encode()
         made = shake_hands(data, auth, now=NOW, wall=WALL, peer=PEER)
         assert made.error is not None
-        books.handshake_refused(made.error, PEER.text)
-        account = SessionAccounting(books, around.has_queue, PEER.text)
+        books.refuse_handshake(made.error, PEER.text)
+        account = books.session(around.has_queue, PEER.text)
         standing = SessionCredential(
             None, None, auth, account, SessionQuota(around.limiter), wall=around.wall
         )
@@ -94,7 +94,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         standing.enter(good, PEER, now=NOW)
         with pytest.raises(Refused):
             standing.renew(foreign, PEER, now=NOW)
-    books.audit.turn()
+    books.audit.end_minute()
     await books.stop()
     trail = [one for one in audit_trail.read(tmp_path) if one["outcome"] == "unauthorized"]
     counted = {

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.accounting.books import AccountingWriter
+from gateway.accounting.writer import AccountingWriter
 from gateway.admin import client as admin
 from gateway.admin.server import AdminSocket, token_routes
 from gateway.auth.auth import LET_IN, Authenticator
