@@ -81,13 +81,13 @@ class Server:
         bound: socket,
         pages: Pages,
         *,
-        books: AccountingWriter,
+        accounting: AccountingWriter,
         tls: Tls | None = None,
         tracer: "OtelTracer | None" = None,
     ) -> None:
         self._tracer = tracer
         self.config = config
-        self.books = books
+        self.accounting = accounting
         self.tls = tls
         self._watching: asyncio.Task[None] | None = None
         self.broker = broker
@@ -95,7 +95,9 @@ class Server:
         auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
-        services = SessionServices(broker, auth, timing=timing, books=books, limiter=broker.limiter)
+        services = SessionServices(
+            broker, auth, timing=timing, accounting=accounting, limiter=broker.limiter
+        )
         addresses = Addresses(
             parse_networks(",".join(config.trusted_proxies)) if config.trusted_proxies else (),
             certificate_header=config.client_certificate_header,
@@ -104,7 +106,7 @@ class Server:
         self.registry = Registry(services, sessions_max=_sessions_max(), addresses=addresses)
         broker.hit_rates["framed_messages"] = self.registry.framed
         broker.hit_rates |= self.credentials.hit_rates
-        broker.audit = books.audit
+        broker.audit = accounting.audit
         application = Application(
             broker,
             auth,
@@ -113,15 +115,15 @@ class Server:
             routes=pages.routes,
             public=pages.public,
             incoming=self.registry.incoming,
-            books=books,
+            accounting=accounting,
             limiter=broker.limiter,
             tracer=tracer,
         )
         broker.metrics.add_part(self._measure)
         self._port: int = bound.getsockname()[1]
-        routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)
+        routes = token_routes(broker.metadata.tokens, auth, time.time, accounting.audit)
         self._scraped: MetricsServer | None = None
-        self._admin = AdminSocket(config.data_dir, broker, routes, books, url=self.url)
+        self._admin = AdminSocket(config.data_dir, broker, routes, accounting, url=self.url)
         self._listener = Listener(
             application,
             bound,
@@ -162,12 +164,12 @@ class Server:
             raise
         try:
             # The broker holds the data folder: what is there is a dead one's.
-            books = await asyncio.to_thread(_open_books, config)
+            accounting = await asyncio.to_thread(_open_accounting, config)
         except OSError as error:
             bound.close()
             await broker.stop()
             raise StartError(f"The audit trail in {config.data_dir} fails: {error}.") from error
-        server = cls(config, broker, bound, pages, books=books, tls=tls, tracer=tracer)
+        server = cls(config, broker, bound, pages, accounting=accounting, tls=tls, tracer=tracer)
         try:
             server._scraped = _scraped_of(config, broker)
             await server._admin.start()
@@ -177,9 +179,9 @@ class Server:
                 await server._scraped.start()
             if tls is not None:
                 server._watching = asyncio.create_task(tls.watch())
-            books.start()
+            accounting.start()
             broker.metrics.start()
-            books.audit.note("broker.start", BROKER, details=describe(config))
+            accounting.audit.note("broker.start", BROKER, details=describe(config))
         except BaseException as error:
             await server.stop()
             if isinstance(error, KeysError):
@@ -193,7 +195,7 @@ class Server:
         samples.put("tocsin_sessions", len(self.registry), "connected")
         samples.put("tocsin_sessions", len(self.registry.services.sessions), "lingering")
         samples.put("tocsin_sessions_max", _sessions_max())
-        for code, count in sorted(self.books.usage.refusals().items()):
+        for code, count in sorted(self.accounting.usage.refusals().items()):
             samples.put("tocsin_refusals_total", count, code)
 
     @property
@@ -235,8 +237,8 @@ class Server:
         await self.broker.stop()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
-        self.books.audit.note("broker.stop", BROKER)
-        await self.books.stop()
+        self.accounting.audit.note("broker.stop", BROKER)
+        await self.accounting.stop()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -284,7 +286,7 @@ def credentials_of(config: Config, metadata: Metadata) -> Credentials:
     )
 
 
-def _open_books(config: Config) -> AccountingWriter:
+def _open_accounting(config: Config) -> AccountingWriter:
     return AccountingWriter.open(
         config.data_dir,
         is_usage_on=config.usage,

@@ -54,7 +54,7 @@ class AccountingWriter:
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
         is_kept = journal is not None or trail is not None
-        self._executor = ThreadPoolExecutor(1, "books") if is_kept else None
+        self._executor = ThreadPoolExecutor(1, "accounting") if is_kept else None
         self.usage = usage if usage is not None else Usage(now=now(), wall=wall())
         self.audit = Audit(trail, self._executor, wall=wall)
 

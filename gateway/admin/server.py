@@ -135,13 +135,13 @@ class AdminSocket:
         data_dir: Path,
         broker: Broker,
         routes: Sequence[BaseRoute] = (),
-        books: AccountingWriter | None = None,
+        accounting: AccountingWriter | None = None,
         *,
         url: str = "",
     ) -> None:
         """`routes`: further ones. `url`: where the broker's clients find it."""
         self._url = url
-        self._audit = (books or AccountingWriter()).audit
+        self._audit = (accounting or AccountingWriter()).audit
         self._data_dir = data_dir
         self._routes = tuple(routes)
         self._broker = broker

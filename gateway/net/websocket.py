@@ -239,7 +239,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._open(handshake.admission)
         else:
             error = handshake.error or Refused("invalid_request")
-            services.books.refuse_handshake(error, self.address.text or None)
+            services.accounting.refuse_handshake(error, self.address.text or None)
             self._transport.close()
 
     def _open(self, admission: Admission | None) -> None:

@@ -33,9 +33,9 @@ _ACT: Final = "tocsin.act"
 class Accounts:
     """ASGI. See the module."""
 
-    def __init__(self, app: ASGIApp, books: AccountingWriter, broker: Broker) -> None:
+    def __init__(self, app: ASGIApp, accounting: AccountingWriter, broker: Broker) -> None:
         self._app = app
-        self._books = books
+        self._accounting = accounting
         self._broker = broker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,11 +52,11 @@ class Accounts:
             self._count(scope, code, why)
 
     def _count(self, scope: Scope, code: str | None, why: tuple[str | None, str | None]) -> None:
-        counter = counter_of(scope, self._books, self._broker)
+        counter = counter_of(scope, self._accounting, self._broker)
         counter.requests += 1
         if code is not None:
             counter.count_refusal(code)
-        who, audit = who_asks(scope), self._books.audit
+        who, audit = who_asks(scope), self._accounting.audit
         if code in NOT_LET_IN and who.principal is None:
             audit.note_rejection(who, code, *why)
         elif who.principal is not None:
@@ -76,14 +76,14 @@ def who_asks(scope: Scope) -> Actor:
     return Actor.of(scope.get(ADMISSION), client_address(scope).text or None)
 
 
-def counter_of(scope: Scope, books: AccountingWriter, broker: Broker) -> UsageCounter:
+def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> UsageCounter:
     """Where a request counts: for the queue in its path, if there is one."""
     principal = who_asks(scope).principal
     if principal is None:
-        return books.usage.counter(None, None, None)
+        return accounting.usage.counter(None, None, None)
     name = scope.get("path_params", {}).get("queue")
     is_there = name is not None and has_queue(broker.metadata, principal, name)
-    return books.usage.counter(principal.tenant, principal.name, name if is_there else None)
+    return accounting.usage.counter(principal.tenant, principal.name, name if is_there else None)
 
 
 async def carry_out(operation: Operation, broker: Broker, request: Request) -> Response:
@@ -93,11 +93,11 @@ async def carry_out(operation: Operation, broker: Broker, request: Request) -> R
         check_rights(operation, request)
         await find_names(operation, broker, request)
         return await operation.handler(broker, request)
-    books: AccountingWriter = request.app.books
+    accounting: AccountingWriter = request.app.accounting
     path = request.path_params
     queue, group = _name_in(path, "queue"), _name_in(path, "group")
     who = who_asks(request.scope)
-    async with books.audit.act(operation.act, who, queue=queue, group=group) as act:
+    async with accounting.audit.act(operation.act, who, queue=queue, group=group) as act:
         request.scope[_ACT] = act
         check_rights(operation, request)
         await find_names(operation, broker, request)

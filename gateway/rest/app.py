@@ -175,7 +175,7 @@ class Application:
         public: Sequence[str] = (),
         wall: Callable[[], float] = time.time,
         incoming: IncompleteBytesBudget | None = None,
-        books: AccountingWriter | None = None,
+        accounting: AccountingWriter | None = None,
         limiter: Limiter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -186,7 +186,7 @@ class Application:
         as much as they like."""
         self.polls = polls
         self.auth = auth
-        self.books = books or AccountingWriter()
+        self.accounting = accounting or AccountingWriter()
         self.wall = wall
         self.tracer = tracer or NoTracer()
         self._incoming = incoming or IncompleteBytesBudget()
@@ -205,7 +205,7 @@ class Application:
             limiter=limiter or Limiter(),
             broker=broker,
         )
-        self._problems: ASGIApp = Problems(Accounts(self.access, self.books, broker))
+        self._problems: ASGIApp = Problems(Accounts(self.access, self.accounting, broker))
         self._outermost: ASGIApp = self._finish
         if origins:
             self._outermost = CORSMiddleware(

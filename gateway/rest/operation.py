@@ -151,8 +151,8 @@ def authenticator(request: Request) -> Authenticator:
 
 def audit_of(request: Request) -> Audit:
     """The audit trail."""
-    books: AccountingWriter = request.app.books
-    return books.audit
+    accounting: AccountingWriter = request.app.accounting
+    return accounting.audit
 
 
 def allowance(request: Request) -> Allowance:

@@ -240,7 +240,7 @@ class SessionServices:
     wall: Callable[[], float] = time.time
     """The clock: unix seconds."""
     sessions: SessionDirectory = field(default_factory=SessionDirectory)
-    books: AccountingWriter = field(default_factory=AccountingWriter)
+    accounting: AccountingWriter = field(default_factory=AccountingWriter)
     limiter: Limiter = field(default_factory=Limiter)
     arrivals: ArrivalGate = field(default_factory=ArrivalGate)
 

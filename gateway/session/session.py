@@ -86,7 +86,7 @@ class Session:
         self._delivery_log = broker.delivery_log
         self._outlet = outlet
         address = outlet.address.text or None
-        self.account = services.books.session(services.has_queue, address, admission)
+        self.account = services.accounting.session(services.has_queue, address, admission)
         self._quota = SessionQuota(services.limiter)
         self._credential = SessionCredential(
             self, admission, services.auth, self.account, self._quota, wall=services.wall

@@ -104,7 +104,7 @@ async def _published(
             raise
         owed = charged.publish(queue, messages, now=loop.time())
     beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None
-    counter = counter_of(request.scope, request.app.books, broker)
+    counter = counter_of(request.scope, request.app.accounting, broker)
     future: asyncio.Future[PendingPublish] = loop.create_future()
 
     def on_stored(answer: PendingPublish) -> None:

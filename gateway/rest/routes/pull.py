@@ -101,7 +101,7 @@ async def pull(broker: Broker, request: Request) -> Response:
     answer = reply({"messages": messages})
     if messages:
         size = len(answer.body) - len(b'{"messages":[]}') - len(messages) + 1  # without commas
-        counter = counter_of(request.scope, request.app.books, broker)
+        counter = counter_of(request.scope, request.app.accounting, broker)
         counter.count_delivered(len(messages), size)
         counter.redeliveries += sum(message.attempt > 1 for message in messages)
         if size >= limits.MARK_BYTES:

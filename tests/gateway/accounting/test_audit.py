@@ -151,14 +151,14 @@ def test_a_torn_line_is_gone_through(tmp_path: Path, left: int) -> None:
 # --- Acts ---------------------------------------------------------------------------------------
 
 
-def books_of(data_dir: Path, wall: list[float] | None = None) -> AccountingWriter:
+def accounting_of(data_dir: Path, wall: list[float] | None = None) -> AccountingWriter:
     clock = wall or [NOON]
     return AccountingWriter.open(data_dir, now=lambda: clock[0], wall=lambda: clock[0])
 
 
 async def test_the_line_of_an_act_is_there_before_its_answer(tmp_path: Path) -> None:
-    books = books_of(tmp_path)
-    async with books.audit.act("queue.put", ALICE, queue="orders") as act:
+    accounting = accounting_of(tmp_path)
+    async with accounting.audit.act("queue.put", ALICE, queue="orders") as act:
         act.about(changed={"lease_s": [30, 60]})
         assert lines(tmp_path) == []
     (line,) = lines(tmp_path)
@@ -167,7 +167,7 @@ async def test_the_line_of_an_act_is_there_before_its_answer(tmp_path: Path) -> 
         "tenant": "acme", "principal": "alice", "credential": "token 7", "address": "192.0.2.7",
         "queue": "orders", "details": {"changed": {"lease_s": [30, 60]}},
     }  # fmt: skip
-    await books.stop()
+    await accounting.stop()
 
 
 async def test_what_destroys_something_is_begun_on_the_disk_before_it_happens(
@@ -178,14 +178,14 @@ async def test_what_destroys_something_is_begun_on_the_disk_before_it_happens(
     monkeypatch.setattr(
         Journal, "sync", lambda _: synced.append(only(tmp_path).read_bytes().count(b"\n"))
     )
-    books = books_of(tmp_path)
-    async with books.audit.act("queue.purge", ALICE, queue="orders") as act:
+    accounting = accounting_of(tmp_path)
+    async with accounting.audit.act("queue.purge", ALICE, queue="orders") as act:
         await act.begin()
         assert [line["outcome"] for line in lines(tmp_path)] == ["begun"]
         assert synced == [1]
     assert [line["outcome"] for line in lines(tmp_path)] == ["begun", "ok"]
     assert synced == [1, 2]
-    await books.stop()
+    await accounting.stop()
 
 
 @pytest.mark.parametrize(
@@ -197,17 +197,17 @@ async def test_what_destroys_something_is_begun_on_the_disk_before_it_happens(
 async def test_a_refused_act_has_its_line_too(
     tmp_path: Path, raised: BaseException, outcome: str, begun: bool
 ) -> None:
-    books = books_of(tmp_path)
+    accounting = accounting_of(tmp_path)
 
     async def delete() -> None:
-        async with books.audit.act("group.delete", ALICE, queue="orders", group="g") as act:
+        async with accounting.audit.act("group.delete", ALICE, queue="orders", group="g") as act:
             if begun:
                 await act.begin()
             raise raised
 
     with pytest.raises(type(raised)):
         await delete()
-    await books.stop()
+    await accounting.stop()
     expected = [*(["begun"] if begun else []), outcome]
     assert [line["outcome"] for line in lines(tmp_path)] == expected
 
@@ -215,17 +215,17 @@ async def test_a_refused_act_has_its_line_too(
 @pytest.mark.parametrize("more", [0, 3])
 async def test_a_flood_of_refused_acts_does_not_fill_the_trail(tmp_path: Path, more: int) -> None:
     """On both sides of the bound: behind it they are counted."""
-    books = books_of(tmp_path)
+    accounting = accounting_of(tmp_path)
 
     async def put() -> None:
-        async with books.audit.act("queue.put", ALICE, queue="orders"):
+        async with accounting.audit.act("queue.put", ALICE, queue="orders"):
             raise Refused("forbidden")
 
     for _ in range(limits.AUDIT_REFUSED_PER_MINUTE_MAX + more):
         with pytest.raises(Refused):
             await put()
-    books.audit.end_minute()
-    await books.stop()
+    accounting.audit.end_minute()
+    await accounting.stop()
     counted = [line["count"] for line in lines(tmp_path) if "count" in line]
     assert counted == ([more] if more else [])
     assert len(lines(tmp_path)) - len(counted) == limits.AUDIT_REFUSED_PER_MINUTE_MAX
@@ -283,10 +283,10 @@ def test_every_operation_that_changes_something_is_an_act() -> None:
 
 async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: House) -> None:
     """What is made by its first use says who used it; a key is told by its hash."""
-    books = books_of(house.folder)
-    house.broker.audit = books.audit
+    accounting = accounting_of(house.folder)
+    house.broker.audit = accounting.audit
     queue = await house.queue()
-    application = Application(house.broker, Authenticator("a-secret-token"), books=books)
+    application = Application(house.broker, Authenticator("a-secret-token"), accounting=accounting)
     async with client_of(application, Authorization="Bearer a-secret-token") as http:
         for _ in range(3):
             assert (await http.post("/v1/tickets")).status_code == 200
@@ -298,13 +298,13 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
         await http.post("/v1/queues/orders/dead-letters/redrive", json=redrive)
         await http.post("/v1/queues/%00/pause")
     session = Session("s")
-    session.account = books.session(lambda who, name: True)
+    session.account = accounting.session(lambda who, name: True)
     session.account.admit(Admission(ANYBODY))
     subscriptions = Subscriptions(house.broker)
     asked = Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0)
     await subscriptions.open(session, asked)
     await house.broker._dead_letter_queue(queue)
-    await books.stop()
+    await accounting.stop()
     told = [
         (one["action"], one["outcome"], one["principal"], one.get("group"))
         for one in lines(house.folder)
@@ -333,20 +333,20 @@ async def test_a_full_disk_stops_nobody_and_loses_nothing_that_it_can_keep(
 ) -> None:
     """The chain goes on when there is room again, and says how much was dropped."""
     monkeypatch.setattr(limits, "AUDIT_ENTRIES_KEPT_MAX", 2)
-    books = books_of(tmp_path)
-    async with books.audit.act("queue.put", ALICE, queue="q0"):
+    accounting = accounting_of(tmp_path)
+    async with accounting.audit.act("queue.put", ALICE, queue="q0"):
         pass
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (only(tmp_path).stat().st_size + 10, hard))
     try:
         for n in range(1, 5):
-            async with books.audit.act("queue.put", ALICE, queue=f"q{n}"):
+            async with accounting.audit.act("queue.put", ALICE, queue=f"q{n}"):
                 pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    async with books.audit.act("queue.put", ALICE, queue="q5"):
+    async with accounting.audit.act("queue.put", ALICE, queue="q5"):
         pass
-    await books.stop()
+    await accounting.stop()
     assert [line.get("queue") for line in lines(tmp_path)] == ["q0", None, "q3", "q4", "q5"]
     lost = lines(tmp_path)[1]
     assert (lost["action"], lost["count"]) == ("audit.lost", 2)
@@ -356,31 +356,33 @@ async def test_a_full_disk_stops_nobody_and_loses_nothing_that_it_can_keep(
 
 @pytest.mark.parametrize("is_on", [True, False])
 async def test_usage_can_be_off(tmp_path: Path, is_on: bool) -> None:
-    books = AccountingWriter.open(tmp_path, is_usage_on=is_on, wall=lambda: NOON)
-    books.usage.counter("t", "p", "q").requests += 1
-    books.audit.note("broker.start", ALICE)
-    await books.stop()
+    accounting = AccountingWriter.open(tmp_path, is_usage_on=is_on, wall=lambda: NOON)
+    accounting.usage.counter("t", "p", "q").requests += 1
+    accounting.audit.note("broker.start", ALICE)
+    await accounting.stop()
     assert len(files_of(tmp_path / "usage", "usage")) == is_on
     assert len(lines(tmp_path)) == 1
 
 
 async def test_usage_waits_for_a_full_disk(tmp_path: Path) -> None:
     wall = [NOON]
-    books = books_of(tmp_path, wall)
-    books.audit.note("broker.start", ALICE)
+    accounting = accounting_of(tmp_path, wall)
+    accounting.audit.note("broker.start", ALICE)
     for n in range(3):
-        books.usage.counter("t", "p", f"q{n}").requests += 1
-        books._end_minute()
+        accounting.usage.counter("t", "p", f"q{n}").requests += 1
+        accounting._end_minute()
         wall[0] += 60
         if n == 0:
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-        books._end_minute()
-        assert books._executor is not None
-        await asyncio.wrap_future(books._executor.submit(int))  # what was to be written was tried
+        accounting._end_minute()
+        assert accounting._executor is not None
+        await asyncio.wrap_future(
+            accounting._executor.submit(int)
+        )  # what was to be written was tried
         if n == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    await books.stop()
+    await accounting.stop()
     (path,) = files_of(tmp_path / "usage", "usage")
     minutes = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["queue"] for line in minutes] == ["q0", "q1", "q2"]
@@ -399,11 +401,11 @@ async def test_the_command_tells_people_and_machines(
     monkeypatch.setenv("TZ", "Europe/Vienna")
     request.addfinalizer(time.tzset)  # when the variable is as it was
     time.tzset()
-    books = books_of(tmp_path)
-    books.audit.note("token.create", ALICE, subject="tk-1", details={"rights": ["read:*"]})
-    books.audit.note_rejection(Actor(address="198.51.100.9"), "unauthorized")
-    books.audit.end_minute()
-    await books.stop()
+    accounting = accounting_of(tmp_path)
+    accounting.audit.note("token.create", ALICE, subject="tk-1", details={"rights": ["read:*"]})
+    accounting.audit.note_rejection(Actor(address="198.51.100.9"), "unauthorized")
+    accounting.audit.end_minute()
+    await accounting.stop()
     run = CliRunner().invoke
     plain = run(admin, ["audit", "--data-dir", str(tmp_path)]).stdout.splitlines()
     assert plain == [

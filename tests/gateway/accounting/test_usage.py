@@ -122,65 +122,65 @@ def test_where_it_is_off_nothing_is_kept() -> None:
 # --- A session's account ------------------------------------------------------------------------
 
 
-def account_of(books: AccountingWriter) -> SessionAccounting:
+def account_of(accounting: AccountingWriter) -> SessionAccounting:
     """Of Alice, who knows the queues q0, q1 …"""
-    account = books.session(lambda who, name: name.startswith("q"), "192.0.2.7")
+    account = accounting.session(lambda who, name: name.startswith("q"), "192.0.2.7")
     account.admit(Admission(ALICE, credential="token 1"))
     return account
 
 
-def books_at(now: list[float]) -> AccountingWriter:
+def accounting_at(now: list[float]) -> AccountingWriter:
     return AccountingWriter(now=lambda: now[0], wall=lambda: NOON + now[0])
 
 
 def test_each_frame_is_a_request_of_the_queue_that_it_names() -> None:
-    books = books_at([0.0])
-    account = account_of(books)
+    accounting = accounting_at([0.0])
+    account = account_of(accounting)
     frames = [
         Publish(ref=1, queue="q1", messages=[]), Publish(ref=2, queue="made-up", messages=[]),
         Ping(), Ack(subscription=1, deliveries=[]),
         Refusal(b"{}", "not_subscribed"), Close(4500, ""),
     ]  # fmt: skip
     account.count_requests(frames)
-    lines = {line.queue: line.requests for line in books.usage.end(now=1, wall=NOON + 1)}
+    lines = {line.queue: line.requests for line in accounting.usage.end(now=1, wall=NOON + 1)}
     assert lines == {"q1": 1, None: 4}
 
 
 def test_a_session_that_is_over_lets_go_and_is_still_counted() -> None:
     """A publish may be answered when its session has gone."""
     now = [0.0]
-    books = books_at(now)
-    account = account_of(books)
+    accounting = accounting_at(now)
+    account = account_of(accounting)
     account.connect("websocket")
     account.counter("q1").requests += 1
     now[0] = 2.5
     account.close()
     account.close()
     account.counter("q1").count_stored(1, 7)
-    lines = {line.queue: line for line in books.usage.end(now=3, wall=NOON + 3)}
+    lines = {line.queue: line for line in accounting.usage.end(now=3, wall=NOON + 3)}
     assert (lines["q1"].requests, lines["q1"].messages_in, lines["q1"].bytes_in) == (1, 1, 7)
     assert lines[None].websocket_s == 2.5
-    books.usage.end(now=4, wall=NOON + 4)
-    assert len(books.usage) == 0
+    accounting.usage.end(now=4, wall=NOON + 4)
+    assert len(accounting.usage) == 0
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_session_keeps_few_counters_at_hand(more: int) -> None:
     """On both sides of the bound: what is not kept is counted all the same."""
-    books = books_at([0.0])
-    account = account_of(books)
+    accounting = accounting_at([0.0])
+    account = account_of(accounting)
     count = limits.USAGE_QUEUES_PER_SESSION_MAX + more
     for n in range(count):
         account.counter(f"q{n}").requests += 1
     assert len(account._queues or ()) == limits.USAGE_QUEUES_PER_SESSION_MAX
-    lines = books.usage.end(now=1, wall=NOON + 1)
+    lines = accounting.usage.end(now=1, wall=NOON + 1)
     assert sum(line.requests for line in lines) == count
 
 
 def test_what_an_addition_costs() -> None:
     """Printed, not judged: a machine may be busy."""
-    books = books_at([0.0])
-    account = account_of(books)
+    accounting = accounting_at([0.0])
+    account = account_of(accounting)
     publish = [Publish(ref=1, queue="q1", messages=[])]
     rounds = 20_000
     heard = timeit.timeit(lambda: account.count_requests(publish), number=rounds) / rounds
@@ -189,5 +189,5 @@ def test_what_an_addition_costs() -> None:
         / rounds
     )
     sys.stdout.write(f"\na frame {heard * 1e9:.0f} ns, a push or answer {given * 1e9:.0f} ns\n")
-    (line,) = books.usage.end(now=1, wall=NOON + 1)
+    (line,) = accounting.usage.end(now=1, wall=NOON + 1)
     assert (line.requests, line.messages_out) == (rounds, rounds * 100)

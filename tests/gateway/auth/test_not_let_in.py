@@ -66,12 +66,14 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
 ) -> None:
     """Over HTTP, in a handshake, in `hello` and in `auth`; without a secret, and once a minute."""
     auth = auth_of(issuer())
-    books = AccountingWriter.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
+    accounting = AccountingWriter.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
     good, expired = issuer().token(WALL), text("expiredd")
     foreign = issuer().token(WALL, aud="somebody-else")
-    around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, books=books)
+    around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, accounting=accounting)
     with caplog.at_level(logging.INFO, logger="tocsin.auth"):
-        application = Application(broker_in_memory(), auth, wall=lambda: WALL, books=books)
+        application = Application(
+            broker_in_memory(), auth, wall=lambda: WALL, accounting=accounting
+        )
         for shown in (expired, expired, foreign):
             headers = {"Authorization": f"Bearer {shown}"}
             async with client_of(application, **headers) as http:
@@ -84,8 +86,8 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         data = f"GET /v1/ws HTTP/1.1\r\n{head}\r\n".encode()
         made = shake_hands(data, auth, now=NOW, wall=WALL, peer=PEER)
         assert made.error is not None
-        books.refuse_handshake(made.error, PEER.text)
-        account = books.session(around.has_queue, PEER.text)
+        accounting.refuse_handshake(made.error, PEER.text)
+        account = accounting.session(around.has_queue, PEER.text)
         standing = SessionCredential(
             None, None, auth, account, SessionQuota(around.limiter), wall=around.wall
         )
@@ -94,8 +96,8 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         standing.enter(good, PEER, now=NOW)
         with pytest.raises(Refused):
             standing.renew(foreign, PEER, now=NOW)
-    books.audit.end_minute()
-    await books.stop()
+    accounting.audit.end_minute()
+    await accounting.stop()
     trail = [one for one in audit_trail.read(tmp_path) if one["outcome"] == "unauthorized"]
     counted = {
         (one.get("address"), one["details"]["why"], one.get("credential")): one["count"]
