@@ -163,6 +163,7 @@ class Broker:
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
+        self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Of all caches; those of other parts are added by whoever puts them together."""
         self.metrics = self._measuring_of(config)
@@ -212,7 +213,7 @@ class Broker:
     def _caches(self) -> dict[str, HitRateSource]:
         return {
             "tail": self.tail.hit_rate,
-            "places_of_keys": self.publisher.places,
+            "places_of_keys": self.publisher.hit_rate,
             "frames_of_readers": self.readers.encoded,
             **self.metadata.hit_rates,
         }
@@ -309,17 +310,13 @@ class Broker:
             Refused: storage_unavailable: the storage is not the one of this catalog (P13).
         """
         await check_storage(self.storage, self.metadata)
-        self.storage.on_certified(self._certified)
+        self.storage.on_certified(self.publisher.commits.certified)
         self.metadata.on_queue_changed(self._changed)
         await self.agreement.start()
         await self.limiter.start()
         self.groups.start()
         self.janitor.start()
         self.alerting.start()
-
-    def _certified(self, partition: Partition, end: int) -> None:
-        self.janitor.touched(partition)
-        self.publisher.commits.certified(partition, end)
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         self.agreement.changed(queue, group, deleted=deleted)

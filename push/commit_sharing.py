@@ -179,11 +179,11 @@ class FairShare(Generic[OwnerT]):
         """Whether several publish, as far as the last second tells."""
         return now < self._shared_until
 
-    def is_crowded(self, *, now: float) -> bool:
+    def is_skewed(self, *, now: float) -> bool:
         """Whether some flood and have others beside them, as far as the last second tells."""
         return now < self._crowded_until
 
-    def took(self, seconds: float, size: int, *, now: float) -> None:
+    def measure(self, seconds: float, size: int, *, now: float) -> None:
         """A commit of this size took so long."""
         self._quickest_s = min(seconds, self._quickest_s * 1.02 + 0.000_05)
         if seconds < self._small_s:
@@ -201,20 +201,20 @@ class FairShare(Generic[OwnerT]):
     def _room(self, share: int, seconds: float) -> int:
         return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
 
-    def are_others(self, owners: Iterable[OwnerT]) -> bool:
+    def has_light(self, owners: Iterable[OwnerT]) -> bool:
         """Whether one of them is none of those that flood, as far as they are known."""
         return any(owner not in self._floods for owner in owners)
 
-    def holds(self, *, others: bool, now: float, lane: int = 0) -> bool:
-        """Whether those that flood get nothing in a lane now, where things of `others` are under
-        way there."""
-        return others and now < self._crowded_until and now < self._went_at[lane] + HELD_S
+    def holds(self, *, has_light: bool, now: float, lane: int = 0) -> bool:
+        """Whether those that flood get nothing in a lane now, where things of others are under
+        way there (`has_light`)."""
+        return has_light and now < self._crowded_until and now < self._went_at[lane] + HELD_S
 
     def rest_s(self, owners: Iterable[OwnerT], *, now: float, lane: int = 0) -> float:
         """Return for how many seconds nothing begins in a lane where only `owners` have something
         waiting. 0: it may begin now; so it is where others come rarely, or not."""
         until = min(self._crowded_until, self._others_at[lane] + OTHERS_S)
-        if now >= until or self._others_gap_s[lane] > OFTEN_S or self.are_others(owners):
+        if now >= until or self._others_gap_s[lane] > OFTEN_S or self.has_light(owners):
             return 0.0
         rest_s = self._began_at[lane] + REST_S - now
         return rest_s if rest_s >= _TICK_S else 0.0
@@ -269,7 +269,7 @@ class FairShare(Generic[OwnerT]):
         self._brought.add(gone, now=now)
         if gone:
             self._began_at[lane] = now
-        if self.are_others(gone):
+        if self.has_light(gone):
             self._others_gap_s[lane] = now - self._others_at[lane]
             self._others_at[lane] = now
         return places

@@ -214,9 +214,8 @@ class Lane(NamedTuple):
     equal: nothing has failed there in between."""
 
 
-def one_lane(_partition: Partition, _level: Durability) -> Lane:
-    """As Storage.lane, where all of it is one store, and a failure ends the process."""
-    return Lane(0, 0)
+ONE_LANE: Final = Lane(0, 0)
+"""The lane of a storage that is one store, and whose failure ends the process."""
 
 
 # --- Reading and looking ------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from push.letters import ASKER_CHARS, AnyLetter
 from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Header, Record, RecordDamaged
 from push.storage_port import (
+    ONE_LANE,
     PLAIN,
     Append,
     Appended,
@@ -39,7 +40,6 @@ from push.storage_port import (
     StorageState,
     WakeUp,
     Written,
-    one_lane,
 )
 from storage.rules.append import (
     Dropped,
@@ -199,7 +199,6 @@ class MemoryStorage:
     """`push.storage_port.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
     inbox = None
-    lane = staticmethod(one_lane)
 
     def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
@@ -298,6 +297,9 @@ class MemoryStorage:
                 at.drop_all()
         await asyncio.sleep(0)
         return count
+
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        return ONE_LANE
 
     def copies(self, partition: Partition, level: Durability) -> int:
         """As Storage.copies."""

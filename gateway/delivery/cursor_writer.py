@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.publish.lanes import CommitLanes
+from gateway.publish.commits import GroupCommit
 from push.errors import TocsinError, Unknown
 from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
@@ -54,7 +54,7 @@ class CursorWriter:
     """Gathers cursor writes by lane. `commits`: those of what is published, which the writes of a
     lane wait for; None: nothing is published here."""
 
-    def __init__(self, storage: Storage, commits: CommitLanes | None = None) -> None:
+    def __init__(self, storage: Storage, commits: GroupCommit | None = None) -> None:
         self._storage = storage
         self._commits = commits
         if commits is not None:
@@ -109,7 +109,7 @@ class CursorWriter:
 
     def _must_wait(self, number: int) -> bool:
         """Whether a commit of what was published is under way in the lane, or begins now."""
-        return self._commits is not None and self._commits.is_taken(number)
+        return self._commits is not None and self._commits.is_busy(number)
 
     def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
         loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ The reasons of nacks as the storage keeps them: sealed like payloads, which they
 """
 
 import asyncio
+import os
 import struct
 import time
 from collections.abc import Callable
@@ -33,7 +34,6 @@ from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.record import RecordDamaged
 from push.storage_port import PLAIN, SEALED, Sealer, Storage, is_sealed
-from runtime.process import drawn
 
 DATA_KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 8
@@ -82,6 +82,13 @@ class SealingKey:
             self.messages >= AHEAD * limits.DATA_KEY_MESSAGES_MAX
             or self.bytes >= AHEAD * limits.DATA_KEY_BYTES_MAX
         )
+
+
+def _fresh_nonces() -> list[bytes]:
+    """Return random nonces from the operating system, in one call: each call gives up the
+    interpreter's lock, and has to get it back from another thread."""
+    random = os.urandom(NONCES_AT_ONCE * NONCE_BYTES)
+    return [random[at : at + NONCE_BYTES] for at in range(0, len(random), NONCE_BYTES)]
 
 
 class RecordSealer:
@@ -140,7 +147,7 @@ class RecordSealer:
                 key.is_told = True
                 self._running_low()
             if not self._nonces:
-                self._nonces = drawn(NONCES_AT_ONCE, NONCE_BYTES)
+                self._nonces = _fresh_nonces()
             nonce = self._nonces.pop()
         bound = b"".join((_VERSION, key.key_id, _place(partition), header))
         sealed = key.cipher.encrypt(nonce, payload, bound)

@@ -99,9 +99,8 @@ class Registry:
         self.deadlines = Deadlines()
         self.incoming = incoming or IncompleteBytesBudget()
         """What clients have begun to send; request bodies count there, too."""
-        self.large_reads = LargeReadGate(
-            lambda: services.broker.publisher.is_storing, services.broker.publisher.hurry
-        )
+        self._publisher = publisher = services.broker.publisher
+        self.large_reads = LargeReadGate(publisher.commit_early)
         self.is_draining = False
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()
@@ -177,7 +176,7 @@ class Registry:
 
     def waits(self, connection: Talker, size: int) -> bool:
         """Whether who has sent `size` bytes at once has to wait for his turn with them."""
-        if size <= UNTURNED_BYTES or not self.services.broker.publisher.is_crowded:
+        if size <= UNTURNED_BYTES or not self._publisher.is_skewed:
             return False
         spell = int(asyncio.get_running_loop().time() / _SPELL_S)
         if spell != self._spell:
@@ -188,11 +187,11 @@ class Registry:
 
     def part_bytes(self, size: int) -> int:
         """How much of what it has sent, `size` bytes, a socket may have worked off in one go."""
-        is_shared = size > PART_BYTES_SHARED and self.services.broker.publisher.has_company
+        is_shared = size > PART_BYTES_SHARED and self._publisher.is_shared
         return PART_BYTES_SHARED if is_shared else PART_BYTES_MAX
 
     def _turn(self) -> None:
-        loop, publisher = asyncio.get_running_loop(), self.services.broker.publisher
+        loop, publisher = asyncio.get_running_loop(), self._publisher
         if not self._later:
             self._has_turn = False
             return
@@ -202,7 +201,7 @@ class Registry:
         connection, rest = self._later.popleft()
         connection.go_on(rest)
         self._turn_by = loop.time() + _ENOUGH_S
-        if publisher.is_crowded:
+        if publisher.is_skewed:
             loop.call_later(_PAUSE_S, self._turn)  # also where nobody waits by now
         elif self._later:
             loop.call_soon(self._turn)

@@ -1,12 +1,18 @@
-"""Batching: publishes are routed to partitions, filled into records, and answered from them.
+"""Batching: publishes are cut into runs, runs fill open records, records answer their publishes.
 
-A publish is cut into **runs**, the messages that go to one partition; the runs of all publishes
-that wait for the next commit fill the **open record** of that partition.
+PendingPublish   one publish, until each of its messages has an outcome
+Run              its messages that go to one partition; `cut` checks, routes and encodes each once
+OpenRecord       the runs of all publishes that go to one partition with the next commit
+
+`SendingOrders` keeps the order of a producer's messages: a message that this gateway refuses holds
+up what is behind it (R7), by the rule of `push.producer_order`, for each producer at each
+partition. The storage does the same for what it refuses.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Final
 
 from gateway.accounting.usage import UsageCounter
@@ -16,11 +22,12 @@ from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.message import Message, check_message, encode_message
+from push.message import Message, check_message, encode_message, encode_plain
 from push.places import Partition
-from push.record import RecordBuilder
+from push.producer_order import SendingOrder
+from push.record import Header, RecordBuilder
 from push.ring import Ring, hasher
-from push.storage_port import Appended, NotStored, Stored
+from push.storage_port import Append, Appended, NotStored, Stored
 
 logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
@@ -29,6 +36,8 @@ ROUTES_IN_ALL_MAX: Final = 1_000_000
 """And of all queues together: some 200 MB."""
 LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
 """Keys of a queue that were not remembered, before it begins anew."""
+ORDERS_MAX: Final = 10_000
+"""Sending orders of producers at partitions; beyond it those held up longest are forgotten."""
 SPREAD_RUN: Final = 256
 """Number of consecutive sequences without a key that stay on one partition: few large records are
 cheaper than many small ones."""
@@ -195,94 +204,6 @@ class Run:
         return piece
 
 
-class Backlog:
-    """The number and size of the messages that wait for their commit in one lane."""
-
-    __slots__ = ("bytes", "messages")
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.bytes = 0
-
-
-class OpenRecord:
-    """A record that takes messages until the next commit closes it, and then answers their runs."""
-
-    __slots__ = ("accepted_us", "backlog", "builder", "route", "runs")
-
-    def __init__(self, route: "Route", backlog: Backlog, first: PendingPublish) -> None:
-        """`first`: the publish whose message comes first."""
-        self.route = route
-        self.backlog = backlog
-        """The lane's; the record's messages count in it until they have their answer."""
-        self.builder = RecordBuilder()
-        self.runs: list[tuple[PendingPublish, list[int], int]] = []
-        """(publish, places of its messages that are in this record, their size as JSON)."""
-        origin = first.origin
-        now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
-        self.accepted_us = now_us
-        """When the first message was accepted, on the clock of `Stages`."""
-
-    @property
-    def size(self) -> int:
-        """Size of the messages as JSON, in bytes."""
-        return self.builder.bytes - len(self.builder)
-
-    @property
-    def weight(self) -> int:
-        """The record's part of a commit that several queues share."""
-        return weight(len(self.builder), self.size)
-
-    def take(self, run: Run, size: int) -> None:
-        """Append a run of `size` bytes. The caller has checked that it fits."""
-        builder, context, indexes, backlog = self.builder, run.context, run.indexes, self.backlog
-        if context is None:
-            builder.no_context()
-        else:
-            builder.context(*context)
-        if run.marks:
-            begin = len(builder)
-            for place, digest, expires in run.marks:
-                builder.mark(begin + place, digest, expires)
-        if len(indexes) == 1:  # by far the most common where frames are small
-            builder.add(run.encoded[0], run.hashes[0], run.sequence + indexes[0])
-        else:
-            first = run.sequence
-            builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
-        self.runs.append((run.publish, indexes, size))
-        backlog.messages += len(indexes)
-        backlog.bytes += size
-
-    def fail(self, error: TocsinError) -> None:
-        """Answer every publish that its messages here were not stored, or that nobody knows."""
-        self.route.counted.failed(len(self.builder), error)
-        is_unknown = isinstance(error, Unknown)
-        for publish, indexes, _ in self.runs:
-            for index in indexes:
-                publish.fail(index, error)
-            if is_unknown and publish.origin is not None:
-                publish.origin.count_unknown(len(indexes))
-            publish.settle(len(indexes))
-
-    def complete(self, number: int, result: Appended, durability: dict[str, object]) -> None:
-        """Give every publish the outcomes of its messages in partition `number`."""
-        offset, place = result.first, 0
-        for publish, indexes, _ in self.runs:
-            outcomes = publish.outcomes
-            if result.outcomes is None:  # all are new: consecutive offsets
-                for index in indexes:
-                    outcomes[index] = (number, offset)
-                    offset += 1
-            else:
-                publish.is_plain = False
-                for index in indexes:
-                    outcomes[index] = outcome_at(number, result.outcomes[place], self.route.queue)
-                    place += 1
-            publish.generation = result.generation
-            publish.durability = durability
-            publish.settle(len(indexes))
-
-
 class KeyCount:
     """The number of keys that all routes of a gateway remember together."""
 
@@ -299,13 +220,12 @@ class Route:
         "_key_count",
         "_left_out",
         "_misses",
-        "counted",
-        "hashed",
+        "counters",
+        "hash",
+        "hit_rate",
         "keys",
         "partitions",
-        "pending_bytes",
-        "pending_messages",
-        "places",
+        "pending",
         "queue",
         "ring",
         "spread",
@@ -315,23 +235,22 @@ class Route:
     def __init__(
         self,
         queue: Queue,
-        counted: PublishCounters | None = None,
-        places: HitRate | None = None,
+        counters: PublishCounters | None = None,
+        hit_rate: HitRate | None = None,
         key_count: KeyCount | None = None,
     ) -> None:
-        self.places = places or HitRate()
+        self.hit_rate = hit_rate or HitRate()
         """How often a key's place was remembered."""
         self.queue = queue
-        self.counted = counted or PublishCounters()
-        self.pending_messages = 0
-        self.pending_bytes = 0
-        """Of this queue, waiting for a commit."""
+        self.counters = counters or PublishCounters()
+        self.pending = Backlog()
+        """Messages of this queue without an answer."""
         self.ring = Ring(queue.ring_epoch, queue.members)
-        self.hashed = hasher(queue.hash_key)
+        self.hash = hasher(queue.hash_key)
         self.keys: dict[str, tuple[int, int]] = {}
         self._key_count = key_count or KeyCount()
         self._misses = 0
-        """Those that `places` does not have yet."""
+        """Misses that `hit_rate` does not have yet."""
         self._left_out = 0
         """Number of keys that were not remembered for want of room."""
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
@@ -343,7 +262,7 @@ class Route:
         place = self.keys.get(key)
         if place is None:
             self._misses += 1
-            hashed = self.hashed(key)
+            hashed = self.hash(key)
             place = (self.ring.partition(hashed), hashed)
             self._remember(key, place)
         return place
@@ -369,8 +288,8 @@ class Route:
     def count_lookups(self, count: int) -> None:
         """Add the places of `count` keys, looked up since the last call, to the statistics."""
         misses, self._misses = self._misses, 0
-        self.places.hits += count - misses
-        self.places.misses += misses
+        self.hit_rate.hits += count - misses
+        self.hit_rate.misses += misses
 
     def spread_place(self) -> int:
         """Return the partition for a publish's messages without a key: one after the other, publish
@@ -381,7 +300,7 @@ class Route:
     def id_place(self, message_id: str) -> int:
         """Return the partition of a message without a key, by its id: sent again, it goes to the
         one that remembers it, whatever was sent in between (P4)."""
-        return self.ring.partition(self.hashed(message_id))
+        return self.ring.partition(self.hash(message_id))
 
     def sequence_place(self, producer: bytes, sequence: int) -> int:
         """Return the partition of a message without key and id, by its sequence."""
@@ -390,23 +309,320 @@ class Route:
         ]
 
 
-def refused_sequences(
-    producer: bytes | None, sequence: int, resolved: int, count: int
-) -> Refused | None:
-    """Return why a publish with sequences is refused as a whole; None: it is not (R6)."""
-    if producer is None:
-        return Refused("invalid_request", "sequence needs a producer: name it in hello")
-    if resolved > sequence:
-        return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
-    if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
-        return Refused(
-            "too_many_in_flight",
-            f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
+class SendingOrders:
+    """The sending order of each producer at each partition, where something is held up (R7)."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[bytes, Partition], SendingOrder] = {}
+        """Empty as a rule; then nothing is to be checked."""
+
+    def check(self, producer: bytes, partition: Partition, sequence: int, resolved: int) -> None:
+        """Check that a message may be stored. Raises Refused(out_of_sequence): one before it was
+        refused, and has not come again."""
+        order = self.held.get((producer, partition))
+        if order is None:
+            return
+        if not order.admits(sequence, resolved):
+            raise Refused("out_of_sequence")
+        order.accept(sequence)
+        if not order:
+            del self.held[producer, partition]
+
+    def refused(
+        self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
+    ) -> None:
+        """Hold up what comes behind a message that was refused here.
+
+        A message without a key, or with a key that cannot be, has nothing behind it.
+        """
+        if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
+            self._hold(producer, route.partitions[route.place(key)[0]], sequence)
+
+    def not_stored(self, partition: Partition, header: Header) -> None:
+        """Hold up what comes behind a record that was not stored, or nobody knows."""
+        for index, sequence, hashed in zip(
+            header.producer_indexes, header.sequences, header.key_hashes, strict=False
+        ):
+            if index and hashed:
+                self._hold(header.producers[index - 1][0], partition, sequence)
+
+    def _hold(self, producer: bytes, partition: Partition, sequence: int) -> None:
+        while len(self.held) >= ORDERS_MAX:
+            del self.held[next(iter(self.held))]
+        self.held.setdefault((producer, partition), SendingOrder()).refuse(sequence)
+
+
+def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> dict[int, Run]:
+    """Return the runs of a publish by number of partition. A refused message has its outcome, and
+    is in none of them."""
+    settings, encoded = publish.queue.settings, None
+    if not publish.is_checked and publish.names is None:
+        encoded = encode_plain(publish.messages, settings.message_bytes_max)
+    if (
+        encoded is None
+        or not publish.keys.is_all
+        or settings.message_ttl_s is not None
+        or (publish.context is not None and orders.held)
+    ):
+        return _Cut(publish, route, orders).runs(encoded)
+    return _Cut(publish, route, orders).plain(encoded)
+
+
+class _Cut:
+    """One publish, and how far it is cut."""
+
+    def __init__(self, publish: PendingPublish, route: Route, orders: SendingOrders) -> None:
+        self._publish = publish
+        self._route = route
+        self._orders = orders
+        self._context = publish.context
+        self._sequence = publish.sequence or 0
+        self._spread: int | None = None
+        self._keyed = 0
+
+    def plain(self, encoded: Sequence[bytes]) -> dict[int, Run]:
+        """Cut messages that no rule can refuse any more."""
+        publish, route, runs = self._publish, self._route, dict[int, Run]()
+        keys, keyless = route.keys, 0
+        for index, message in enumerate(publish.messages):
+            key = message.key
+            if key is None:
+                keyless += 1
+                number, hashed = self._place(index, None, None)
+            else:
+                number, hashed = keys.get(key) or route.place(key)
+            run = runs.get(number)
+            if run is None:
+                run = runs[number] = Run(publish)
+            run.encoded.append(encoded[index])
+            run.hashes.append(hashed)
+            run.indexes.append(index)
+        route.count_lookups(len(encoded) - keyless)
+        return runs
+
+    def runs(self, encoded: Sequence[bytes] | None) -> dict[int, Run]:
+        """Cut messages, checking each. `encoded`: by `encode_plain`, if that took them."""
+        publish = self._publish
+        settings, names = publish.queue.settings, publish.names
+        now_ms, runs = time.time() * 1000, dict[int, Run]()
+        is_limited = not publish.keys.is_all
+        for index, message in enumerate(publish.letters or publish.messages):
+            name = message.id if names is None else names[index]
+            try:
+                if is_limited and not publish.keys.allow(message.key):
+                    raise not_allowed(publish.queue, message.key)
+                if encoded is not None:
+                    text = encoded[index]
+                else:
+                    if not publish.is_checked:
+                        check_message(publish.messages[index], settings.message_bytes_max)
+                    text = encode_message(message)
+                number, hashed = self._place(index, message.key, name)
+            except TocsinError as error:
+                self._refuse(index, message.key, error)
+                continue
+            run = runs.get(number)
+            if run is None:
+                run = runs[number] = Run(publish)
+            ttl_s = settings.message_ttl_s
+            if ttl_s is not None or name is not None or message.ttl_s is not None:
+                digest = None
+                if name is not None:
+                    moved = names is not None
+                    digest = id_digest(publish.queue, message.key, name, moved=moved)
+                expires = expires_unix_ms(message, ttl_s, now_ms)
+                if run.marks is None:
+                    run.marks = []
+                run.marks.append((len(run.indexes), digest, expires))
+            run.encoded.append(text)
+            run.hashes.append(hashed)
+            run.indexes.append(index)
+        self._route.count_lookups(self._keyed)
+        return runs
+
+    def _place(self, index: int, key: str | None, name: str | None) -> tuple[int, int]:
+        """(partition, hash of the key). Raises Refused: what is before it has to come first."""
+        route, context, hashed = self._route, self._context, 0
+        if key is not None:
+            self._keyed += 1
+            number, hashed = route.keys.get(key) or route.place(key)
+        elif name is not None:
+            number = route.id_place(name)
+        elif context is not None:
+            number = route.sequence_place(context[0], self._sequence + index)
+        else:
+            if self._spread is None:
+                self._spread = route.spread_place()
+            number = self._spread
+        if context is not None and self._orders.held:
+            place = route.partitions[number]
+            self._orders.check(context[0], place, self._sequence + index, context[1])
+        return number, hashed
+
+    def _refuse(self, index: int, key: str | None, error: TocsinError) -> None:
+        self._publish.fail(index, error)
+        if self._context is not None:
+            at = self._sequence + index
+            self._orders.refused(self._context[0], self._route, key, at, error)
+
+
+def not_allowed(queue: Queue, key: str | None) -> Refused:
+    """Return the refusal of a message that the right to publish does not cover."""
+    which = "messages without a key" if key is None else f"the key {key!r}"
+    return Refused(
+        "forbidden", f"the right to publish to {queue.name!r} is one on some keys, not on {which}"
+    )
+
+
+def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) -> bytes:
+    """Return what deduplication remembers of an id: 256 bits over queue, key and id (R8).
+    `moved`: the name is not a client's, and equals none that a client may give."""
+    encoded = (key or "").encode()
+    scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
+    return blake2b(
+        scope + b"\0" + name.encode(),
+        digest_size=32,
+        key=queue.hash_key,
+        person=b"moved" if moved else b"",
+    ).digest()
+
+
+def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
+    """Return when a message expires: the earlier of its own and the queue's TTL; 0: never."""
+    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
+    return int(now_ms + min(ttls) * 1000) if ttls else 0
+
+
+class Backlog:
+    """The number and size of the messages that wait for their commit in one lane."""
+
+    __slots__ = ("bytes", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+
+
+class OpenRecord:
+    """A record that takes messages until the next commit closes it, and then answers their runs."""
+
+    __slots__ = ("accepted_us", "backlog", "builder", "partition", "route", "runs")
+
+    def __init__(
+        self, route: Route, partition: Partition, backlog: Backlog, first: PendingPublish
+    ) -> None:
+        """`first`: the publish whose message comes first."""
+        self.route = route
+        self.partition = partition
+        self.backlog = backlog
+        """The lane's; the record's messages count in it until they have their answer."""
+        self.builder = RecordBuilder()
+        self.runs: list[tuple[PendingPublish, list[int], int]] = []
+        """(publish, places of its messages that are in this record, their size as JSON)."""
+        origin = first.origin
+        now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
+        self.accepted_us = now_us
+        """When the first message was accepted, on the clock of `Stages`."""
+
+    @property
+    def size(self) -> int:
+        """Size of the messages as JSON, in bytes."""
+        return self.builder.bytes - len(self.builder)
+
+    @property
+    def weight(self) -> int:
+        """The record's part of a commit that several queues share."""
+        return commit_weight(len(self.builder), self.size)
+
+    def take(self, run: Run, size: int) -> None:
+        """Append a run of `size` bytes. The caller has checked that it fits."""
+        builder, context, indexes, backlog = self.builder, run.context, run.indexes, self.backlog
+        if context is None:
+            builder.no_context()
+        else:
+            builder.context(*context)
+        if run.marks:
+            begin = len(builder)
+            for place, digest, expires in run.marks:
+                builder.mark(begin + place, digest, expires)
+        if len(indexes) == 1:  # by far the most common where frames are small
+            builder.add(run.encoded[0], run.hashes[0], run.sequence + indexes[0])
+        else:
+            first = run.sequence
+            builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
+        self.runs.append((run.publish, indexes, size))
+        backlog.messages += len(indexes)
+        backlog.bytes += size
+
+    def close(self, record_id: bytes, now_ms: float) -> tuple[Append, Header]:
+        """Close the record; returns what the storage is handed, and the header in it."""
+        queue = self.route.queue
+        settings = queue.settings
+        encoded, payload, header = self.builder.close(
+            record_id=record_id,
+            published_unix_ms=int(now_ms),
+            ring_epoch=queue.ring_epoch,
+            tenant=0,
         )
-    return None
+        is_bounded = settings.overflow == "reject"
+        append = Append(
+            self.partition,
+            encoded,
+            payload,
+            parsed=header,
+            durability=settings.durability,
+            dedup_window_s=settings.dedup_window_s,
+            messages_max=settings.messages_max if is_bounded else 0,
+            bytes_max=settings.bytes_max if is_bounded else 0,
+            message_bytes_max=settings.bytes_max,
+        )
+        return append, header
+
+    def fail(self, error: TocsinError) -> None:
+        """Answer every publish that its messages here were not stored, or that nobody knows."""
+        self.route.counters.failed(len(self.builder), error)
+        is_unknown = isinstance(error, Unknown)
+        for publish, indexes, _ in self.runs:
+            for index in indexes:
+                publish.fail(index, error)
+            if is_unknown and publish.origin is not None:
+                publish.origin.count_unknown(len(indexes))
+            publish.settle(len(indexes))
+
+    def complete(
+        self,
+        result: Appended,
+        sizes: Sequence[int],
+        durability: dict[str, object],
+        certified_us: int,
+        *,
+        is_answered: bool,
+    ) -> None:
+        """Count what was stored of messages of these sizes, and give every publish its outcomes,
+        unless it was answered already."""
+        counters, number = self.route.counters, self.partition.number
+        counters.certify_s.add((certified_us - self.accepted_us) / 1e6, result.count)
+        counters.stored(result, self.size, sizes)
+        if is_answered:
+            return
+        offset, place = result.first, 0
+        for publish, indexes, _ in self.runs:
+            outcomes = publish.outcomes
+            if result.outcomes is None:  # all are new: consecutive offsets
+                for index in indexes:
+                    outcomes[index] = (number, offset)
+                    offset += 1
+            else:
+                publish.is_plain = False
+                for index in indexes:
+                    outcomes[index] = outcome_at(number, result.outcomes[place], self.route.queue)
+                    place += 1
+            publish.generation = result.generation
+            publish.durability = durability
+            publish.settle(len(indexes))
 
 
-def weight(messages: int, size: int) -> int:
+def commit_weight(messages: int, size: int) -> int:
     """Return how much of a shared commit messages of `size` bytes in all take."""
     return max(size, limits.COMMIT_MESSAGE_BYTES * messages)
 
@@ -424,6 +640,40 @@ def piece_end(encoded: list[bytes], first: int) -> int:
         size += len(encoded[last])
         last += 1
     return last
+
+
+def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
+    """Return the storage's word on a message of this partition as an outcome."""
+    if isinstance(outcome, Stored):
+        at = (number, outcome.offset)
+        return (*at, True) if outcome.duplicate else at
+    detail = ""
+    if outcome.code == "message_too_large":
+        detail = (
+            "key, headers, id and body together are larger than the queue may ever be "
+            f"(bytes_max={queue.settings.bytes_max})"
+        )
+        if len(queue.clusters) > 1 and queue.settings.overflow == "reject":
+            detail += ", or than the part of it that their storage cluster has"
+    elif outcome.code == "limit_reached":
+        detail = f"partition {number} has given out every offset that it has: use another queue"
+    return Refused(outcome.code, detail)
+
+
+def refused_sequences(
+    producer: bytes | None, sequence: int, resolved: int, count: int
+) -> Refused | None:
+    """Return why a publish with sequences is refused as a whole; None: it is not (R6)."""
+    if producer is None:
+        return Refused("invalid_request", "sequence needs a producer: name it in hello")
+    if resolved > sequence:
+        return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
+    if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
+        return Refused(
+            "too_many_in_flight",
+            f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
+        )
+    return None
 
 
 def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
@@ -451,21 +701,3 @@ def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
         members=(0,),
         hash_key=bytes(16),
     )
-
-
-def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
-    """Return the storage's word on a message of this partition as an outcome."""
-    if isinstance(outcome, Stored):
-        at = (number, outcome.offset)
-        return (*at, True) if outcome.duplicate else at
-    detail = ""
-    if outcome.code == "message_too_large":
-        detail = (
-            "key, headers, id and body together are larger than the queue may ever be "
-            f"(bytes_max={queue.settings.bytes_max})"
-        )
-        if len(queue.clusters) > 1 and queue.settings.overflow == "reject":
-            detail += ", or than the part of it that their storage cluster has"
-    elif outcome.code == "limit_reached":
-        detail = f"partition {number} has given out every offset that it has: use another queue"
-    return Refused(outcome.code, detail)

@@ -1,50 +1,418 @@
-"""Commits of one lane: what waits goes to the storage, what comes of it to the producers and to
-the tail.
+"""The group commit: open records go to the storage together, its answers to producers and tail.
 
-what goes     everything that waits; where several queues publish, so much that the next commit
-              is never far, shared fairly (`push.commit_sharing`); beside a flood, what others bring
-              goes at once, and while it is under way, nothing of the flood
-slow          a commit is under way for COMMIT_SLOW_S: new publishes are refused at once
-too slow      for COMMIT_DEADLINE_S: its messages are answered `unknown`, once, and pushed all
-              the same when it ends after all
-failing       commits fail one after another: new publishes are refused for a while, then tried
+`GroupCommit` holds what waits: one open record for each partition that somebody publishes to. It
+has a `Committer` for each **lane**, the part of a storage that fails together
+(`push.storage_port.Lane`). A replica that is away, or a primary that is down, costs those who
+publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
+waits. Heavy queues are found across all lanes, because these share the process.
 
-One commit: the records that go to the storage together, and what the storage says of them.
+No timer starts a commit. One begins as soon as something waits; what arrives while commits are
+under way makes the next one larger:
+
+next      a commit takes everything that waits. If several queues publish, it takes a fair share
+          of each (`push.commit_sharing`), so that the next commit is never far. Beside heavy queues
+          the records of light ones go at once; while they are under way, no heavy record begins.
+slow      a commit is under way for COMMIT_SLOW_S: new publishes are refused at once.
+too slow  a commit is under way for COMMIT_DEADLINE_S: its messages are answered `unknown`, once.
+          If it ends after all, they are pushed all the same.
+failing   commits fail one after another: new publishes are refused for a while, then one is tried.
+
+A partition's records are under way in one lane at a time. If its lane becomes another one, its
+next record begins when those before it have ended, and their failure has been noticed (R7).
 """
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.deliverylog.log import CommittedOrigins, CommitTimes
-from gateway.publish.batch import Backlog, OpenRecord
+from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
+from gateway.publish.batch import (
+    Backlog,
+    OpenRecord,
+    Route,
+    Run,
+    SendingOrders,
+    commit_weight,
+    is_full,
+    piece_end,
+)
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
 from push.breaker import Breaker
-from push.commit_sharing import FairShare
+from push.commit_sharing import REST_S, FairShare, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
 from push.record import Header, Record
 from push.storage_port import Append, Appended, Lane, NotStored, Storage
-from runtime.process import drawn
 
-RECORD_ID_BYTES: Final = 16
-Batch = list[tuple[Partition, OpenRecord]]
+logger = logging.getLogger("tocsin.commits")
+COMMITS_MAX: Final = 2
+"""One commit is under way and one waits in the storage, so that its writer is never idle. A third
+would only make the records smaller."""
+COMMIT_AHEAD_MIN: Final = 256
+"""Number of messages from which the second commit is prepared: a small one costs as much as a large
+one, and would have grown by the time the first has ended."""
+CROWD_COMMITS_MAX: Final = 4
+"""Number of commits of light queues that may be under way beside the one that is shared by all.
+They go with the storage's next transaction, whatever of heavy queues is in that."""
+SMALL_BYTES: Final = 256 * 1024
+"""Weight up to which cursor writes wait for the next commit. Behind a larger one acks would wait
+for longer than a transaction of their own takes."""
+LATE_S: Final = 0.25
+"""Age from which a commit is left out when the next ones are judged: what waits behind it does not
+hold back those who publish elsewhere."""
+FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
+UNMADE_S: Final = 0.25
+"""Advised to producers of a queue that the storage does not have yet."""
+_WATCH_EVERY_S: Final = 0.25
+"""How often the age of the commits under way is checked."""
+_QUEUE_NOT_FOUND: Final = NotStored("queue_not_found")
+_RECORD_ID_BYTES: Final = 16
+Batch = list[OpenRecord]
+
+
+class GroupCommit:
+    """The open records of all partitions, and the committers of all lanes. Everything happens on
+    one event loop."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        tail: Tail,
+        orders: SendingOrders,
+        share: FairShare[str],
+        *,
+        log: DeliveryLog,
+        is_unmade: Callable[[Queue], bool],
+        in_parts: bool = False,
+    ) -> None:
+        """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
+        `in_parts`: the storage has lanes of several servers for sure, also before anybody has
+        published to most of them."""
+        self.storage = storage
+        self.tail = tail
+        self.share = share
+        self.log = log
+        self.is_unmade = is_unmade
+        self._orders = orders
+        self._in_parts = in_parts
+        self.listeners: list[Callable[[int], None]] = []
+        """Called with a lane's number when a commit was handed over there, and a turn of the loop
+        after one has ended."""
+        self._lanes: dict[int, Committer] = {}
+        self._open: dict[Partition, OpenRecord] = {}
+        self._closed: Batch = []
+        """Full records, in their order; each goes before the open one of its partition."""
+        self._waiting = 0
+        """Number of messages that no commit has taken yet."""
+        self.pending = Backlog()
+        """Messages without an answer, of all queues."""
+        self.is_scheduled = False
+        """A commit begins in the next turn of the loop, if one is admitted."""
+        self._record_bytes_max = limits.RECORD_BYTES_MAX
+        self._is_skewed = False
+        """Heavy queues had light ones beside them at the last commit: the owners of messages have
+        to be told apart."""
+
+    def __len__(self) -> int:
+        """Return the number of commits under way."""
+        return sum(map(len, self._lanes.values()))
+
+    def lanes(self) -> dict[int, "Committer"]:
+        """Return the committer of each lane that was published to, by its number."""
+        return self._lanes
+
+    @property
+    def total(self) -> int:
+        """Number of commits that have ended."""
+        return sum(lane.total for lane in self._lanes.values())
+
+    @property
+    def messages_total(self) -> int:
+        """Number of messages that were stored."""
+        return sum(lane.messages_total for lane in self._lanes.values())
+
+    def watch(self, listener: Callable[[int], None]) -> None:
+        """Call this with a lane's number whenever a commit has begun or ended there."""
+        self.listeners.append(listener)
+
+    def _lane_of(self, route: Route, partition: Partition) -> "Committer":
+        number = self.storage.lane(partition, route.queue.settings.durability).number
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = Committer(self, number)
+        return lane
+
+    # --- Admission -----------------------------------------------------------------------------
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is refused because of the storage; see `Committer.refusal`."""
+        return all(lane.is_calm for lane in self._lanes.values())
+
+    def refusal(self, route: Route, count: int) -> Refused | None:
+        """Return why a publish of `count` messages to this queue is refused before anything is done
+        with it; None: it is not."""
+        if not self.is_calm:
+            refused = self._storage_refusal(route)
+            if refused is not None:
+                return refused
+        pending = self.pending
+        messages, size = pending.messages, pending.bytes
+        # If even one owner of all of it would have room, whose it is does not matter.
+        if (
+            not has_room(messages, count, messages, limits.PENDING_MESSAGES_MAX)
+            or not has_room(size, 0, size, limits.PENDING_BYTES_MAX)
+            or self._is_skewed
+        ) and not self._has_room(route, count):
+            return Refused("overloaded", "too many messages wait for the storage", 0.1)
+        return None
+
+    def _storage_refusal(self, route: Route) -> Refused | None:
+        """Return the refusal of the queue's lanes. A queue's partitions are in one lane, unless it
+        is at several clusters: then it is refused if all of these refuse."""
+        refused = [lane.refusal() for lane in self._lanes_of(route)]
+        for lane in self._lanes.values():
+            if not (lane.is_calm or len(lane)):
+                lane.refusal()  # no publish may come to it again: a cluster has others since
+        return refused[0] if all(refused) else None
+
+    def _lanes_of(self, route: Route) -> set["Committer"]:
+        partitions = iter(route.partitions.values())
+        if len(route.queue.clusters) < 2:
+            return {self._lane_of(route, next(partitions))}
+        return {self._lane_of(route, partition) for partition in partitions}
+
+    def _has_room(self, route: Route, count: int) -> bool:
+        own, pending = route.pending, self.pending
+        weight, now = commit_weight(own.messages, own.bytes), asyncio.get_running_loop().time()
+        if self.share.has_too_much(route.queue.queue_id, weight, now=now):
+            return False
+        return (
+            has_room(own.messages, count, pending.messages, limits.PENDING_MESSAGES_MAX)
+            and has_room(own.bytes, 0, pending.bytes, limits.PENDING_BYTES_MAX)
+            and self._have_lanes_room(route, count)
+        )
+
+    def _have_lanes_room(self, route: Route, count: int) -> bool:
+        """Whether a lane of this queue may have `count` messages more. What waits in a lane that
+        stands still must leave room to the others."""
+        if len(self._lanes) < 2 and not self._in_parts:
+            return True
+        messages, size = self.pending.messages, self.pending.bytes
+        return any(lane.has_room(count, messages, size) for lane in self._lanes_of(route))
+
+    def refusal_at(
+        self, route: Route, partition: Partition, run: Run, messages: int, size: int
+    ) -> Refused | None:
+        """Return why these messages are refused, of a queue at several clusters of which one may be
+        away; None: they are not. `messages` of `size` bytes of the same publish go before them."""
+        lane = self._lane_of(route, partition)
+        refused = None if lane.is_calm else lane.refusal()
+        messages, size = self.pending.messages + messages, self.pending.bytes + size
+        if refused is None and not lane.has_room(len(run.indexes), messages, size):
+            refused = Refused("overloaded", "too many messages wait for this storage cluster", 0.1)
+        return refused
+
+    def has_enough(self) -> bool:
+        """Whether nothing more of heavy queues is needed yet: more of it waits than the next
+        commits take, or nothing of it begins now."""
+        now = asyncio.get_running_loop().time()
+        if any(lane.holds(now) for lane in self._lanes.values()):
+            return True
+        lanes = [lane for lane in self._lanes.values() if lane.age(now) < LATE_S]
+        backlogs = [lane.backlog for lane in (lanes or self._lanes.values())]
+        weight = sum(commit_weight(backlog.messages, backlog.bytes) for backlog in backlogs)
+        return self.share.has_enough(weight, now=now)
+
+    # --- Open records --------------------------------------------------------------------------
+
+    def add(self, route: Route, partition: Partition, run: Run) -> int:
+        """Put a run into the open record of its partition, in pieces if it is too long. Returns its
+        bytes, which `schedule` is to be told."""
+        count, size = len(run.encoded), sum(map(len, run.encoded))
+        record = self._open.get(partition)
+        if record is None:
+            record = self._open_record(route, partition, run)
+        elif is_full(record.builder, size, self._record_bytes_max):
+            self._closed.append(record)
+            record = self._open_record(route, partition, run)
+        room = limits.RECORD_MESSAGES_MAX - len(record.builder)
+        if count <= room and size <= limits.RECORD_BYTES_MAX:
+            record.take(run, size)
+            return size
+        first = 0
+        while first < count:
+            if first:
+                self._closed.append(record)
+                record = self._open_record(route, partition, run)
+                room = limits.RECORD_MESSAGES_MAX
+            last = min(first + room, piece_end(run.encoded, first))
+            piece = run.piece(first, last)
+            record.take(piece, sum(map(len, piece.encoded)))
+            first = last
+        return size
+
+    def _open_record(self, route: Route, partition: Partition, run: Run) -> OpenRecord:
+        backlog = self._lane_of(route, partition).backlog
+        record = self._open[partition] = OpenRecord(route, partition, backlog, run.publish)
+        return record
+
+    def schedule(self, route: Route, messages: int, size: int) -> None:
+        """Count the messages of a publish that were added, `size` bytes in all, and commit in the
+        next turn of the loop."""
+        pending, of_queue = self.pending, route.pending
+        pending.messages += messages
+        pending.bytes += size
+        of_queue.messages += messages
+        of_queue.bytes += size
+        self._waiting += messages
+        if messages and not self.is_scheduled:
+            self.is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._commit)
+
+    def release(self, record: OpenRecord) -> None:
+        """Count a record's messages as waiting no longer."""
+        count, size = len(record.builder), record.size
+        pending, of_queue, of_lane = self.pending, record.route.pending, record.backlog
+        pending.messages -= count
+        pending.bytes -= size
+        of_queue.messages -= count
+        of_queue.bytes -= size
+        of_lane.messages -= count
+        of_lane.bytes -= size
+
+    def hold_up(self, partition: Partition, header: Header) -> None:
+        """Hold up the producers of a record that was not stored, or whose outcome is not known
+        (R7). Their messages that wait there would overtake it with the next commit: they are
+        refused now."""
+        self._orders.not_stored(partition, header)
+        held = {producer for producer, _ in header.producers}
+        for record in [*self._closed, *self._open.values()]:
+            if record.partition == partition and held:
+                self._withdraw(record, held)
+
+    def _withdraw(self, record: OpenRecord, held: set[bytes]) -> None:
+        """Refuse a waiting record, unless it has nothing of these producers."""
+        partition = record.partition
+        _, _, header = record.builder.close(
+            record_id=bytes(_RECORD_ID_BYTES), published_unix_ms=0, ring_epoch=0, tenant=0
+        )
+        if held.isdisjoint(producer for producer, _ in header.producers):
+            return
+        if self._open.get(partition) is record:
+            del self._open[partition]
+        else:
+            self._closed.remove(record)
+        self._orders.not_stored(partition, header)
+        self._waiting -= len(record.builder)
+        self.release(record)
+        record.fail(Refused("storage_unavailable", "what came before it was not stored"))
+
+    # --- Commits -------------------------------------------------------------------------------
+
+    def commit_early(self) -> bool:
+        """Commit now instead of in the next turn of the loop, if heavy queues have light ones
+        beside them. Called after each read of a socket, so that publishes do not wait until all
+        sockets have been read. Returns whether a commit is under way."""
+        if self.is_scheduled and self._is_skewed:
+            self._commit()
+        return any(map(len, self._lanes.values()))
+
+    def on_free(self) -> None:
+        """Begin the next commit, if something waits. Called when a commit has ended, or when heavy
+        queues have rested."""
+        if (self._open or self._closed) and not self.is_scheduled:
+            # What uvloop has read since the commit was answered goes with this one.
+            self._commit()
+
+    def _commit(self) -> None:
+        self.is_scheduled = False
+        if not (self._open or self._closed) or not self._admits():
+            return
+        left = self._begin([*self._closed, *self._open.values()])
+        now = asyncio.get_running_loop().time()
+        is_shared = self.share.is_shared(now=now)
+        # What is shared goes with commits record by record.
+        self._record_bytes_max = (
+            limits.RECORD_BYTES_SHARED if is_shared else limits.RECORD_BYTES_MAX
+        )
+        self._is_skewed = self.share.is_skewed(now=now)
+        self._closed, self._open = [], {}
+        self._waiting = 0
+        for record in left:
+            self._waiting += len(record.builder)
+            before = self._open.pop(record.partition, None)
+            if before is not None:
+                self._closed.append(before)
+            self._open[record.partition] = record
+
+    def _admits(self) -> bool:
+        """Whether one more commit may begin now in some lane, if all that waits were there."""
+        return any(lane.admits(self._waiting) for lane in self._lanes.values())
+
+    def _begin(self, waiting: Batch) -> Batch:
+        """Begin the next commit in each lane that admits one more; returns what stays, a
+        partition's records in their order."""
+        batches: dict[Committer, Batch] = {}
+        left: Batch = []
+        busy = [lane for lane in self._lanes.values() if len(lane)]
+        for record in waiting:
+            lane = self._lane_of(record.route, record.partition)
+            if any(one.is_appending(record.partition) for one in busy if one is not lane):
+                left.append(record)  # waits for the outcome of what is before it (R7)
+            else:
+                batches.setdefault(lane, []).append(record)
+        for lane, batch in batches.items():
+            count = sum(len(record.builder) for record in batch)
+            left += lane.begin(batch) if lane.admits(count) else batch
+        return left
+
+    def is_busy(self, number: int) -> bool:
+        """Whether a lane's next commit is near and small. What is handed to the storage now would
+        be a transaction of its own in front of it."""
+        lane = self._lanes.get(number)
+        return lane is not None and lane.has_small_next(is_due=self.is_scheduled)
+
+    def gave_up_on(self, queue_id: str) -> bool:
+        """Whether messages of this queue were answered `unknown` whose commit may yet end."""
+        return any(lane.gave_up_on(queue_id) for lane in self._lanes.values())
+
+    def certified(self, partition: Partition, end: int) -> None:
+        """Note that the storage certified a partition up to `end`. If an append is under way there,
+        wait for its answer: it brings the record, which followers would otherwise read."""
+        for lane in self._lanes.values():
+            if lane.is_appending(partition):
+                lane.certify_later(partition, end)
+                return
+        self.tail.certified(partition, end)
+
+    async def drain(self) -> None:
+        """Wait until everything that was accepted has its answer."""
+        while self._open or self._closed or len(self):
+            self._commit()
+            tasks = [task for lane in self._lanes.values() for task in lane.under_way]
+            if tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            else:  # heavy queues rest
+                await asyncio.sleep(REST_S)
 
 
 class Commit:
-    """Its records are closed when it is made. Handed over, it is under way."""
+    """The records that go to the storage together. Making it closes them; handing it over puts it
+    under way."""
 
     __slots__ = (
         "appends",
         "asked_us",
         "batch",
         "began",
-        "has_others",
+        "has_light",
         "headers",
         "is_answered",
         "is_share",
@@ -63,25 +431,27 @@ class Commit:
         self.ticket: int | None = None
         """The breaker's."""
         self.is_share = is_share
-        """Of all who publish; else it has what goes beside one that is."""
+        """It has a share of every queue; else it goes beside one that has."""
         self.lane = lane
-        """As it was when it began (R7)."""
+        """The lane at its beginning (R7)."""
         self.stored: Awaitable[list[Appended]]
-        """What comes of it; to be awaited once."""
+        """The storage's answer; to be awaited once."""
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
-        record_ids = drawn(len(batch), RECORD_ID_BYTES)
-        for (partition, record), record_id in zip(batch, record_ids, strict=True):
-            append, header = _append(partition, record, record_id, now_ms)
+        # In one call: each gives up the interpreter's lock, and has to get it back.
+        record_ids, at = os.urandom(len(batch) * _RECORD_ID_BYTES), 0
+        for record in batch:
+            append, header = record.close(record_ids[at : at + _RECORD_ID_BYTES], now_ms)
             self.appends.append(append)
             self.headers.append(header)
+            at += _RECORD_ID_BYTES
         self.is_answered = False
-        self.has_others = True
-        """Than those that flood."""
+        self.has_light = True
+        """It has records of light queues."""
 
     def hand_over(self, storage: Storage) -> None:
-        """The storage has it now. Whatever it raises, `stored` does."""
+        """Hand the records to the storage. What it raises is raised by `stored`."""
         try:
             self.stored = storage.append(self.appends, lane=self.lane)
         except Exception as error:
@@ -90,110 +460,32 @@ class Commit:
             self.stored = failed
 
     def dismiss(self) -> None:
-        """Nobody awaits it any more: where nobody ever did, it has not even begun, perhaps."""
+        """Stop waiting for the storage's answer, which perhaps nobody ever awaited."""
         if isinstance(self.stored, Coroutine):
             self.stored.close()
 
 
-def _append(
-    partition: Partition, record: OpenRecord, record_id: bytes, now_ms: float
-) -> tuple[Append, Header]:
-    """The record, closed, as the storage is handed it."""
-    settings = record.route.queue.settings
-    encoded, payload, header = record.builder.close(
-        record_id=record_id,
-        published_unix_ms=int(now_ms),
-        ring_epoch=record.route.queue.ring_epoch,
-        tenant=0,
-    )
-    is_bounded = settings.overflow == "reject"
-    append = Append(
-        partition,
-        encoded,
-        payload,
-        parsed=header,
-        durability=settings.durability,
-        dedup_window_s=settings.dedup_window_s,
-        messages_max=settings.messages_max if is_bounded else 0,
-        bytes_max=settings.bytes_max if is_bounded else 0,
-        message_bytes_max=settings.bytes_max,
-    )
-    return append, header
-
-
-logger = logging.getLogger("tocsin.commits")
-COMMITS_MAX: Final = 2
-"""One commit is under way and one waits in the storage, so that its writer is never idle; a third
-would only make the records smaller."""
-COMMIT_AHEAD_MIN: Final = 256
-"""The second commit is prepared when it is worth it: a small one costs as much as a large one, and
-by the time the first has ended it would have grown."""
-CROWD_COMMITS_MAX: Final = 4
-"""Besides the one that is shared by all, beside a flood; these go with the storage's next
-transaction, whatever of the flood is in that."""
-SMALL_BYTES: Final = 256 * 1024
-"""As `routing.weight` counts. With a larger one acks would wait for longer than in a transaction
-of their own."""
-_LOOK_S: Final = 0.25
-"""Between two looks at how old the commits under way are."""
-FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
-UNMADE_S: Final = 0.25
-"""After so long a message is to come again whose queue is not made in the storage yet."""
-_NOWHERE: Final = NotStored("queue_not_found")
-
-
-class RecordSource(Protocol):
-    """The publisher, whose records these are. It imports this module."""
-
-    is_due: bool
-    """A commit begins in the next turn of the loop, if one is admitted."""
-
-    def hold_up(self, partition: Partition, header: Header) -> None:
-        """Hold up the producers of a record that was not stored, or nobody knows (R7)."""
-
-    def is_unmade(self, queue: Queue) -> bool:
-        """Whether a queue that the storage does not have is yet to be made there."""
-
-    def release(self, record: OpenRecord) -> None:
-        """Count a record's messages as waiting no longer."""
-
-    def on_placed(self, placed: CommittedOrigins) -> None:
-        """Called when a commit has ended, with the places of its messages."""
-
-    def on_free(self) -> None:
-        """Called when a commit has ended, or what rested may begin: there may be another one."""
-
-
 class Committer:
-    """The commits of one lane. Everything happens on one event loop. `number` is the lane's, and
-    `share` judges the queues of all lanes. `moved` is called with the number when one has been
-    handed over, and a turn of the loop after one has ended."""
+    """The commits of one lane. Everything happens on one event loop."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        tail: Tail,
-        source: RecordSource,
-        number: int,
-        share: FairShare[str],
-        *,
-        moved: Callable[[int], None],
-    ) -> None:
+    def __init__(self, group: GroupCommit, number: int) -> None:
+        """`number`: the lane's."""
         self.backlog = Backlog()
-        """Counted by the publisher."""
-        self._storage = storage
+        """Messages without an answer, of this lane."""
+        self._group = group
         self._number = number
-        self._tail = tail
-        self._source = source
+        self._storage = group.storage
+        self._tail = group.tail
+        self._share = group.share
         self._appending: dict[Partition, int] = {}
+        """Number of records under way, by partition."""
         self._late_ends: dict[Partition, int] = {}
         """Certified ends that became known during an append."""
         self._under_way: dict[asyncio.Task[None], Commit] = {}
-        self._moved = moved
-        self._size = 0
-        """Of the one that began last."""
-        self._leaving = 0
-        """Those that were answered, and whose successor has not begun yet."""
+        self._last_size = 0
+        """Weight of the commit that began last."""
+        self._ending = 0
+        """Number of commits that were answered, and whose successor has not begun yet."""
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
@@ -201,12 +493,11 @@ class Committer:
         )
         self._watch: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
-        """The end of that of those that flood, if one waits for it."""
+        """Ends the rest of heavy queues, if one waits for it."""
         self._shared = 0
-        """Those under way that everybody had a share of."""
-        self._share = share
+        """Number of commits under way that have a share of every queue."""
         self.is_calm = True
-        """Nothing is to be refused because of the storage; see `refusal`."""
+        """Nothing is refused because of the storage; see `refusal`."""
         self.total = 0
         self.messages_total = 0
         self.slow_total = 0
@@ -214,47 +505,60 @@ class Committer:
         self.took_s = Histogram()
         """From handing a commit to the storage to its answer, whatever that was."""
         self.messages = Histogram(MESSAGES)
-        """How many went with each."""
+        """Number of messages of each commit."""
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """Return the number of commits under way."""
         return len(self._under_way)
 
+    @property
+    def under_way(self) -> Iterable[asyncio.Future[None]]:
+        """The commits that have not ended."""
+        return self._under_way
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker, for metrics."""
+        return self._breaker
+
     def has_small_next(self, *, is_due: bool) -> bool:
-        """Whether one is under way, or has just been answered, and none is behind it; or one begins
-        now (`is_due`). No, where the last one was large: what goes with such a one waits for
+        """Whether a commit is under way, or has just been answered, and none is behind it; or one
+        begins now (`is_due`). False if the last one was large: what goes with such a one waits for
         longer than both would take."""
-        is_last = len(self._under_way) + self._leaving == 1
-        return self._size <= SMALL_BYTES and (is_last or is_due)
+        is_last = len(self._under_way) + self._ending == 1
+        return self._last_size <= SMALL_BYTES and (is_last or is_due)
 
     def is_appending(self, partition: Partition) -> bool:
-        """Whether an append is under way there, whose answer will wake who follows."""
+        """Whether an append is under way there, whose answer will notify followers."""
         return partition in self._appending
 
-    def gave_up_on(self, queue_id: str) -> bool:
-        """Whether something of this queue was answered `unknown`, and its commit may yet end."""
-        return any(
-            commit.is_answered and any(place.queue_id == queue_id for place, _ in commit.batch)
-            for commit in self._under_way.values()
-        )
-
-    def certified(self, partition: Partition, end: int) -> None:
-        """As Tail.certified, where an append is under way. Its answer comes first: it brings the
-        record, which who follows would otherwise read.
+    def certify_later(self, partition: Partition, end: int) -> None:
+        """Keep a certified end for when the append there is answered.
 
         [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
         """
         self._late_ends[partition] = max(end, self._late_ends.get(partition, 0))
 
-    @property
-    def under_way(self) -> Iterable[asyncio.Future[None]]:
-        """Those that have not ended."""
-        return self._under_way
+    def gave_up_on(self, queue_id: str) -> bool:
+        """Whether messages of this queue were answered `unknown` whose commit may yet end."""
+        return any(
+            commit.is_answered
+            and any(record.partition.queue_id == queue_id for record in commit.batch)
+            for commit in self._under_way.values()
+        )
 
-    # --- How it stands with the storage ----------------------------------------------------------
+    def has_room(self, count: int, messages: int, size: int) -> bool:
+        """Whether the lane may have `count` messages more, if `messages` of `size` bytes are
+        pending in all lanes."""
+        own = self.backlog
+        return has_room(own.messages, count, messages, limits.PENDING_MESSAGES_MAX) and has_room(
+            own.bytes, 0, size, limits.PENDING_BYTES_MAX
+        )
+
+    # --- Health of the storage -----------------------------------------------------------------
 
     def refusal(self) -> Refused | None:
-        """Why a new publish is refused before anything is done with it; None: it is not."""
+        """Return why a new publish is refused before anything is done with it; None: it is not."""
         now = asyncio.get_running_loop().time()
         age = self.age(now)
         if age >= limits.COMMIT_SLOW_S:
@@ -266,18 +570,13 @@ class Committer:
         self.is_calm = True  # half open: the next commit is the trial, and says so if it fails
         return None
 
-    @property
-    def breaker(self) -> Breaker:
-        """For looking at."""
-        return self._breaker
-
     def age(self, now: float) -> float:
-        """How long the oldest of those under way has taken by now, in seconds."""
+        """Return for how many seconds the oldest commit has been under way; 0: none is."""
         first = next(iter(self._under_way.values()), None)
         return now - first.began if first is not None else 0.0
 
-    def _look(self) -> None:
-        """Old commits: what comes is refused, and the oldest are answered."""
+    def _check_ages(self) -> None:
+        """Refuse what comes while a commit is old, and answer the oldest."""
         loop = asyncio.get_running_loop()
         self._watch = None
         if not self._under_way:
@@ -289,117 +588,104 @@ class Committer:
         for commit in self._under_way.values():
             if now - commit.began >= limits.COMMIT_DEADLINE_S and not commit.is_answered:
                 self._give_up(commit, now)
-        self._watch = loop.call_later(_LOOK_S, self._look)
+        self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
 
     def _give_up(self, commit: Commit, now: float) -> None:
-        """Nobody waits for it any longer. It may be stored, now or later: `unknown`, never a
-        refusal."""
+        """Answer a commit's messages with `unknown`, never with a refusal: they may be stored, now
+        or later."""
         commit.is_answered = True
         if commit.ticket is not None:
             self._breaker.failed(commit.ticket, now=now)
         error = Unknown("the storage did not answer in time: send again under the same id")
-        for (partition, record), header in zip(commit.batch, commit.headers, strict=True):
-            self._source.hold_up(partition, header)
+        for record, header in zip(commit.batch, commit.headers, strict=True):
+            self._group.hold_up(record.partition, header)
             self.unknown_total += len(record.builder)
             record.fail(error)
 
-    # --- Committing ------------------------------------------------------------------------------
+    # --- Beginning -----------------------------------------------------------------------------
 
     def admits(self, count: int) -> bool:
-        """Whether one more may begin now, where `count` messages wait for it."""
+        """Whether one more commit may begin now, if `count` messages wait for it."""
         under_way = len(self._under_way)
         if not under_way:
             return True
-        if any(one.lane != self._lane(one.batch) for one in self._under_way.values()):
-            return False  # one has failed: who waits behind it is to hear of that first (R7)
+        if any(one.lane != self._lane_now(one.batch) for one in self._under_way.values()):
+            return False  # one has failed: what waits behind it is held up first (R7)
         now = asyncio.get_running_loop().time()
         if not self._share.is_shared(now=now):
             return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
             return True
-        # Else whoever comes next goes with the next one.
-        return under_way < CROWD_COMMITS_MAX and self._share.is_crowded(now=now)
+        # Else what comes next goes with the next one.
+        return under_way < CROWD_COMMITS_MAX and self._share.is_skewed(now=now)
 
     def holds(self, now: float) -> bool:
-        """Whether nothing of those that flood begins now."""
-        others = any(commit.has_others for commit in self._under_way.values())
-        return self._share.holds(others=others, now=now, lane=self._number)
+        """Whether nothing of heavy queues begins now."""
+        has_light = any(commit.has_light for commit in self._under_way.values())
+        return self._share.holds(has_light=has_light, now=now, lane=self._number)
 
     def begin(self, waiting: Batch) -> Batch:
-        """Put on its way what goes with the next one, perhaps nothing; returns what stays, in its
+        """Begin the next commit with what goes now, perhaps nothing; returns what stays, in its
         order."""
-        now = asyncio.get_running_loop().time()
-        sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
-        is_beside = self.holds(now) or (self._shared > 0 and self._share.is_shared(now=now))
+        now, share = asyncio.get_running_loop().time(), self._share
+        sizes = [(record.partition.queue_id, record.weight) for record in waiting]
+        is_beside = self.holds(now) or (self._shared > 0 and share.is_shared(now=now))
         if is_beside:
-            goes = self._share.choose_beside(sizes, now=now, lane=self._number)
-        elif self._rests(sizes, now):
-            return waiting
+            chosen = share.choose_beside(sizes, now=now, lane=self._number)
         else:
-            goes = self._share.choose(sizes, now=now, lane=self._number)
-        if not goes:
+            rest_s = share.rest_s((owner for owner, _ in sizes), now=now, lane=self._number)
+            if rest_s:
+                if self._rest is None:
+                    loop = asyncio.get_running_loop()
+                    self._rest = loop.call_later(rest_s, self._end_rest)
+                return waiting
+            chosen = share.choose(sizes, now=now, lane=self._number)
+        if not chosen:
             return waiting
-        size = sum(sizes[place][1] for place in goes)
-        if len(goes) == len(waiting):
+        size = sum(sizes[place][1] for place in chosen)
+        if len(chosen) == len(waiting):
             self._start(waiting, size, is_share=not is_beside)
             return []
-        places = set(goes)
-        self._start([waiting[place] for place in goes], size, is_share=not is_beside)
-        return [one for place, one in enumerate(waiting) if place not in places]
+        places = set(chosen)
+        self._start([waiting[place] for place in chosen], size, is_share=not is_beside)
+        return [record for place, record in enumerate(waiting) if place not in places]
 
-    def _rests(self, sizes: Sequence[tuple[str, int]], now: float) -> bool:
-        """Whether all of this has to wait for a moment; then who it is of hears of its end."""
-        owners = (owner for owner, _ in sizes)
-        rest_s = self._share.rest_s(owners, now=now, lane=self._number)
-        if rest_s and self._rest is None:
-            self._rest = asyncio.get_running_loop().call_later(rest_s, self._rested)
-        return rest_s > 0
-
-    def _rested(self) -> None:
+    def _end_rest(self) -> None:
         self._rest = None
-        self._source.on_free()
+        self._group.on_free()
 
-    def _lane(self, batch: Batch) -> Lane:
-        """As it is now."""
-        partition, record = batch[0]
-        return self._storage.lane(partition, record.route.queue.settings.durability)
+    def _lane_now(self, batch: Batch) -> Lane:
+        record = batch[0]
+        queue = record.route.queue
+        return self._storage.lane(record.partition, queue.settings.durability)
 
     def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        commit = Commit(batch, size, now, is_share=is_share, lane=self._lane(batch))
-        for partition, _ in batch:
-            self._appending[partition] = self._appending.get(partition, 0) + 1
-        commit.has_others = self._share.are_others(place.queue_id for place, _ in batch)
+        now, appending = loop.time(), self._appending
+        commit = Commit(batch, size, now, is_share=is_share, lane=self._lane_now(batch))
+        for record in batch:
+            appending[record.partition] = appending.get(record.partition, 0) + 1
+        commit.has_light = self._share.has_light(record.partition.queue_id for record in batch)
         commit.ticket = self._breaker.admit(now=now)
         self._shared += is_share
-        self._size = size
+        self._last_size = size
         # The storage may begin with it now, a turn of the loop before the task does.
         commit.hand_over(self._storage)
-        task = loop.create_task(self._commit(commit), name="commit")
+        task = loop.create_task(self._await(commit), name="commit")
         self._under_way[task] = commit
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
         if self._watch is None:
-            self._watch = loop.call_later(_LOOK_S, self._look)
-        self._moved(self._number)
+            self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
+        self._notify()
 
-    def _leave(self, task: asyncio.Task[None] | None) -> None:
-        """It is under way no longer; left already: nothing happens."""
-        commit = self._under_way.pop(task, None) if task is not None else None
-        if commit is not None:
-            self._shared -= commit.is_share
-            self._leaving += 1
-            commit.dismiss()
+    def _notify(self) -> None:
+        """Tell the listeners that a commit has begun or ended."""
+        for listener in self._group.listeners:
+            listener(self._number)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._leave(task)  # cancelled, or a bug
-        self._leaving -= 1
-        # Behind the next one, if that begins now or in the next turn.
-        asyncio.get_running_loop().call_soon(self._moved, self._number)
-        task.result()
-        self._source.on_free()
+    # --- Ending --------------------------------------------------------------------------------
 
-    async def _commit(self, commit: Commit) -> None:
+    async def _await(self, commit: Commit) -> None:
         results: Sequence[Appended | TocsinError]
         try:
             results = await commit.stored
@@ -409,101 +695,104 @@ class Committer:
             logger.exception("a commit failed: unexpected")
             results = [Unknown(f"internal: {error!r}")] * len(commit.batch)
         with self._tail.end_of_turn:
-            self._answer_all(commit, results)
-            self._leave(asyncio.current_task())
+            self._end(commit, results)
+            self._remove(asyncio.current_task())
 
-    def _answer_all(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
-        stages = CommitTimes(commit.asked_us, time.monotonic_ns() // 1000)
+    def _end(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
+        """Judge the storage by its answer, and give every record its own."""
+        times = CommitTimes(commit.asked_us, time.monotonic_ns() // 1000)
         now = asyncio.get_running_loop().time()
-        self._share.took(now - commit.began, commit.size, now=now)
-        self._judge(commit, results)
-        self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
-        self.messages.add(sum(len(record.builder) for _, record in commit.batch))
-        placed = CommittedOrigins(stages, is_late=commit.is_answered)
-        self.total += 1
-        for (partition, record), append, header, said in zip(
-            commit.batch, commit.appends, commit.headers, results, strict=True
-        ):
-            self._end_append(partition)
-            result = self._unless_unmade(record, said)
-            if isinstance(result, TocsinError):
-                if not commit.is_answered:
-                    self._source.hold_up(partition, header)
-                    if isinstance(result, Unknown):
-                        self.unknown_total += len(record.builder)
+        self._share.measure(now - commit.began, commit.size, now=now)
+        if commit.ticket is not None and not commit.is_answered:
+            first = results[0] if results else None
+            if isinstance(first, TocsinError) and first.code.name in FAILURES:
+                self._breaker.failed(commit.ticket, now=now)
+                self.is_calm = False
             else:
-                took_s = (stages.certified_us - record.accepted_us) / 1e6
-                record.route.counted.certify_s.add(took_s, result.count)
-                self._publish(partition, append, header, result, stages)
-                placed.add(record.runs, partition.number, result, header)
-            if partition in self._late_ends and not self.is_appending(partition):
-                self._tail.certified(partition, self._late_ends.pop(partition))
-            self._source.release(record)
-            self._answer(record, append, header, result, is_answered=commit.is_answered)
-        self._source.on_placed(placed)
+                self._breaker.succeeded(commit.ticket)
+        self.took_s.add((times.certified_us - times.asked_us) / 1e6)
+        self.messages.add(sum(len(record.builder) for record in commit.batch))
+        self.total += 1
+        origins = CommittedOrigins(times, is_late=commit.is_answered)
+        for at, (record, result) in enumerate(zip(commit.batch, results, strict=True)):
+            left = self._appending.pop(record.partition) - 1
+            if left:
+                self._appending[record.partition] = left
+            if isinstance(result, TocsinError):
+                self._fail(commit, at, result)
+            elif (
+                result.outcomes
+                and result.outcomes[0] == _QUEUE_NOT_FOUND
+                and self._group.is_unmade(record.route.queue)
+            ):  # the catalog has it: it is not made there yet, and not gone
+                unmade = Refused("storage_unavailable", "the queue is being made", UNMADE_S)
+                self._fail(commit, at, unmade)
+            else:
+                self._complete(commit, at, result, origins)
+        self._group.log.add_commit(origins)
 
-    def _unless_unmade(
-        self, record: OpenRecord, result: Appended | TocsinError
-    ) -> Appended | TocsinError:
-        """The result, or where the storage has no such queue and the catalog does, a refusal that
-        says to come again: it is not seen for a moment, and not gone."""
-        if isinstance(result, TocsinError) or result.outcomes is None:
-            return result
-        if result.outcomes[:1] != (_NOWHERE,) or not self._source.is_unmade(record.route.queue):
-            return result
-        return Refused("storage_unavailable", "the queue is being made", UNMADE_S)
+    def _fail(self, commit: Commit, at: int, error: TocsinError) -> None:
+        """Answer a record that was not stored, or whose outcome is not known."""
+        record = commit.batch[at]
+        if not commit.is_answered:
+            self._group.hold_up(record.partition, commit.headers[at])
+            if isinstance(error, Unknown):
+                self.unknown_total += len(record.builder)
+        self._certify_late(record.partition)
+        self._group.release(record)
+        if not commit.is_answered:
+            record.fail(error)
 
-    def _judge(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
-        if commit.ticket is None or commit.is_answered:
-            return
-        first = results[0] if results else None
-        if isinstance(first, TocsinError) and first.code.name in FAILURES:
-            self._breaker.failed(commit.ticket, now=asyncio.get_running_loop().time())
-            self.is_calm = False
-        else:
-            self._breaker.succeeded(commit.ticket)
-
-    def _end_append(self, partition: Partition) -> None:
-        left = self._appending[partition] - 1
-        if left:
-            self._appending[partition] = left
-        else:
-            del self._appending[partition]
-
-    def _publish(
-        self,
-        partition: Partition,
-        append: Append,
-        header: Header,
-        result: Appended,
-        stages: CommitTimes,
+    def _complete(
+        self, commit: Commit, at: int, result: Appended, origins: CommittedOrigins
     ) -> None:
-        """Certified: now, and not before, who follows gets it (R10)."""
+        """Hand a record to the tail, and answer it: now, and not before, followers get it (R10)."""
+        record, append, header = commit.batch[at], commit.appends[at], commit.headers[at]
+        partition, times = record.partition, origins.stages
         if result.certified < result.first + result.count or not result.count:
             self._tail.certified(partition, result.certified)  # of what was there before
-            return
-        if result.skips:
-            record = Record.load(result.first, append.header, append.payload, result.skips)
         else:
-            record = Record(result.first, header.without_producers(), append.payload)
-        self._tail.appended(partition, record, stages, result.certified)
-
-    def _answer(
-        self,
-        record: OpenRecord,
-        append: Append,
-        header: Header,
-        result: Appended | TocsinError,
-        *,
-        is_answered: bool,
-    ) -> None:
-        if isinstance(result, TocsinError):
-            if not is_answered:
-                record.fail(result)
-            return
+            if result.skips:
+                stored = Record.load(result.first, append.header, append.payload, result.skips)
+            else:
+                stored = Record(result.first, header.without_producers(), append.payload)
+            self._tail.appended(partition, stored, times, result.certified)
+        self._certify_late(partition)
+        origins.add(record.runs, partition.number, result, header)
+        self._group.release(record)
         self.messages_total += result.count
-        record.route.counted.stored(result, record.size, header.sizes)
-        if not is_answered:
-            copies = self._storage.copies(append.partition, append.durability)
-            durability: dict[str, object] = {"level": append.durability, "copies": copies}
-            record.complete(append.partition.number, result, durability)
+        level = append.durability
+        durability: dict[str, object] = {
+            "level": level,
+            "copies": self._storage.copies(partition, level),
+        }
+        record.complete(
+            result,
+            header.sizes,
+            durability,
+            times.certified_us,
+            is_answered=commit.is_answered,
+        )
+
+    def _certify_late(self, partition: Partition) -> None:
+        """Pass on an end that became known during the append, if it is further than its answer."""
+        if partition in self._late_ends and partition not in self._appending:
+            end = self._late_ends.pop(partition)
+            if end > self._tail.ends.get(partition, 0):
+                self._tail.certified(partition, end)
+
+    def _remove(self, task: asyncio.Task[None] | None) -> None:
+        """Count a commit as under way no longer; removed already: nothing happens."""
+        commit = self._under_way.pop(task, None) if task is not None else None
+        if commit is not None:
+            self._shared -= commit.is_share
+            self._ending += 1
+            commit.dismiss()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._remove(task)  # cancelled, or a bug
+        self._ending -= 1
+        # Behind the next one, if that begins now or in the next turn.
+        asyncio.get_running_loop().call_soon(self._notify)
+        task.result()
+        self._group.on_free()

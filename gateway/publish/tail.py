@@ -38,6 +38,7 @@ class Tail:
         self._records: dict[Partition, dict[int, tuple[Record, CommitTimes]]] = {}
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
+        self._watchers: list[Follower] = []
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
         self._live = _turns(limits.READS_LIVE_MAX)
         self._behind = _turns(limits.READS_BEHIND_MAX)
@@ -73,8 +74,14 @@ class Tail:
     def certified(self, partition: Partition, end: int) -> None:
         """The partition is certified up to `end`."""
         self.ends[partition] = max(end, self.ends.get(partition, 0))
+        for watcher in self._watchers:
+            watcher(partition)
         for follower in self._followers.get(partition, ()):
             follower(partition)
+
+    def watch(self, watcher: Follower) -> None:
+        """Call `watcher` whenever the certified end of any partition may have moved."""
+        self._watchers.append(watcher)
 
     def follow(self, partition: Partition, follower: Follower) -> None:
         """Call `follower` whenever the partition's certified end may have moved."""

@@ -185,25 +185,21 @@ class Publisher(Protocol):
     """Takes messages."""
 
     @property
-    def has_company(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether several queues publish, as far as the last second tells."""
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether queues flood and have others beside them, as far as the last second tells."""
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether a commit of what was published is under way."""
+    def is_skewed(self) -> bool:
+        """Whether heavy queues have light ones beside them, as far as the last second tells."""
 
     @property
     def has_enough(self) -> bool:
-        """Whether it is crowded, and of those that flood more waits than the next commits take, or
-        nothing of it begins now."""
+        """Whether heavy queues have light ones beside them, and nothing more of heavy ones is
+        needed yet."""
 
-    def hurry(self) -> None:
-        """Something was read: where it is crowded, what was published goes to the storage now, and
-        not when the others have been heard."""
+    def commit_early(self) -> bool:
+        """Commit what was read now, if heavy queues have light ones beside them. Returns whether a
+        commit is under way."""
 
     def submit(self, publish: PendingPublish) -> None:
         """Publish; it is answered exactly once, on the loop, perhaps before this returns."""

@@ -153,28 +153,25 @@ _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None) 
 
 
 class LargeReadGate:
-    """The reads of one gateway's sockets. `is_storing`: whether a commit of what was published is
-    under way. `hurry`: called behind each read, before the storage's thread has its turn.
-    `give_way`: lets another thread have this one's core; handed in by tests."""
+    """The reads of one gateway's sockets. `commit_early`: called after each read; may commit what
+    was read, and returns whether a commit of what was published is under way. `give_way`: lets
+    another thread have this one's core; handed in by tests."""
 
-    __slots__ = ("_give_way", "_hurry", "_is_running", "_is_storing", "_waiting")
+    __slots__ = ("_commit_early", "_give_way", "_is_running", "_waiting")
 
     def __init__(
         self,
-        is_storing: Callable[[], bool] = lambda: False,
-        hurry: Callable[[], None] = lambda: None,
+        commit_early: Callable[[], bool] = lambda: False,
         give_way: Callable[[], None] = _GIVE_WAY,
     ) -> None:
-        self._is_storing = is_storing
-        self._hurry = hurry
+        self._commit_early = commit_early
         self._give_way = give_way
         self._waiting = _CallbackQueue()
         self._is_running = False
 
     def after_read(self) -> None:
         """Give way to the storage, after a read whose content was worked off."""
-        self._hurry()
-        if self._is_storing():
+        if self._commit_early():
             self._give_way()
 
     def wait(self, read_on: Callable[[], None]) -> None:

@@ -30,6 +30,7 @@ from push.errors import Refused
 from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Record
 from push.storage_port import (
+    ONE_LANE,
     PLAIN,
     Append,
     Appended,
@@ -46,7 +47,6 @@ from push.storage_port import (
     StorageState,
     WakeUp,
     Written,
-    one_lane,
 )
 from storage.sqlite import reader as looking
 from storage.sqlite import reader as reading
@@ -71,7 +71,6 @@ class SqliteStorage:
     """
 
     inbox = None
-    lane = staticmethod(one_lane)
 
     def __init__(
         self,
@@ -190,6 +189,9 @@ class SqliteStorage:
         return await self._writer.submit(partial(purge, self._state, queue_id, group_id))
 
     # --- Messages ------------------------------------------------------------------------------
+
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        return ONE_LANE
 
     def copies(self, partition: Partition, level: Durability) -> int:
         return 1

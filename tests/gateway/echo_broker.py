@@ -210,30 +210,11 @@ class EchoBroker:
         self.bug: Exception | None = None
         """Raised by whatever is called next."""
         self.numbers = itertools.count()
-        self.company = self.crowded = self.enough = self.storing = False
+        self.is_shared = self.is_skewed = self.has_enough = self.is_storing = False
 
-    @property
-    def has_company(self) -> bool:
-        """As the test says."""
-        return self.company
-
-    @property
-    def is_crowded(self) -> bool:
-        """As the test says."""
-        return self.crowded
-
-    @property
-    def is_storing(self) -> bool:
-        """As the test says."""
-        return self.storing
-
-    @property
-    def has_enough(self) -> bool:
-        """As the test says."""
-        return self.enough
-
-    def hurry(self) -> None:
+    def commit_early(self) -> bool:
         """What is published is stored at once."""
+        return self.is_storing
 
     @property
     def publisher(self) -> "EchoBroker":

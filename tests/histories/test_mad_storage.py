@@ -288,15 +288,15 @@ async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHou
 async def test_the_publisher_says_for_how_long_a_commit_is_under_way(house: MadHouse) -> None:
     """P9: so long the loop gives way to the storage's thread."""
     queue, publisher = await house.queue(), house.broker.publisher
-    assert not publisher.is_storing
+    assert not publisher.commit_early()
     house.storage.stall("append")
     answer = house.submit(queue, numbered(1))
     await asyncio.sleep(0.001)
-    assert publisher.is_storing
+    assert publisher.commit_early()
     house.storage.well()
     assert codes(await answer) == [(0, 0, False)]
     await asyncio.sleep(0)
-    assert not publisher.is_storing
+    assert not publisher.commit_early()
 
 
 @mad
@@ -426,7 +426,7 @@ async def test_beside_a_flood_what_was_read_goes_before_the_storages_thread_has_
     steady = await house.queue("steady")
     publisher = house.broker.publisher
     ours = [house.submit(steady, numbered(1))]
-    publisher.hurry()
+    publisher.commit_early()
     assert house.storage.appends == []
     await ours[0]
     _, answers = await flooded(house)
@@ -434,11 +434,11 @@ async def test_beside_a_flood_what_was_read_goes_before_the_storages_thread_has_
     house.storage.well()
     house.storage.stall("append")
     await asyncio.sleep(0.001)
-    assert publisher.is_crowded
+    assert publisher.is_skewed
     before = publisher.commits.total + len(publisher.commits)
     ours.append(house.submit(steady, numbered(1)))
     assert publisher.commits.total + len(publisher.commits) == before
-    publisher.hurry()
+    publisher.commit_early()
     assert publisher.commits.total + len(publisher.commits) == before + 1
     house.storage.well()
     for answer in (*ours, *answers[:-1]):

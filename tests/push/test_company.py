@@ -28,7 +28,7 @@ def company(small_s: float = SMALL_S) -> FairShare[str]:
     """One that knows what a small commit takes."""
     made: FairShare[str] = FairShare()
     for _ in range(2000):
-        made.took(small_s, 300, now=0.0)
+        made.measure(small_s, 300, now=0.0)
     return made
 
 
@@ -36,7 +36,7 @@ def crowd(now: float = 0.0) -> FairShare[str]:
     """One that is flooded."""
     made = company()
     made.choose([*FLOOD, *LITTLE], now=now)
-    assert made.is_crowded(now=now)
+    assert made.is_skewed(now=now)
     return made
 
 
@@ -53,7 +53,7 @@ def test_alone_a_commit_is_as_large_as_the_load() -> None:
     assert made.is_shared(now=2.0 + COMPANY_S - 0.001)
     assert len(made.choose(FLOOD * 100, now=2.5)) < 4000
     assert len(made.choose(FLOOD * 100, now=2.5 + COMPANY_S)) == 4000
-    assert not made.is_crowded(now=2.5)
+    assert not made.is_skewed(now=2.5)
 
 
 def test_in_company_a_commit_takes_what_costs_as_much_as_any() -> None:
@@ -63,7 +63,7 @@ def test_in_company_a_commit_takes_what_costs_as_much_as_any() -> None:
         limits.COMMIT_BYTES_SHARED * SMALL_S * 1000, rel=0.01
     )
     assert made.room(now=0.0) <= taken(made, both, 0.0) < made.room(now=0.0) + 10_000
-    assert not made.is_crowded(now=0.0)
+    assert not made.is_skewed(now=0.0)
     assert made.choose_beside(both, now=0.0) == []
     assert not made.has_enough(1 << 40, now=0.0)
 
@@ -79,10 +79,10 @@ def test_who_floods_has_much_and_all_others_little() -> None:
     ):
         made = company()
         made.choose([("flood", flood), ("little", little)], now=0.0)
-        assert made.is_crowded(now=0.0) is is_crowd
+        assert made.is_skewed(now=0.0) is is_crowd
     made = company()
     made.choose([("a", least), ("b", least), ("little", 1)], now=0.0)
-    assert made.is_crowded(now=0.0)
+    assert made.is_skewed(now=0.0)
 
 
 def test_who_has_little_waiting_and_has_brought_as_much_is_beside_nobody_s_flood() -> None:
@@ -98,7 +98,7 @@ def test_who_has_little_waiting_and_has_brought_as_much_is_beside_nobody_s_flood
         made = company()
         made.choose([("c", brought)], now=0.0)
         made.choose(bulk, now=after_s)
-        assert made.is_crowded(now=after_s) is is_crowd
+        assert made.is_skewed(now=after_s) is is_crowd
 
 
 def test_a_crowd_ends_at_once_when_the_others_bring_as_much() -> None:
@@ -106,11 +106,11 @@ def test_a_crowd_ends_at_once_when_the_others_bring_as_much() -> None:
     what another one does is not counted among those that flood with it."""
     made = crowd()
     made.choose([*FLOOD, ("little", 60_000)], now=0.1)
-    assert not made.is_crowded(now=0.1)
+    assert not made.is_skewed(now=0.1)
     made = crowd()
     room = made.room(now=0.0)
     made.choose([*FLOOD, ("little", room)], now=0.1)
-    assert made.is_crowded(now=0.1)
+    assert made.is_skewed(now=0.1)
     assert not made.has_too_much("little", 1 << 40, now=0.1)
 
 
@@ -133,7 +133,7 @@ def test_equal_queues_never_make_a_crowd(turns: list[list[tuple[str, int]]], uni
             waiting += [(one, unit * 1000) for one in "abcd"]
         waiting += [(one, size * unit) for one, size in arrive]
         goes = set(made.choose(waiting, now=now))
-        assert not made.is_crowded(now=now)
+        assert not made.is_skewed(now=now)
         waiting = [one for place, one in enumerate(waiting) if place not in goes]
 
 
@@ -151,9 +151,9 @@ def test_a_crowd_lasts_as_long_as_more_waits_than_goes_and_a_second_beyond() -> 
     room = made.room(now=0.0)
     assert room < CROWD_BYTES_MIN
     made.choose([("flood", room), *LITTLE], now=0.9)
-    assert made.is_crowded(now=0.9 + COMPANY_S - 0.001)
+    assert made.is_skewed(now=0.9 + COMPANY_S - 0.001)
     made.choose([("flood", room - 1), *LITTLE], now=1.8)
-    assert not made.is_crowded(now=0.9 + COMPANY_S)
+    assert not made.is_skewed(now=0.9 + COMPANY_S)
 
 
 def test_what_the_others_bring_goes_beside_a_shared_commit() -> None:
@@ -173,13 +173,13 @@ def test_a_flood_s_own_commits_do_not_make_its_room_grow() -> None:
     made = crowd()
     room = made.room(now=0.0)
     for _ in range(1000):
-        made.took(0.1, room, now=0.5)
-        made.took(0.1, 300, now=0.5)
+        made.measure(0.1, room, now=0.5)
+        made.measure(0.1, 300, now=0.5)
     assert made.room(now=0.5) == room
-    made.took(SMALL_S / 2, room, now=0.5)
+    made.measure(SMALL_S / 2, room, now=0.5)
     assert made.room(now=0.5) > 0.9 * room
     for _ in range(100):
-        made.took(SMALL_S / 2, room, now=0.5)
+        made.measure(SMALL_S / 2, room, now=0.5)
     assert made.room(now=0.5) == pytest.approx(room / 2, rel=0.01)
 
 
@@ -192,8 +192,8 @@ def test_the_room_follows_what_small_commits_take_within_bounds() -> None:
     ):
         made = crowd()
         for _ in range(2000):
-            made.took(small_s, 300, now=5.0)
-            made.took(small_s + 1, 10_000, now=5.0)
+            made.measure(small_s, 300, now=5.0)
+            made.measure(small_s + 1, 10_000, now=5.0)
         made.choose([*FLOOD, *LITTLE], now=5.0)
         assert made.room(now=5.0) == pytest.approx(size, rel=0.01)
 
@@ -223,19 +223,19 @@ def test_those_that_flood_get_nothing_while_others_have_something_under_way() ->
     """P8: but something in so long at the latest, on both sides; each lane for itself; and where
     nobody floods, nobody is held up."""
     made = crowd()
-    assert made.are_others(["flood", "little"])
-    assert not made.are_others(["flood"])
-    assert made.holds(others=True, now=HELD_S * 0.99)
-    assert not made.holds(others=False, now=HELD_S * 0.99)
-    assert not made.holds(others=True, now=HELD_S * 0.99, lane=1)
-    assert not made.holds(others=True, now=HELD_S)
+    assert made.has_light(["flood", "little"])
+    assert not made.has_light(["flood"])
+    assert made.holds(has_light=True, now=HELD_S * 0.99)
+    assert not made.holds(has_light=False, now=HELD_S * 0.99)
+    assert not made.holds(has_light=True, now=HELD_S * 0.99, lane=1)
+    assert not made.holds(has_light=True, now=HELD_S)
     made.choose_beside(LITTLE, now=HELD_S)
-    assert not made.holds(others=True, now=HELD_S)
+    assert not made.holds(has_light=True, now=HELD_S)
     made.choose([*FLOOD, *LITTLE], now=HELD_S, lane=1)
-    assert made.holds(others=True, now=HELD_S, lane=1)
+    assert made.holds(has_light=True, now=HELD_S, lane=1)
     made = company()
     made.choose([("a", 10_000), ("b", 10_000)], now=0.0)
-    assert not made.holds(others=True, now=0.0)
+    assert not made.holds(has_light=True, now=0.0)
 
 
 def often(now: float = 0.0) -> FairShare[str]:

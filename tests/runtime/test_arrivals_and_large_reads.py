@@ -128,15 +128,18 @@ def test_large_reads_take_turns_a_few_in_each_millisecond() -> None:
 def test_behind_a_read_the_storages_thread_has_its_turn_while_something_is_stored() -> None:
     """And what was read goes to it first."""
     storing, done = [False], list[str]()
-    gate = LargeReadGate(
-        lambda: storing[0], lambda: done.append("hurry"), lambda: done.append("give way")
-    )
+
+    def commit_early() -> bool:
+        done.append("commit")
+        return storing[0]
+
+    gate = LargeReadGate(commit_early, lambda: done.append("give way"))
     gate.after_read()
-    assert done == ["hurry"], "beside a flood that rests nothing is stored, and others wait for it"
+    assert done == ["commit"], "beside a flood that rests nothing is stored, and others wait for it"
     storing[0] = True
     gate.after_read()
     gate.after_read()
-    assert done == ["hurry", *["hurry", "give way"] * 2]
+    assert done == ["commit", *["commit", "give way"] * 2]
 
 
 @pytest.mark.parametrize(

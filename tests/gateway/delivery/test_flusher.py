@@ -10,7 +10,7 @@ import pytest
 
 from gateway.delivery.consumer import Settlement
 from gateway.delivery.cursor_writer import CursorWriter
-from gateway.publish.lanes import CommitLanes
+from gateway.publish.commits import GroupCommit
 from metadata.catalog import ANYBODY
 from push.places import Partition
 from push.storage_port import CursorWrite, Storage, Written
@@ -271,8 +271,8 @@ def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorW
         return SimpleNamespace(number=partition.number // 10)
 
     storage = cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors))
-    commits = SimpleNamespace(is_taken=lambda number: number in taken, watch=lambda _: None)
-    return CursorWriter(storage, cast(CommitLanes, commits))
+    commits = SimpleNamespace(is_busy=lambda number: number in taken, watch=lambda _: None)
+    return CursorWriter(storage, cast(GroupCommit, commits))
 
 
 @pytest.mark.parametrize("last_word", ["moved", "drained", "began elsewhere", "late"])

@@ -688,7 +688,7 @@ async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker)
     async with serve(registry, http_class(registry.addresses, registry.large_reads)) as gateway:
         wire = await session(gateway)
         assert not given
-        broker.storing = True
+        broker.is_storing = True
         await wire.send({"type": "ping", "ref": 1})
         assert (await wire.receive())["type"] == "pong"
         assert given == [True]
@@ -804,13 +804,13 @@ async def test_beside_others_a_flood_has_its_part_of_each_turn(
 
     connection.data_received(publishes(0, 200))
     assert messages_of(broker) == 200
-    broker.company = True
+    broker.is_shared = True
     connection.data_received(publishes(200, 30))
     assert messages_of(broker) == 230
     part = PART_BYTES_SHARED // 1000 + 1
     connection.data_received(publishes(230, 200))
     assert 230 < messages_of(broker) <= 230 + part
-    broker.crowded = True
+    broker.is_skewed = True
     other = await session(gateway)
     assert messages_of(broker) < 430
     await until(lambda: messages_of(broker) == 430)
@@ -857,10 +857,10 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
     )
     monkeypatch.setattr("gateway.net.connections._SPELL_S", float("inf"))
     monkeypatch.setattr("gateway.net.connections._ENOUGH_S", float("inf"))
-    broker.crowded = True
+    broker.is_skewed = True
     connection.data_received(one * 40)
     await until(lambda: messages_of(broker) == 40)
-    broker.enough = True
+    broker.has_enough = True
     connection.data_received(one * 5)
     connection.data_received(one * 3)
     assert messages_of(broker) == 43
@@ -869,9 +869,9 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
         assert (await other.receive())["ref"] == ref
     assert messages_of(broker) == 63
     monkeypatch.setattr("gateway.net.connections._ENOUGH_S", 0.0)
-    broker.enough = False
+    broker.has_enough = False
     await until(lambda: messages_of(broker) == 68)
-    broker.enough = True
+    broker.has_enough = True
     connection.data_received(one * 5)
     await until(lambda: messages_of(broker) == 73)
     await other.close()
@@ -882,7 +882,7 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
     gateway: Gateway, broker: EchoBroker
 ) -> None:
     """P8, P12: its turn comes when it is gone; those of the others go on."""
-    broker.company = True
+    broker.is_shared = True
     lost = await session(gateway)
     connection = connection_of(gateway)
     frames_ = [

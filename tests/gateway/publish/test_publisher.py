@@ -227,7 +227,7 @@ async def test_nothing_begins_between_a_failure_and_the_word_of_it(
         (0, 0, False)
     ]
     # Where others publish, too, nothing is begun ahead.
-    await eventually(lambda: not house.broker.publisher.has_company)
+    await eventually(lambda: not house.broker.publisher.is_shared)
     with closing(Doubtful(storage, monkeypatch)) as doubtful:
         first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
         await eventually(lambda: len(doubtful.calls) == 1)

@@ -67,7 +67,7 @@ def test_all_queues_have_one_room_together_and_give_back_what_they_had() -> None
 
 def test_what_is_answered_from_memory_counts_as_that() -> None:
     places = HitRate()
-    route = Route(queue(), places=places)
+    route = Route(queue(), hit_rate=places)
     for _ in range(3):
         for number in range(KEYS_MAX):
             route.place(f"k{number}")

@@ -8,8 +8,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.publish.batch import NO_ANSWER, PendingPublish, Route
-from gateway.publish.publisher import SendingOrders, cut, expires_unix_ms, id_digest
+from gateway.publish.batch import (
+    NO_ANSWER,
+    PendingPublish,
+    Route,
+    SendingOrders,
+    cut,
+    expires_unix_ms,
+    id_digest,
+)
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError
@@ -164,4 +171,4 @@ def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not()
         cut(publish, route, SendingOrders())
     few = [message("x", key) for key in ("k0", None, "new")]
     cut(PendingPublish(queue(), few, unanswered), route, SendingOrders())
-    assert (route.places.hits, route.places.misses) == (6, 6)
+    assert (route.hit_rate.hits, route.hit_rate.misses) == (6, 6)
