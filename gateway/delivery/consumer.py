@@ -743,8 +743,9 @@ class Consumer:
 
     def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
         """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
-        the client keeps what it holds and goes on at the next one. For `done` see
-        gateway.session.transport."""
+        the client keeps what it holds and goes on at the next one. `done` is called once, when all
+        that was settled or returned of its deliveries is durable, or is known to be somebody else's
+        by then."""
         slots = dict(self.slots)
         if not self.left:
             self.left = True

@@ -14,6 +14,7 @@ from gateway.limits.limiter import Allowance, Limiter
 from gateway.models import Admission
 from gateway.wire import frames
 from metadata.catalog import Principal, Queue
+from metadata.rights import Rights
 from push.errors import Refused
 from push.producer_order import StreamOrder
 from runtime.addresses import ClientAddress, name_of
@@ -153,6 +154,12 @@ class SessionCredential:
         self.admission: Admission | None = None
         if admission is not None:
             self._set(admission)
+
+    @property
+    def rights(self) -> Rights:
+        """What its client may do now. Not to be used before `hello` has been accepted (P11)."""
+        assert self.admission is not None
+        return self.admission.rights
 
     def enter(self, token: str | None, address: ClientAddress, *, now: float) -> Admission:
         """Check a token or ticket at `now` (monotonic seconds), and take the admission it gives.

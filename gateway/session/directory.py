@@ -21,9 +21,10 @@ from typing import Final, Protocol
 from gateway.accounting.usage import SessionAccounting
 from gateway.accounting.writer import AccountingWriter
 from gateway.auth.auth import Authenticator
+from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, SessionList
-from gateway.session.transport import Broker, Outlet
+from gateway.session.transport import Outlet
 from gateway.wire.frames import Close
 from gateway.wire.protocol import Timing
 from metadata.catalog import Principal

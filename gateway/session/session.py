@@ -1,4 +1,4 @@
-"""One client's session: the shell between its SessionProtocol and the inside of the broker.
+"""One client's session: the shell between its SessionProtocol and the broker.
 
 The protocol's effects come in, calls to publisher, groups and readers go out, and their outcomes
 become answers. A session has one transport at a time, its Outlet, and is the SessionPort that
@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from gateway.delivery.consumer import Settlement
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
@@ -23,7 +24,7 @@ from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import DetachedTransport, SessionServices
 from gateway.session.subscriptions import ResumeState, Settling, Subscriptions, settlement_answer
-from gateway.session.transport import Outlet, Settled
+from gateway.session.transport import Outlet
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close
@@ -93,7 +94,7 @@ class Session:
         )
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
-        self._subscriptions = Subscriptions(broker)
+        self._subscriptions = Subscriptions(broker, self._credential)
         self._resume = ResumeState(self._subscriptions)
         self._unmade: dict[str, list[frames.Publish]] | None = None
         """By queue, the publishes that wait until it is known whether the queue may be made."""
@@ -306,7 +307,7 @@ class Session:
         self.send(frames.error(error, ref))
 
     def _report_bug(self, ref: int | None) -> None:
-        """Log the exception that is being handled, and answer `internal`."""
+        """Log the exception that is being handled, and answer `internal` (P12)."""
         logger.exception("session %s: an unexpected error", self.session_id)
         self._refuse(TocsinError("internal"), ref)
 
@@ -423,7 +424,7 @@ class Session:
         admission = self._credential.renew(frame.token, self._outlet.address, now=now)
         self._protocol.right_ends = now + admission.lasts_s
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
-        self._subscriptions.check_rights(self)
+        self._subscriptions.check_rights()
 
     # --- Publishing -----------------------------------------------------------------------------
 
@@ -648,7 +649,7 @@ class Session:
     def _settle(
         self,
         frame: frames.Ack | frames.Nack,
-        act: Callable[[Callable[[Settled], None] | None], Settled],
+        act: Callable[[Callable[[Settlement], None] | None], Settlement],
     ) -> None:
         """Carry out an ack or nack; with a `ref` it is answered when it is durable."""
         if frame.ref is None:
@@ -661,13 +662,13 @@ class Session:
             self._unanswered -= 1
             raise
 
-    def _settled(self, frame: frames.Ack | frames.Nack, settled: Settled) -> None:
+    def _settled(self, frame: frames.Ack | frames.Nack, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         assert answer is not None  # it has a ref
         self._count_refused(settled)
         self._answer_owed(answer)
 
-    def _answer_settling(self, frame: Settling, settled: Settled) -> None:
+    def _answer_settling(self, frame: Settling, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         if answer is not None:
             self._count_refused(settled)
@@ -675,7 +676,7 @@ class Session:
         if self._is_draining:
             self._close_if_drained()
 
-    def _count_refused(self, settled: Settled) -> None:
+    def _count_refused(self, settled: Settlement) -> None:
         if not settled.durable:
             self.account.count_refusal("unknown")
         elif settled.not_delivered:
@@ -753,7 +754,7 @@ class Session:
         if self._unmade:
             outlet.pause_reading()
         self._welcome(self._protocol.subscribed)
-        self._subscriptions.check_rights(self)
+        self._subscriptions.check_rights()
         self._subscriptions.await_held()
 
     # --- The end --------------------------------------------------------------------------------
@@ -775,7 +776,6 @@ class Session:
             self._outlet.close(frames.DRAINING)
 
     def revoked(self) -> None:
-        """As Revocable.revoked."""
         if not self._is_closed:
             self._outlet.close(frames.REVOKED)
             self.closed()  # also where its socket is lost, and it has not heard so yet

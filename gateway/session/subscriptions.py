@@ -7,12 +7,14 @@ another transport, its client says of each consumer what it holds (R22).
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from gateway.broker import Broker
 from gateway.catalog.lookups import find_queue
+from gateway.delivery.consumer import Consumer, Settlement
 from gateway.delivery.ports import DeliveryList, SessionPort, StartFrom
-from gateway.models import Admission, SubscriptionDescription
-from gateway.session.transport import Broker, Consumer, Reader, Settled
+from gateway.delivery.readers import Reader
+from gateway.models import SubscriptionDescription
+from gateway.session.credential import SessionCredential
 from gateway.wire import frames
 from gateway.wire.coalesce import Input
 from gateway.wire.frames import check_deliveries
@@ -24,13 +26,6 @@ from push.subscription import restarts_timeout
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
-
-
-class AdmittedSession(SessionPort, Protocol):
-    """A session whose rights are known."""
-
-    @property
-    def admission(self) -> Admission: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +54,11 @@ class Subscriptions:
     before. The session is handed in, and not kept: an ended one leaves no circle behind, and the
     garbage collector does not come to a thousand of them at once."""
 
-    __slots__ = ("_broker", "_consumers", "_needed", "_opening", "_readers")
+    __slots__ = ("_broker", "_consumers", "_credential", "_needed", "_opening", "_readers")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, credential: SessionCredential) -> None:
         self._broker = broker
+        self._credential = credential
         self._needed: dict[int, SubscriptionRight] = {}
         self._opening: dict[int, Consumer | None] = {}
         """What is being opened; the consumers among it that take their places."""
@@ -71,7 +67,7 @@ class Subscriptions:
 
     # --- Opening --------------------------------------------------------------------------------
 
-    async def open(self, session: AdmittedSession, frame: frames.Subscribe) -> bytes:
+    async def open(self, session: SessionPort, frame: frames.Subscribe) -> bytes:
         """Open what a `subscribe` asks for, without credit, so that no push comes before its
         answer. Returns the answer.
 
@@ -84,16 +80,16 @@ class Subscriptions:
         finally:
             self._opening.pop(frame.subscription, None)
 
-    async def _open(self, session: AdmittedSession, frame: frames.Subscribe) -> bytes:
+    async def _open(self, session: SessionPort, frame: frames.Subscribe) -> bytes:
         needed = SubscriptionRight.of(frame)
-        needed.check(session.admission.rights)  # before anything is looked up
+        needed.check(self._credential.rights)  # before anything is looked up
         queue = await find_queue(self._broker.metadata, session.principal, frame.queue)
         if frame.group is None:
             answer = await self._open_reader(session, frame, queue)
         else:
             answer = await self._open_consumer(session, frame, frame.group, queue)
         try:
-            needed.check(session.admission.rights)  # others may count by now
+            needed.check(self._credential.rights)  # others may count by now
         except Refused:
             self.leave(frame.subscription)
             raise
@@ -101,7 +97,7 @@ class Subscriptions:
         return answer
 
     async def _open_consumer(
-        self, session: AdmittedSession, frame: frames.Subscribe, name: str, queue: Queue
+        self, session: SessionPort, frame: frames.Subscribe, name: str, queue: Queue
     ) -> bytes:
         number = frame.subscription
         group = await self._find_or_make_group(session, frame, name, queue)
@@ -125,7 +121,7 @@ class Subscriptions:
             raise Refused("not_subscribed", "the session has ended, or its transport")
 
     async def _find_or_make_group(
-        self, session: AdmittedSession, frame: frames.Subscribe, name: str, queue: Queue
+        self, session: SessionPort, frame: frames.Subscribe, name: str, queue: Queue
     ) -> Group:
         """Find the group, or make it, because this is its first subscribe (R11): only then `start`
         and `deletes_max` count."""
@@ -148,7 +144,7 @@ class Subscriptions:
         return group
 
     async def _open_reader(
-        self, session: AdmittedSession, frame: frames.Subscribe, queue: Queue
+        self, session: SessionPort, frame: frames.Subscribe, queue: Queue
     ) -> bytes:
         start = _start_from(frame.start)
         reader = await self._broker.readers.open(
@@ -191,11 +187,13 @@ class Subscriptions:
         every: tuple[Consumer | Reader, ...] = (*self._consumers.values(), *self._readers.values())
         return sum(one.given_total for one in every)
 
-    def ack(self, frame: frames.Ack, confirmed: Callable[[Settled], None] | None) -> Settled:
+    def ack(self, frame: frames.Ack, confirmed: Callable[[Settlement], None] | None) -> Settlement:
         """Settle; `confirmed` is called when that is durable."""
         return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)
 
-    def nack(self, frame: frames.Nack, confirmed: Callable[[Settled], None] | None) -> Settled:
+    def nack(
+        self, frame: frames.Nack, confirmed: Callable[[Settlement], None] | None
+    ) -> Settlement:
         """Return to the group; `confirmed` is called when that is durable."""
         return self._consumer(frame).nack(
             frame.deliveries,
@@ -205,7 +203,7 @@ class Subscriptions:
             confirmed=confirmed,
         )
 
-    def extend(self, frame: frames.Extend) -> Settled:
+    def extend(self, frame: frames.Extend) -> Settlement:
         """Prolong leases, mark what has started."""
         return self._consumer(frame).extend(frame.deliveries, frame.started, frame.lease_s)
 
@@ -224,12 +222,12 @@ class Subscriptions:
 
     # --- Rights ---------------------------------------------------------------------------------
 
-    def check_rights(self, session: AdmittedSession) -> None:
-        """The session's rights are others now: what they do not cover ends, as it does where its
-        queue is deleted. The client hears of it, and its number is free when it unsubscribes."""
+    def check_rights(self) -> None:
+        """End what the session's rights, which are others now, do not cover, as where its queue is
+        deleted. The client hears of it, and its number is free when it unsubscribes."""
         for number, needed in list(self._needed.items()):
             try:
-                needed.check(session.admission.rights)
+                needed.check(self._credential.rights)
             except Refused as why:
                 del self._needed[number]
                 self._revoke(number, why)
@@ -306,7 +304,7 @@ class Subscriptions:
                 logger.exception("session %s cannot leave properly", session_id)
 
 
-def settlement_answer(frame: Settling, settled: Settled) -> bytes | None:
+def settlement_answer(frame: Settling, settled: Settlement) -> bytes | None:
     """Encode the one answer to an ack, nack or extend. None: it has no `ref`, and nothing is wrong
     with it."""
     if not settled.durable:

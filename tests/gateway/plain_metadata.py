@@ -2,15 +2,21 @@
 the loop. For tests whose subject stands before the broker, or whose time is virtual.
 """
 
+import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from gateway.broker import Broker
 from gateway.config import Config
+from gateway.delivery.consumer import Consumer
+from gateway.publish.batch import PendingPublish
 from metadata.catalog import (
+    ANYBODY,
     Group,
     GroupSettings,
     GroupStart,
@@ -21,7 +27,7 @@ from metadata.catalog import (
     check_name,
 )
 from metadata.data_keys import DataKey, DataKeys, Still
-from metadata.port import QueueListener
+from metadata.port import Metadata, QueueListener
 from metadata.settings import (
     Named,
     change_group_settings,
@@ -30,8 +36,11 @@ from metadata.settings import (
     settings_differ,
 )
 from push.errors import Refused
+from push.message import Message
+from push.storage_port import Append, Appended, Lane, Storage
 from storage.memory import MemoryStorage
 from tests.gateway.plain_tokens import PlainTokens
+from tests.mad import MadMetadata, MadStorage
 
 NOW_UNIX_MS = 1_700_000_000_000
 
@@ -59,6 +68,7 @@ class PlainMetadata:
         self.groups: dict[tuple[str, str], Group] = {}
         self.numbers = itertools.count(1)
         self.tokens = PlainTokens()
+        self.listeners: list[QueueListener] = []
 
     @property
     def data_keys(self) -> DataKeys:
@@ -114,16 +124,19 @@ class PlainMetadata:
             members=tuple(range(settings.partitions)),
             hash_key=bytes(16),
         )
+        self._tell(self.queues[name])
         return self.queues[name], True
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         queue = msgspec.structs.replace(self.find_queue(principal, name), paused=paused)
         self.queues[name] = queue
+        self._tell(queue)
         return queue
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
         del self.queues[name]
+        self._tell(queue, deleted=True)
         return queue
 
     async def put_group(
@@ -151,6 +164,7 @@ class PlainMetadata:
             settings=settings,
         )
         self.groups[queue.queue_id, name] = group
+        self._tell(queue, group)
         return group, True
 
     async def change_queue(
@@ -159,6 +173,7 @@ class PlainMetadata:
         old = self.find_queue(principal, name)
         settings = change_queue_settings(name, old.settings, named)
         self.queues[name] = msgspec.structs.replace(old, settings=settings)
+        self._tell(self.queues[name])
         return old.settings, self.queues[name]
 
     async def change_group(
@@ -169,13 +184,16 @@ class PlainMetadata:
         settings = change_group_settings(old.settings, named)
         new = msgspec.structs.replace(old, settings=settings)
         self.groups[queue.queue_id, name] = new
+        self._tell(queue, new)
         return old.settings, new
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
-        self.find_group(principal, queue, name)
-        return self.groups.pop((queue.queue_id, name))
+        group = self.find_group(principal, queue, name)
+        del self.groups[queue.queue_id, name]
+        self._tell(queue, group, deleted=True)
+        return group
 
     def dropped(self) -> list[tuple[str, str | None]]:
         return []
@@ -202,7 +220,11 @@ class PlainMetadata:
         return None
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        return None
+        self.listeners.append(listener)
+
+    def _tell(self, queue: Queue, group: Group | None = None, *, deleted: bool = False) -> None:
+        for listener in self.listeners:
+            listener(queue, group, deleted=deleted)
 
     async def state(self) -> tuple[bool, str]:
         return True, ""
@@ -211,6 +233,93 @@ class PlainMetadata:
         return None
 
 
-def broker_in_memory() -> Broker:
+class HeldStorage(MadStorage):
+    """Messages in memory. Commits wait, one by one, while `held` is a list."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStorage())
+        self.held: list[asyncio.Event] | None = None
+        """What each commit under way waits for, in the order in which they began."""
+        self.held_queue: str | None = None
+        """Only commits with something of this queue wait, by its id; None: all do."""
+
+    def let_go(self) -> None:
+        """No commit waits any more."""
+        held, self.held = self.held or (), None
+        for commit in held:
+            commit.set()
+
+    async def append(
+        self, appends: Sequence[Append], *, lane: Lane | None = None
+    ) -> list[Appended]:
+        """As the real one, once it is let go."""
+        queues = {append.partition.queue_id for append in appends}
+        if self.held is not None and self.held_queue in (None, *queues):
+            self.held.append(asyncio.Event())
+            await self.held[-1].wait()
+        return await super().append(appends, lane=lane)
+
+
+class MemoryBroker(Broker):
+    """The broker itself over a catalog and a storage in memory, which may stall and fail, and what
+    it was given to publish."""
+
+    def __init__(self, *, auto_create: bool = False) -> None:
+        self.catalog = MadMetadata(PlainMetadata())
+        self.messages = HeldStorage()
+        config = Config(data_dir=Path(), auto_create=auto_create)
+        super().__init__(config, cast(Metadata, self.catalog), cast(Storage, self.messages))
+        self.submitted: list[PendingPublish] = []
+        """In the order of their coming."""
+        submit = self.publisher.submit
+
+        def recording(publish: PendingPublish) -> None:
+            self.submitted.append(publish)
+            submit(publish)
+
+        self.publisher.submit = recording  # type: ignore[method-assign]
+
+    async def add_queue(self, name: str = "q", **settings: Any) -> Queue:
+        """Make a queue, of one partition unless told otherwise."""
+        made = QueueSettings(**{"partitions": 1, **settings})
+        queue, _ = await self.create_queue(ANYBODY, name, made)
+        return queue
+
+    def publish(self, queue: str, *bodies: object) -> "asyncio.Future[PendingPublish]":
+        """Publish messages of these bodies, for nobody's session."""
+        stored: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
+        messages = [Message(body=msgspec.Raw(msgspec.json.encode(body))) for body in bodies]
+        self.publisher.submit(
+            PendingPublish(self.find_queue(ANYBODY, queue), messages, stored.set_result)
+        )
+        return stored
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Those that have a place in a group, in the order of their coming."""
+        runtimes = self.groups.runtimes.values()
+        members = [one for runtime in runtimes for one in runtime.members.values()]
+        return [one for one in members if isinstance(one, Consumer)]
+
+    @property
+    def subscription_count(self) -> int:
+        """Number of consumers and readers that there are."""
+        return len(self.consumers) + sum(self.readers.counts().values())
+
+
+def broker_in_memory(*, auto_create: bool = False) -> MemoryBroker:
     """A broker that has nothing to stop: not started, over stores in memory."""
-    return Broker(Config(data_dir=Path()), PlainMetadata(), MemoryStorage())
+    return MemoryBroker(auto_create=auto_create)
+
+
+@asynccontextmanager
+async def running(broker: MemoryBroker) -> AsyncIterator[MemoryBroker]:
+    """Start it, and stop it at the end."""
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        broker.messages.let_go()
+        broker.messages.well()
+        broker.catalog.well()
+        await broker.stop()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from gateway.config import Config
 from gateway.delivery.consumer import Consumer
 from gateway.delivery.ports import StartFrom
 from gateway.delivery.readers import Reader
+from gateway.limits.limiter import Limiter
 from gateway.models import Admission, Transport
 from gateway.publish.batch import PendingPublish
 from gateway.rest.app import Application
+from gateway.session.credential import SessionCredential, SessionQuota
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session as ServerSession
+from gateway.session.subscriptions import Subscriptions
 from gateway.wire import frames
 from gateway.wire.frames import Close
 from loadtests.clients import wire
@@ -263,6 +267,19 @@ class House:
         """Messages that the group has not settled, durably."""
         described = await self.broker.describe_group(ANYBODY, queue, group.name)
         return int(str(described["lag"]))
+
+
+def subscriptions_of(house: House, session: Session) -> Subscriptions:
+    """The subscriptions of a session without sockets, which may do everything."""
+    credential = SessionCredential(
+        None,
+        session.admission,
+        Authenticator(None),
+        session.account,
+        SessionQuota(Limiter()),
+        wall=time.time,
+    )
+    return Subscriptions(house.broker, credential)
 
 
 class Socket:

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 
 from gateway.operator.removal import Removed
-from gateway.session.subscriptions import Subscriptions
 from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Written
-from tests.histories.house import House, Session, delivery, eventually, message
+from tests.histories.house import House, Session, delivery, eventually, message, subscriptions_of
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node
 
@@ -504,7 +503,7 @@ async def test_nothing_goes_where_the_first_group_is_made_by_a_subscribe_that_ag
     await made(http, partitions=1)
     await published(house, 3)
     session = Session("s")
-    subscriptions = Subscriptions(house.broker)
+    subscriptions = subscriptions_of(house, session)
     asked = Subscribe(ref=1, subscription=1, queue="orders", group="billing", credit=1)
     late = msgspec.structs.replace(asked, start="latest")
     for most in (0, 2):

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -28,8 +27,7 @@ from runtime.loop.fairness import (
     LargeReadGate,
 )
 from tests.gateway.asgi import client_of
-from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_metadata import broker_in_memory
+from tests.gateway.plain_metadata import MemoryBroker, broker_in_memory
 from tests.gateway.raw_sockets import (
     HANDSHAKE,
     Gateway,
@@ -51,7 +49,7 @@ EMPTY_PING = b"\x89\x80\0\0\0\0"
 def paced(incoming: IncompleteBytesBudget | None = None) -> Registry:
     limiter = Limiter(session=parse_limits(f"frames={PER_S}/s+{BURST}", OF_SESSION))
     return Registry(
-        SessionServices(EchoBroker(), Authenticator(None), limiter=limiter), incoming=incoming
+        SessionServices(broker_in_memory(), Authenticator(None), limiter=limiter), incoming=incoming
     )
 
 
@@ -110,7 +108,8 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
     """They have limits of their own."""
     wire = await session(gateway)
     connection = connection_of(gateway)
-    broker: Any = gateway.registry.services.broker
+    broker = gateway.registry.services.broker
+    assert isinstance(broker, MemoryBroker)
     await broker.add_queue("q")
     one = msgspec.json.encode(
         {"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]}
@@ -123,7 +122,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
 
 async def test_one_part_of_a_turn_has_so_many_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
-    async with serve(Registry(SessionServices(EchoBroker(), Authenticator(None)))) as gateway:
+    async with serve(Registry(SessionServices(broker_in_memory(), Authenticator(None)))) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         connection.data_received(EMPTY_PING * (PART_FRAMES_MAX - 1))

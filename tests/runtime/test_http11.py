@@ -18,7 +18,7 @@ from push.errors import Refused
 from runtime.http1 import PART_BYTES_MIN, Http11Protocol, raw_problem
 from runtime.listener import Listener, bind
 from runtime.problems import SECURITY_HEADERS
-from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import (
     HANDSHAKE,
     Gateway,
@@ -51,7 +51,7 @@ class BodyHurried(Patient):
 
 
 def registry() -> Registry:
-    return Registry(SessionServices(EchoBroker(), Authenticator(None)))
+    return Registry(SessionServices(broker_in_memory(), Authenticator(None)))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from runtime.loop.fairness import LARGE_INCOMPLETE_BYTES, IncompleteBytesBudget
-from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import Wire, serve, session
 
 LARGE = 300_000
@@ -73,7 +73,7 @@ async def begun(wire: Wire) -> None:
 async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None:
     """And what it held is given back: at its own end, and when its message is whole."""
     incoming = IncompleteBytesBudget(2 * LARGE + 100)  # and the headers of their frames
-    around = SessionServices(EchoBroker(), Authenticator(None))
+    around = SessionServices(broker_in_memory(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming)) as gateway:
         first, second, third = [await session(gateway) for _ in range(3)]
         await begun(first)
@@ -96,7 +96,7 @@ async def test_a_body_that_hoards_is_refused_and_the_others_go_on(broker: Broker
     """As a session; HTTP's answer is a 503."""
     incoming = IncompleteBytesBudget(2 * LARGE + 100)
     application = Application(broker, Authenticator(None), incoming=incoming)
-    around = SessionServices(EchoBroker(), Authenticator(None))
+    around = SessionServices(broker_in_memory(), Authenticator(None))
     async with serve(Registry(around, incoming=incoming), app=application) as gateway:
         sockets = [
             Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)

@@ -36,7 +36,7 @@ from runtime.listener import Listener, StartError, bind
 from runtime.tls import CertificateFiles, Tls
 from tests.authority import Authority, Pair, write_key
 from tests.gateway.conftest import never
-from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import HANDSHAKE, Wire, response
 from tests.gateway.test_server import whole
 
@@ -137,7 +137,9 @@ async def serving(
     pair: Pair, client_ca: Path | None = None, addresses: Addresses = NO_PROXIES
 ) -> AsyncIterator[Gateway]:
     """The shipped listener, with the shipped protocol classes, on a free port."""
-    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)), addresses=addresses)
+    registry = Registry(
+        SessionServices(broker_in_memory(), Authenticator(None)), addresses=addresses
+    )
     tls = Tls(CertificateFiles(*pair, client_ca))
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
@@ -593,7 +595,9 @@ async def test_without_tls_other_machines_are_told_to_use_it(
     target: str, authority: Authority, pair: Pair
 ) -> None:
     addresses = Abroad(is_plain_allowed=False)
-    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)), addresses=addresses)
+    registry = Registry(
+        SessionServices(broker_in_memory(), Authenticator(None)), addresses=addresses
+    )
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     listener = Listener(where, bound, http=http_class(addresses), ws=websocket_class(registry))

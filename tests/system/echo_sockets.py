@@ -19,7 +19,7 @@ from gateway.wire.protocol import INVALID_UTF8
 from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
 from metadata.catalog import ANYBODY
 from push import limits
-from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import serve
 
 
@@ -76,7 +76,7 @@ class _EchoConnection(WebSocketConnection):
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
     """An echo server on a free port of loopback: the port."""
-    registry = Registry(SessionServices(EchoBroker(), Authenticator(None)))
+    registry = Registry(SessionServices(broker_in_memory(), Authenticator(None)))
 
     class Bound(_EchoConnection):
         __slots__ = ()

@@ -19,14 +19,13 @@ from gateway.auth.auth import Authenticator
 from gateway.cli.serve import admin
 from gateway.models import Admission
 from gateway.rest.app import OPERATIONS, Application
-from gateway.session.subscriptions import Subscriptions
 from gateway.wire.frames import Subscribe
 from metadata.catalog import ANYBODY, Principal
 from push import limits
 from push.errors import Refused
 from push.ring import key_hash
 from tests.gateway.asgi import client_of
-from tests.histories.house import House, Session
+from tests.histories.house import House, Session, subscriptions_of
 
 NOON = 1_763_726_400.0
 ALICE = Actor.of(Admission(Principal("alice", "acme"), credential="token 7"), "192.0.2.7")
@@ -300,7 +299,7 @@ async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: H
     session = Session("s")
     session.account = accounting.session(lambda who, name: True)
     session.account.admit(Admission(ANYBODY))
-    subscriptions = Subscriptions(house.broker)
+    subscriptions = subscriptions_of(house, session)
     asked = Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0)
     await subscriptions.open(session, asked)
     await house.broker._dead_letter_queue(queue)

@@ -24,7 +24,6 @@ from push import limits
 from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
-from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.raw_sockets import HANDSHAKE, Gateway, connect, request, serve
 from tests.gateway.rest.test_rest import check_problem
@@ -500,7 +499,7 @@ async def test_an_open_broker_wants_nothing() -> None:
 
 @pytest.fixture
 async def gateway(wall: Wall) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(EchoBroker(), LOCKED, wall=wall))) as made:
+    async with serve(Registry(SessionServices(broker_in_memory(), LOCKED, wall=wall))) as made:
         yield made
 
 

@@ -30,7 +30,6 @@ from loadtests.trials.credentials.bad_credentials import (
     bad_credentials,
 )
 from runtime.addresses import UNKNOWN
-from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.plain_tokens import PlainTokens, record, text
 from tests.gateway.raw_sockets import HANDSHAKE
@@ -96,7 +95,7 @@ class Http:
     """The application, without a client between."""
 
     def __init__(self, auth: Authenticator) -> None:
-        around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
+        around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL)
         registry = Registry(around)
         self.application = Application(broker_in_memory(), auth, Polls(registry), wall=lambda: WALL)
 
@@ -130,7 +129,7 @@ class Outlet:
     def __init__(self, auth: Authenticator, admission: Admission | None = None) -> None:
         self.sent: list[bytes] = []
         self.closed: Close | None = None
-        around = SessionServices(EchoBroker(), auth, wall=lambda: WALL)
+        around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL)
         self.session = Session(around, self, "s-1", admission, now=NOW)
 
     def send(self, frame: bytes) -> None:

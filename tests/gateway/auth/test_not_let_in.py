@@ -20,7 +20,6 @@ from push.errors import Refused
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
 from tests.gateway.auth.test_bad_credentials import NOW, WALL, auth_of, bad, issuer
-from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_metadata import broker_in_memory
 from tests.gateway.plain_tokens import text
 from tests.gateway.raw_sockets import HANDSHAKE
@@ -69,7 +68,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
     accounting = AccountingWriter.open(tmp_path, usage_bytes_max=1 << 20, audit_bytes_max=1 << 20)
     good, expired = issuer().token(WALL), text("expiredd")
     foreign = issuer().token(WALL, aud="somebody-else")
-    around = SessionServices(EchoBroker(), auth, wall=lambda: WALL, accounting=accounting)
+    around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL, accounting=accounting)
     with caplog.at_level(logging.INFO, logger="tocsin.auth"):
         application = Application(
             broker_in_memory(), auth, wall=lambda: WALL, accounting=accounting

@@ -1,6 +1,7 @@
 """What a session and a request are told that are over a limit, and what happens then."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -18,9 +19,8 @@ from metadata.catalog import QueueSettings
 from push.places import Partition
 from runtime.addresses import ClientAddress
 from tests.gateway.asgi import client_of
-from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.plain_metadata import broker_in_memory
-from tests.gateway.session.test_conversation import Socket, publish
+from tests.gateway.plain_metadata import MemoryBroker, broker_in_memory, running
+from tests.gateway.session.test_session import Socket, publish, until
 from tests.histories.house import House
 
 RATE = 1000
@@ -28,25 +28,24 @@ RATE = 1000
 
 
 @pytest.fixture
-async def broker() -> EchoBroker:
-    made = EchoBroker()
-    await made.add_queue("q")
-    await made.add_queue("other")
-    return made
+async def broker() -> AsyncIterator[MemoryBroker]:
+    async with running(MemoryBroker(auto_create=True)) as made:
+        await made.add_queue("q")
+        await made.add_queue("other")
+        yield made
 
 
-def socket_of(broker: EchoBroker, limits: str = f"messages={RATE}/s") -> Socket:
+def socket_of(broker: MemoryBroker, limits: str = f"messages={RATE}/s") -> Socket:
     made = Socket(broker, limiter=Limiter(parse_limits(limits)))
     made.say({"type": "hello", "producer": "p"})
     assert made.answer()["type"] == "welcome"
     return made
 
 
-def said(socket: Socket, count: int, sequence: int, *, now: float = 0, **more: Any) -> str:
+async def said(socket: Socket, count: int, sequence: int, *, now: float = 0, **more: Any) -> str:
     """What a publish of so many messages from this sequence on is answered."""
     frame = publish(1, *range(count), sequence=sequence, **more)
-    socket.say(frame, now=now)
-    answer = socket.answer()
+    (answer,) = await socket.ask(frame, now=now, count=1)
     assert answer["ref"] == 1
     return "ok" if answer["type"] == "ok" else str(answer["code"])
 
@@ -54,89 +53,92 @@ def said(socket: Socket, count: int, sequence: int, *, now: float = 0, **more: A
 # --- WebSocket and long poll --------------------------------------------------------------------
 
 
-def test_a_publish_is_admitted_whole_or_refused_whole(broker: EchoBroker) -> None:
+async def test_a_publish_is_admitted_whole_or_refused_whole(broker: MemoryBroker) -> None:
     socket = socket_of(broker)
-    assert said(socket, 600, 0) == "ok"
+    assert await said(socket, 600, 0) == "ok"
     socket.say(publish(2, *range(500), sequence=600))
     answer = socket.answer()
     assert answer["type"] == "error"
     assert (answer["ref"], answer["code"], answer["retry"]) == (2, "rate_limited", True)
     assert answer["retry_after_s"] == pytest.approx(0.1, abs=1e-8)
     assert len(broker.submitted) == 1
-    assert said(socket, 500, 600, now=answer["retry_after_s"]) == "ok"
+    assert await said(socket, 500, 600, now=answer["retry_after_s"]) == "ok"
 
 
-def test_behind_what_was_refused_nothing_of_the_queue_is_stored(broker: EchoBroker) -> None:
+async def test_behind_what_was_refused_nothing_of_the_queue_is_stored(broker: MemoryBroker) -> None:
     """R7. [A large publish is over the limit, a small one behind it is not: it overtakes.]"""
     socket = socket_of(broker)
-    assert said(socket, 900, 0) == "ok"
-    assert said(socket, 500, 900) == "rate_limited"
-    assert said(socket, 1, 1400) == "out_of_sequence"
-    assert said(socket, 1, 1401, now=5.0) == "out_of_sequence"
-    assert said(socket, 1, 0, queue="other", now=5.0) == "ok"  # another order
-    assert said(socket, 200, 900, now=5.0, resolved=900) == "ok"  # also in pieces
-    assert said(socket, 1, 1400, now=5.0, resolved=900) == "out_of_sequence"
-    assert said(socket, 300, 1100, now=5.0, resolved=1100) == "ok"
-    assert said(socket, 2, 1400, now=5.0, resolved=1400) == "ok"
+    assert await said(socket, 900, 0) == "ok"
+    assert await said(socket, 500, 900) == "rate_limited"
+    assert await said(socket, 1, 1400) == "out_of_sequence"
+    assert await said(socket, 1, 1401, now=5.0) == "out_of_sequence"
+    assert await said(socket, 1, 0, queue="other", now=5.0) == "ok"  # another order
+    assert await said(socket, 200, 900, now=5.0, resolved=900) == "ok"  # also in pieces
+    assert await said(socket, 1, 1400, now=5.0, resolved=900) == "out_of_sequence"
+    assert await said(socket, 300, 1100, now=5.0, resolved=1100) == "ok"
+    assert await said(socket, 2, 1400, now=5.0, resolved=1400) == "ok"
     assert [one.sequence for one in broker.submitted] == [0, 0, 900, 1100, 1400]
 
 
-def test_of_more_than_a_burst_what_it_holds_is_admitted_in_order(broker: EchoBroker) -> None:
+async def test_of_more_than_a_burst_what_it_holds_is_admitted_in_order(
+    broker: MemoryBroker,
+) -> None:
     """R5, R7: the others are refused in their places, and nothing behind them is stored before."""
     socket = socket_of(broker, "messages=10/s")
-    socket.say(publish(1, *range(25), sequence=0))
-    first = socket.answer()
+    (first,) = await socket.ask(publish(1, *range(25), sequence=0), count=1)
     assert [isinstance(one, list) for one in first["receipts"]] == [True] * 10 + [False] * 15
     assert {one["code"] for one in first["receipts"][10:]} == {"rate_limited"}
     assert first["receipts"][10]["retry_after_s"] == pytest.approx(1, abs=0.01)
-    assert said(socket, 1, 25) == "out_of_sequence"
-    assert said(socket, 10, 10, now=0.5) == "rate_limited"
-    assert said(socket, 10, 10, now=1.0, resolved=10) == "ok"
-    assert said(socket, 1, 25, now=2.0, resolved=20) == "out_of_sequence"
-    assert said(socket, 5, 20, now=2.0, resolved=20) == "ok"
-    assert said(socket, 1, 25, now=2.0, resolved=25) == "ok"
+    assert await said(socket, 1, 25) == "out_of_sequence"
+    assert await said(socket, 10, 10, now=0.5) == "rate_limited"
+    assert await said(socket, 10, 10, now=1.0, resolved=10) == "ok"
+    assert await said(socket, 1, 25, now=2.0, resolved=20) == "out_of_sequence"
+    assert await said(socket, 5, 20, now=2.0, resolved=20) == "ok"
+    assert await said(socket, 1, 25, now=2.0, resolved=25) == "ok"
     assert [(one.sequence, len(one.messages)) for one in broker.submitted] == [
         (0, 10), (10, 10), (20, 5), (25, 1),
     ]  # fmt: skip
 
 
-def test_what_is_out_of_sequence_is_charged_to_nobody(broker: EchoBroker) -> None:
+async def test_what_is_out_of_sequence_is_charged_to_nobody(broker: MemoryBroker) -> None:
     socket = socket_of(broker)
-    assert said(socket, 600, 0) == "ok"
-    assert said(socket, 500, 600) == "rate_limited"
+    assert await said(socket, 600, 0) == "ok"
+    assert await said(socket, 500, 600) == "rate_limited"
     for number in range(20):
-        assert said(socket, 400, 1100 + number, now=0.05) == "out_of_sequence"
-    assert said(socket, 500, 600, now=0.1) == "ok"
+        assert await said(socket, 400, 1100 + number, now=0.05) == "out_of_sequence"
+    assert await said(socket, 500, 600, now=0.1) == "ok"
 
 
-def test_what_the_producer_has_given_up_holds_up_nobody(broker: EchoBroker) -> None:
+async def test_what_the_producer_has_given_up_holds_up_nobody(broker: MemoryBroker) -> None:
     socket = socket_of(broker)
-    assert said(socket, 600, 0) == "ok"
-    assert said(socket, 500, 600) == "rate_limited"
-    assert said(socket, 1, 1100) == "out_of_sequence"
-    assert said(socket, 1, 1100, resolved=1100) == "ok"
+    assert await said(socket, 600, 0) == "ok"
+    assert await said(socket, 500, 600) == "rate_limited"
+    assert await said(socket, 1, 1100) == "out_of_sequence"
+    assert await said(socket, 1, 1100, resolved=1100) == "ok"
 
 
-def test_without_sequences_every_publish_is_for_itself(broker: EchoBroker) -> None:
+async def test_without_sequences_every_publish_is_for_itself(broker: MemoryBroker) -> None:
     socket = socket_of(broker)
-    socket.say(publish(1, *range(900)), publish(2, *range(500)), publish(3, 1))
-    assert [answer["type"] for answer in socket.answers()] == ["ok", "error", "ok"]
+    answers = await socket.ask(
+        publish(1, *range(900)), publish(2, *range(500)), publish(3, 1), count=3
+    )
+    types = {answer["ref"]: answer["type"] for answer in answers}
+    assert types == {1: "ok", 2: "error", 3: "ok"}
 
 
-async def test_a_queue_in_the_making_is_charged_too(broker: EchoBroker) -> None:
-    broker.auto_create = True
-    broker.gate.clear()
+async def test_a_queue_in_the_making_is_charged_too(broker: MemoryBroker) -> None:
+    broker.messages.stall("create_queue")
     socket = socket_of(broker)
-    socket.say(publish(1, *range(900), queue="new"), publish(2, *range(500), queue="new"))
-    broker.gate.set()
-    await asyncio.sleep(0)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    first, second = socket.answers()
-    assert (first["type"], second["type"], second["code"]) == ("ok", "error", "rate_limited")
+    said = (publish(1, *range(900), queue="new"), publish(2, *range(500), queue="new"))
+    assert await socket.ask(*said) == []
+    broker.messages.well()
+    await until(lambda: len(socket.sent) == 2)
+    second, first = socket.answers()
+    assert (first["ref"], first["type"]) == (1, "ok")
+    assert (second["ref"], second["type"], second["code"]) == (2, "error", "rate_limited")
 
 
-def test_a_session_too_many_is_told_so_and_closed_for_now(broker: EchoBroker) -> None:
+async def test_a_session_too_many_is_told_so_and_closed_for_now(broker: MemoryBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
     first, second = Socket(broker, limiter=limiter), Socket(broker, limiter=limiter)
     first.say({"type": "hello"})
@@ -152,7 +154,7 @@ def test_a_session_too_many_is_told_so_and_closed_for_now(broker: EchoBroker) ->
     assert third.answer()["type"] == "welcome"
 
 
-async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: EchoBroker) -> None:
+async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: MemoryBroker) -> None:
     limiter = Limiter(address=parse_limits("failures=1/s+2", OF_ADDRESS))
 
     def hello(token: str, address: str) -> tuple[object, ...]:
@@ -248,7 +250,7 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change(house: House) -
         assert refused.status_code == 400
 
 
-async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: EchoBroker) -> None:
+async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: MemoryBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
     registry = Registry(SessionServices(broker, Authenticator(None), limiter=limiter))
     application = Application(

@@ -11,7 +11,7 @@ from gateway.net.connections import Registry
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
 from gateway.wire.frames import OVERLOADED
-from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.plain_metadata import MemoryBroker, running
 from tests.gateway.raw_sockets import Gateway, Wire, connect, connection_of, serve
 from tests.histories.house import eventually
 
@@ -20,9 +20,11 @@ HELLO = {"type": "hello", "linger_s": 30}
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    broker = EchoBroker()
-    await broker.add_queue("q")
-    async with serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway:
+    async with (
+        running(MemoryBroker()) as broker,
+        serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway,
+    ):
+        await broker.add_queue("q")
         yield gateway
 
 
@@ -115,15 +117,13 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
     assert lingering == 0
 
 
-async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still() -> None:
     """P9: else as many again are let in while those that were lost wait to linger."""
-    broker = EchoBroker()
-    await broker.add_queue("q")
-    async with serve(
-        Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)
-    ) as gateway:
+    async with (
+        running(MemoryBroker()) as broker,
+        serve(Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)) as gateway,
+    ):
+        await broker.add_queue("q")
         wire, _ = await joined(gateway)
         lose(gateway)
         assert len(gateway.registry) == 0
@@ -164,11 +164,11 @@ async def test_who_says_good_bye_does_not_linger(gateway: Gateway, code: bytes) 
 async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -> None:
     """P9: a session without a transport counts, and yet does not shut itself out; neither does
     one whose old socket the gateway still believes in."""
-    broker = EchoBroker()
-    await broker.add_queue("q")
-    async with serve(
-        Registry(SessionServices(broker, Authenticator(None)), sessions_max=2)
-    ) as gateway:
+    async with (
+        running(MemoryBroker()) as broker,
+        serve(Registry(SessionServices(broker, Authenticator(None)), sessions_max=2)) as gateway,
+    ):
+        await broker.add_queue("q")
         wire, session = await joined(gateway)
         other, second = await joined(gateway)
         for one in (wire, other):

@@ -1,7 +1,7 @@
-"""Publishes that are heard together, and published together."""
+"""Publishes that arrive in one read, and are published as one."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from typing import Any, Never
 
 import msgspec
 import pytest
@@ -14,11 +14,11 @@ from gateway.wire import frames
 from gateway.wire.coalesce import PORTION_BYTES_MAX, CoalescedPublish, Portions, coalesce
 from gateway.wire.protocol import Effect
 from gateway.wire.rfc6455 import CLOSE, PING, TEXT, Event
-from metadata.catalog import ANYBODY, QueueSettings
+from metadata.catalog import ANYBODY
 from push import limits
 from push.message import Message
-from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.session.test_conversation import Socket, publish
+from tests.gateway.plain_metadata import MemoryBroker, running
+from tests.gateway.session.test_session import Socket, publish, settle, until
 
 BODY = msgspec.Raw(b"1")
 
@@ -190,14 +190,14 @@ def test_all_is_heard_in_its_order(events: list[Event]) -> None:
 
 
 @pytest.fixture
-async def broker() -> EchoBroker:
-    made = EchoBroker()
-    await made.add_queue("q", QueueSettings(message_bytes_max=100))
-    return made
+async def broker() -> AsyncIterator[MemoryBroker]:
+    async with running(MemoryBroker()) as made:
+        await made.add_queue("q", message_bytes_max=100)
+        yield made
 
 
 @pytest.fixture
-def socket(broker: EchoBroker) -> Iterator[Socket]:
+async def socket(broker: MemoryBroker) -> AsyncIterator[Socket]:
     made = Socket(broker)
     made.say({"type": "hello", "producer": "p"})
     made.answers()
@@ -210,12 +210,22 @@ def hear(socket: Socket, *values: object) -> None:
     socket.session.receive(*map(msgspec.json.encode, values), now=0)
 
 
-async def test_each_frame_has_an_answer_of_its_own(socket: Socket, broker: EchoBroker) -> None:
+async def answers_to(socket: Socket, *values: object) -> list[dict[str, Any]]:
+    """What they are answered, once all of them are."""
+    hear(socket, *values)
+    await until(lambda: len(socket.sent) >= len(values))
+    return socket.answers()
+
+
+async def test_each_frame_has_an_answer_of_its_own(socket: Socket, broker: MemoryBroker) -> None:
     """R5: with its own messages' receipts and errors, in order."""
-    hear(socket, publish(1, 1, "x" * 200, sequence=0), publish(2, 2, sequence=2),
-         publish(3, 3, 4, sequence=3))  # fmt: skip
+    one, two, three = await answers_to(
+        socket,
+        publish(1, 1, "x" * 200, sequence=0),
+        publish(2, 2, sequence=2),
+        publish(3, 3, 4, sequence=3),
+    )
     assert len(broker.submitted) == 1
-    one, two, three = socket.answers()
     assert [answer["ref"] for answer in (one, two, three)] == [1, 2, 3]
     assert one["receipts"][0] == [0, 0]
     assert one["receipts"][1]["code"] == "message_too_large"
@@ -225,91 +235,103 @@ async def test_each_frame_has_an_answer_of_its_own(socket: Socket, broker: EchoB
     assert one["durability"] == three["durability"]
 
 
-async def test_together_they_are_answered_as_one_by_one(broker: EchoBroker) -> None:
+async def test_together_they_are_answered_as_one_by_one() -> None:
     said = [publish(ref, *range(ref % 3 + 1), queue=queue) for ref, queue in enumerate("qqqrqqrr")]
     answers = []
     for at_once in (True, False):
-        made = EchoBroker()
-        await made.add_queue("q")
-        await made.add_queue("r")
-        socket = Socket(made)
-        socket.say({"type": "hello"})
-        socket.answers()
-        for part in [said] if at_once else [[one] for one in said]:
-            hear(socket, *part)
-        answers.append([(answer["ref"], answer["receipts"]) for answer in socket.answers()])
-        socket.session.closed()
+        async with running(MemoryBroker()) as broker:
+            await broker.add_queue("q")
+            await broker.add_queue("r")
+            socket = Socket(broker)
+            socket.say({"type": "hello"})
+            socket.answers()
+            for part in [said] if at_once else [[one] for one in said]:
+                hear(socket, *part)
+            await until(lambda socket=socket: len(socket.sent) == len(said))  # type: ignore[misc]
+            answers.append({answer["ref"]: answer["receipts"] for answer in socket.answers()})
+            assert len(broker.submitted) == (4 if at_once else len(said))
+            socket.session.closed()
     assert answers[0] == answers[1]
 
 
 async def test_frames_whose_answers_wait_are_waited_for_each(
-    socket: Socket, broker: EchoBroker
+    socket: Socket, broker: MemoryBroker
 ) -> None:
     """P14: a session that drains ends when the last of them has been answered."""
-    broker.unanswered = []
+    held = broker.messages.held = []
     hear(socket, publish(1, 1), publish(2, 2))
     socket.session.drain(1.0)
+    await settle()
     assert socket.close_code is None
-    (answer,) = broker.unanswered
-    answer()
+    (commit,) = held
+    commit.set()
+    await settle()
     assert [one["ref"] for one in socket.answers()[1:]] == [1, 2]
     assert socket.close_code == frames.DRAINING
 
 
-async def test_who_is_charged_is_charged_for_all_of_them(broker: EchoBroker) -> None:
+async def test_who_is_charged_is_charged_for_all_of_them(broker: MemoryBroker) -> None:
     """At once where they fit; no more and no less than one by one."""
     limiter = Limiter(parse_limits("messages=1/s+2000,in_flight=1000", OF_PRINCIPAL))
     socket = Socket(broker, limiter=limiter)
     socket.say({"type": "hello"})
     socket.answers()
-    broker.unanswered = []
+    broker.messages.stall("append")
     hear(socket, publish(1, *range(400)), publish(2, *range(400)))
     assert len(broker.submitted) == 1
     hear(socket, publish(3, *range(50)), publish(4, *range(50)))
     assert len(broker.submitted) == 2
     hear(socket, publish(5, *range(90)), publish(6, *range(20)))
     assert [(one["ref"], one["code"]) for one in socket.answers()] == [(6, "too_many_in_flight")]
-    for answer in broker.unanswered:
-        answer()
+    broker.messages.well()
+    await until(lambda: len(socket.sent) == 5)
     assert [(one["ref"], one["type"]) for one in socket.answers()] == [
         (ref, "ok") for ref in range(1, 6)
     ]
-    broker.unanswered = None
-    hear(socket, publish(7, *range(990)), publish(8, *range(20)), publish(9, 9))
-    assert [(one["ref"], one["type"]) for one in socket.answers()] == [
-        (7, "ok"), (8, "ok"), (9, "error"),
-    ]  # fmt: skip
+    answers = await answers_to(socket, publish(7, *range(980)), publish(8, *range(20)))
+    answers += await answers_to(socket, publish(9, *range(10)), publish(10, 10))
+    assert [(one["ref"], one["type"]) for one in by_ref(answers)] == [
+        (7, "ok"),
+        (8, "ok"),
+        (9, "ok"),
+        (10, "error"),
+    ]
+    assert len(broker.submitted) == 5
     socket.session.closed()
 
 
-async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: EchoBroker) -> None:
+def by_ref(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A refusal needs no commit, and comes sooner."""
+    return sorted(answers, key=lambda answer: int(answer["ref"]))
+
+
+async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: MemoryBroker) -> None:
     """One that is larger is charged a burst; three that are not would be, too, for three."""
     limiter = Limiter(parse_limits(f"bytes=1/s+{limits.FRAME_BYTES_MAX}", OF_PRINCIPAL))
     socket = Socket(broker, limiter=limiter)
     socket.say({"type": "hello"})
     socket.answers()
     mebibyte = ["x" * 250_000] * 4
-    hear(socket, *(publish(ref, *mebibyte) for ref in range(3)))
-    types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
+    answers = await answers_to(socket, *(publish(ref, *mebibyte) for ref in range(3)))
+    types = [(answer["ref"], answer["type"]) for answer in by_ref(answers)]
     assert types == [(0, "ok"), (1, "ok"), (2, "error")]
     socket.session.closed()
 
 
-async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: EchoBroker) -> None:
+async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: MemoryBroker) -> None:
     """A limit that is reached refuses what is over it, and not what fits."""
     limiter = Limiter(parse_limits("messages=1/s+1000", OF_PRINCIPAL))
     socket = Socket(broker, limiter=limiter)
     socket.say({"type": "hello"})
     socket.answers()
-    hear(socket, publish(0, 0))
-    socket.answers()
-    hear(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
-    types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
+    await answers_to(socket, publish(0, 0))
+    answers = await answers_to(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
+    types = [(answer["ref"], answer["type"]) for answer in by_ref(answers)]
     assert types == [(1, "ok"), (2, "ok"), (3, "error")]
     socket.session.closed()
 
 
-async def test_a_sequence_without_a_producer_is_refused_in_each(broker: EchoBroker) -> None:
+async def test_a_sequence_without_a_producer_is_refused_in_each(broker: MemoryBroker) -> None:
     socket = Socket(broker)
     socket.say({"type": "hello"})
     socket.answers()
@@ -320,34 +342,37 @@ async def test_a_sequence_without_a_producer_is_refused_in_each(broker: EchoBrok
 
 
 async def test_of_a_queue_that_is_not_there_each_hears(socket: Socket) -> None:
-    hear(socket, publish(1, 1, queue="none"), publish(2, 2, queue="none"))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
+    answers = await answers_to(socket, publish(1, 1, queue="none"), publish(2, 2, queue="none"))
+    codes = [(answer["ref"], answer["code"]) for answer in answers]
     assert codes == [(1, "queue_not_found"), (2, "queue_not_found")]
 
 
-async def test_a_bug_is_answered_to_each(socket: Socket, broker: EchoBroker) -> None:
+async def test_a_bug_is_answered_to_each(
+    socket: Socket, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P12."""
-    broker.bug = RuntimeError("never foreseen")
-    hear(socket, publish(1, 1), publish(2, 2))
+
+    def fail(_: object) -> Never:
+        raise RuntimeError("never foreseen")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(broker.publisher, "submit", fail)
+        hear(socket, publish(1, 1), publish(2, 2))
     codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
     assert codes == [(1, "internal"), (2, "internal")]
-    hear(socket, publish(3, 3))
-    assert socket.answer()["type"] == "ok"
+    (answer,) = await answers_to(socket, publish(3, 3))
+    assert answer["type"] == "ok"
 
 
 async def test_to_several_clusters_they_go_one_by_one(
-    socket: Socket, broker: EchoBroker, monkeypatch: pytest.MonkeyPatch
+    socket: Socket, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One may be away, and what goes to the others is not to wait for it."""
-    queue = msgspec.structs.replace(
-        broker.metadata.find_queue(ANYBODY, "q"), clusters=("north", "south")
-    )
+    queue = msgspec.structs.replace(broker.find_queue(ANYBODY, "q"), clusters=("north", "south"))
     monkeypatch.setattr(broker.metadata, "find_queue", lambda *_: queue)
-    hear(socket, publish(1, 1), publish(2, 2))
+    answers = await answers_to(socket, publish(1, 1), publish(2, 2))
     assert len(broker.submitted) == 2
-    assert [answer["ref"] for answer in socket.answers()] == [1, 2]
+    assert [answer["ref"] for answer in answers] == [1, 2]
 
 
 def test_receipts_are_an_ok_like_any_other() -> None:
