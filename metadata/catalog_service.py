@@ -213,8 +213,7 @@ class CatalogService:
             lambda rows, still: self._alone(self._put_data_keys, rows, still),
             self.catch_up if store.is_shared else None,
         )
-        self.placing: Placing = lambda _queue_id, _settings: ()
-        """Where the partitions of a new queue are placed, by its id and settings."""
+        self._placing: Placing | None = None
         self._listeners: list[QueueListener] = []
         self.tokens = TokenStore(store, contents.tokens, alone=self._alone)
         store.follow(self.catch_up, self.tokens.doubt)
@@ -263,6 +262,10 @@ class CatalogService:
         """See Metadata."""
         return self._marks.get(name)
 
+    def place_queues(self, placing: Placing) -> None:
+        """Choose the clusters of new queues by this; without it their rows name none."""
+        self._placing = placing
+
     # --- Changing --------------------------------------------------------------------------------
 
     async def put_queue(
@@ -298,7 +301,7 @@ class CatalogService:
             ring_epoch=1,
             members=tuple(range(settings.partitions)),
             hash_key=secrets.token_bytes(HASH_KEY_BYTES),
-            clusters=self.placing(queue_id, settings),
+            clusters=self._placing(queue_id, settings) if self._placing is not None else (),
         )
         check_circle(queue, partial(self._index.find_queue, principal.tenant))
         await self._store.create([queue])

@@ -82,7 +82,7 @@ class MemoryPartition:
     log: PartitionLog
     records: list[StoredRecord] = field(default_factory=list)
     lines: dict[bytes, ProducerLine] = field(default_factory=dict)
-    buckets: IdBuckets = field(default_factory=lambda: IdBuckets([]))
+    buckets: IdBuckets = field(default_factory=IdBuckets)
     ids: dict[int, dict[bytes, int]] = field(default_factory=dict)
     """Bucket of time -> digest -> offset."""
     cursors: dict[str, GroupCursor] = field(default_factory=dict)
@@ -361,7 +361,7 @@ class MemoryStorage:
             at.buckets.add(until)
             at.ids.setdefault(until, {}).update(effect.ids)
         for until in at.buckets.passed(wall):
-            at.buckets.untils.remove(until)
+            at.buckets.remove(until)
             del at.ids[until]
         appended = effect.appended
         if appended.count:

@@ -373,7 +373,7 @@ class ShardedStorage:
             for state in some
             if self._places.lane(state.place.partition) == lane
         ]
-        return sorted(states, key=lambda state: state.place.partition.number)
+        return sorted(states, key=lambda state: state.place.partition)
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
         """As StorageInspection.cursor."""

@@ -178,7 +178,7 @@ def place_on(
         )
         return place(queue_id, settings.partitions, candidates, is_bounded=is_bounded)
 
-    metadata.placing = placing
+    metadata.place_queues(placing)
 
 
 def _broken(name: str, why: str) -> None:

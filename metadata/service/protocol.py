@@ -6,7 +6,7 @@ client keeps connections and has a deadline for each request; its caller says wh
 
 import asyncio
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -143,24 +143,37 @@ class NodeTransport(Protocol):
         """Close what is idle. What is under way ends by itself."""
 
 
-@dataclass(slots=True)
-class _Reading:
-    """What httptools tells of an answer."""
+class _ResponseReader:
+    """Collects a response from httptools."""
 
-    parts: list[bytes] = field(default_factory=list)
-    size: int = 0
-    is_complete: bool = False
-    is_kept: bool = False
-    """Whether the connection may be used again; known at the end of the answer only."""
-    parser: httptools.HttpResponseParser | None = None
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = 0
+        self.is_complete = False
+        self.is_kept = False
+        """Whether the connection may be used again; known at the end of the response only."""
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes."""
+        if self._parser is not None:
+            self._parser.feed_data(data)
 
     def on_body(self, part: bytes) -> None:
+        """Called by the parser."""
         self.size += len(part)
-        self.parts.append(part)
+        self._parts.append(part)
 
     def on_message_complete(self) -> None:
+        """Called by the parser."""
         self.is_complete = True
-        self.is_kept = self.parser is not None and self.parser.should_keep_alive()
+        self.is_kept = self._parser is not None and self._parser.should_keep_alive()
+
+    def finish(self) -> NodeResponse:
+        """The whole response."""
+        status = self._parser.get_status_code() if self._parser is not None else 0
+        self._parser = None  # they would keep each other alive
+        return NodeResponse(status, b"".join(self._parts))
 
 
 @dataclass(slots=True)
@@ -168,6 +181,10 @@ class _Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     idle_since: float = 0.0
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.writer.transport.abort()
 
 
 def without_offer(head: bytes) -> bytes:
@@ -235,23 +252,20 @@ class HttpNodeTransport:
 
     async def _answer(self, connection: _Connection) -> tuple[NodeResponse, bool]:
         """The answer, and whether the connection may be used again."""
-        reading = _Reading()
-        reading.parser = parser = httptools.HttpResponseParser(reading)
+        response = _ResponseReader()
         try:
             head = await connection.reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             raise ValueError("the answer's header is too large") from None
-        parser.feed_data(without_offer(head))
-        while not reading.is_complete:
+        response.feed(without_offer(head))
+        while not response.is_complete:
             data = await connection.reader.read(READ_BYTES)
             if not data:
                 raise EOFError("the connection was closed")
-            parser.feed_data(data)
-            if reading.size > self._body_bytes_max:
+            response.feed(data)
+            if response.size > self._body_bytes_max:
                 raise ValueError("the answer is too large")
-        status = parser.get_status_code()
-        reading.parser = None  # they would keep each other alive
-        return NodeResponse(status, b"".join(reading.parts)), reading.is_kept
+        return response.finish(), response.is_kept
 
     def _kept(self, url: str) -> _Connection | None:
         idle = self._idle.get(url, [])
@@ -276,7 +290,7 @@ class HttpNodeTransport:
     @staticmethod
     def _drop(connection: _Connection | None) -> None:
         if connection is not None:
-            connection.writer.transport.abort()
+            connection.abort()
 
     async def close(self) -> None:
         """See NodeTransport."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from metadata.redis.database import TAG, Arg, CatalogShard
 from push.errors import TocsinError
@@ -22,23 +22,10 @@ _LOG: Final = logging.getLogger("tocsin.manager")
 _LAST_WORDS_S: Final = 1.0
 
 
-class Row(Protocol):
-    """Where the managers' row is: `services.manager.leader.RedisLeaderRow`."""
-
-    async def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
-        """See there."""
-
-    async def say(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
-        """See there."""
-
-    async def told(self) -> dict[str, bytes]:
-        """See there."""
-
-
 class Leader:
     """Beats while it is started. `began` is set while this manager leads: to wait for."""
 
-    def __init__(self, row: Row, name: str | None = None) -> None:
+    def __init__(self, row: "RedisLeaderRow", name: str | None = None) -> None:
         self.began = asyncio.Event()
         self._row = row
         self._leading = Leading(name or secrets.token_hex(8))

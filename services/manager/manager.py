@@ -13,7 +13,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -96,16 +95,19 @@ class Manager:
         shard: RedisShard | ClusterShard,
         keepers: Sequence[ClusterKeeper],
         others: Sequence[Duty] = (),
-        unseen: Sequence["Unseen"] = (),
+        unseen: Sequence[tuple[str, Target]] = (),
+        *,
+        away_s: float = AWAY_S,
     ) -> None:
-        """`unseen`: clusters whose shards nobody could name yet."""
+        """`unseen`: clusters (name, where) whose shards nobody could name yet."""
         self._shard = shard
         self.leader = Leader(RedisLeaderRow(shard))
-        self.duties: list[Duty] = [*keepers, *others, *unseen]
+        searches = [
+            ClusterSearch(name, target, self._begin, away_s=away_s) for name, target in unseen
+        ]
+        self.duties: list[Duty] = [*keepers, *others, *searches]
         self._keepers = list(keepers)
-        self._unseen = set(unseen)
-        for one in unseen:
-            one.found = partial(self._begin, one)
+        self._unseen = {search.name for search in searches}
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = ManagerMetrics(self.leader.name)
 
@@ -128,9 +130,10 @@ class Manager:
             try:
                 keepers += await keepers_of(name, target, away_s=away_s)
             except Refused:
-                unseen.append(Unseen(name, target, away_s=away_s))
+                unseen.append((name, target))
         others = [PlacingDuty(placing, end_at_once)] if placing is not None else []
-        return cls(await database_of(clusters[0][1]), keepers, others, unseen)
+        shard = await database_of(clusters[0][1])
+        return cls(shard, keepers, others, unseen, away_s=away_s)
 
     def start(self) -> None:
         """Take part from now on."""
@@ -143,9 +146,9 @@ class Manager:
     def _run(self, duty: Duty) -> None:
         self._tasks.append(asyncio.create_task(self._do(duty), name=f"duty {duty.name}"))
 
-    def _begin(self, seen: "Unseen", keepers: Sequence[ClusterKeeper]) -> None:
-        """The shards of this one are known now."""
-        self._unseen.discard(seen)
+    def _begin(self, name: str, keepers: Sequence[ClusterKeeper]) -> None:
+        """Keep a cluster whose shards are known now."""
+        self._unseen.discard(name)
         self._keepers += keepers
         self.duties += keepers
         for keeper in keepers:
@@ -202,23 +205,30 @@ class Manager:
             await asyncio.sleep(AGAIN_S)
 
 
-class Unseen:
-    """A Cluster of which no node has answered yet: which shards it has only they can tell. See
-    `Duty`; `found` is called with a keeper for each, once."""
+class ClusterSearch:
+    """The duty to find a Cluster of which no node has answered yet: its shards only they can tell.
+    `on_found` is called once, with the name and a keeper for each shard."""
 
-    def __init__(self, name: str, target: Target, *, away_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        on_found: Callable[[str, Sequence[ClusterKeeper]], None],
+        *,
+        away_s: float,
+    ) -> None:
         self.name = name
-        self.found: Callable[[Sequence[ClusterKeeper]], None] = lambda _keepers: None
         self._target = target
+        self._on_found = on_found
         self._away_s = away_s
-        self._was_seen = False
+        self._is_found = False
 
     async def step(self, leader: Leader) -> float:
         """See Duty. Raises Refused: none of them answers."""
-        if not self._was_seen:
+        if not self._is_found:
             keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
-            self._was_seen = True
-            self.found(keepers)
+            self._is_found = True
+            self._on_found(self.name, keepers)
         return DONE_S
 
     async def close(self) -> None:

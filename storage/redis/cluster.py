@@ -314,10 +314,8 @@ class ClusterShard:
         for claim in claims:  # the newest configuration comes last
             for first, last in claim.ranges:
                 primaries[first : last + 1] = [claim.address] * (last + 1 - first)
-        ours = {
-            primaries[key_slot(each.settings.key.encode())]: number
-            for number, each in enumerate(self._parts)
-        }
+        keys = [part.settings.key for part in self._parts]
+        ours = {primaries[key_slot(key.encode())]: number for number, key in enumerate(keys)}
         found = array("h", (ours.get(place, NOWHERE) for place in primaries))
         moved = sum(one != other for one, other in zip(self._at, found, strict=True))
         _LOG.warning("%d slots of the cluster have moved", moved)

@@ -76,9 +76,7 @@ class RedisCursors:
         """As Storage.own."""
         self._kept.pop(place, None)
         args = [*_at(place), token, token[:OWNER_BYTES], assignment, epoch_seen]
-        answer = await self._shard.act(
-            "own", [queue_key(place.partition.queue_id)], args, level="all"
-        )
+        answer = await self._shard.act("own", [_queue_key(place)], args, level="all")
         previous = answer[0] if answer[0] >= 0 else None
         kept = _kept_of(answer[1:])
         self._keep(place, kept)
@@ -96,7 +94,7 @@ class RedisCursors:
         self, place: CursorPlace, ranges: Iterable[Range]
     ) -> tuple[_Kept, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
-        answer = await self._shard.look("cursor", [queue_key(place.partition.queue_id)], args)
+        answer = await self._shard.look("cursor", [_queue_key(place)], args)
         return (_kept_of(answer), _aside(answer[13])) if answer else None
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
@@ -164,8 +162,7 @@ class RedisCursors:
                 ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
                 ranges += [(one.first, one.last) for one in write.dead]
                 args = [*_at(write.place), *_flat(ranges)]
-                key = queue_key(write.place.partition.queue_id)
-                aside = _aside(await self._shard.look("aside", [key], args))
+                aside = _aside(await self._shard.look("aside", [_queue_key(write.place)], args))
             self._kept.pop(write.place, None)  # in doubt from here on
             written = await self._send(write, kept, aside)
             if written is not None:
@@ -181,7 +178,7 @@ class RedisCursors:
         change = kept.cursor.apply(write, find)
         answer = await self._shard.act(
             "write_cursor",
-            [queue_key(write.place.partition.queue_id)],
+            [_queue_key(write.place)],
             _write_args(write, kept, change),
             level=self._level,
         )
@@ -220,7 +217,7 @@ class RedisCursors:
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         """As StorageInspection.parked."""
-        key = queue_key(place.partition.queue_id)
+        key = _queue_key(place)
         rows = await self._shard.look("parked", [key], _at(place))
         lines = []
         for key_hash, row, messages, head, retry in rows:
@@ -245,13 +242,17 @@ class RedisCursors:
     ) -> tuple[int, ...]:
         """As Storage.read_side."""
         args = [*_at(place), key_hash, after, count_max]
-        key = queue_key(place.partition.queue_id)
+        key = _queue_key(place)
         members = await self._shard.look("read_side", [key], args)
         return tuple(int(member.rpartition(b":")[2]) for member in members)
 
 
 def _is_owners(cursor: GroupCursor, write: CursorWrite) -> bool:
     return bool(cursor.token) and (cursor.epoch, cursor.token) == (write.epoch, write.token)
+
+
+def _queue_key(place: CursorPlace) -> str:
+    return queue_key(place.partition.queue_id)
 
 
 def _at(place: CursorPlace) -> list[Arg]:

@@ -151,17 +151,21 @@ class RedisShard:
             await shard.close()
             raise
         await link.close()
-        shard._watch = Watch(
+        shard._start_watch()
+        return shard
+
+    def _start_watch(self) -> None:
+        settings = self._settings
+        self._watch = Watch(
             settings.find,
-            shard._connect,
-            shard._check,
-            shard._reserve,
-            shard._stop,
+            self._connect,
+            self._check,
+            self._reserve,
+            self._stop,
             used=settings.call("used", [settings.key], []),
             period_s=settings.watch_s,
             silence_s=settings.silence_s,
         )
-        return shard
 
     @property
     def key(self) -> str:

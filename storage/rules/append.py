@@ -355,7 +355,9 @@ def _append_singly(
     first, count = log.next_offset, header.count
     digests = header.digests if append.dedup_window_s > 0 else []
     known = find_ids([digest for digest in digests if digest != NO_DIGEST]) if digests else {}
-    effect = Effect(Appended(first, 0, first, log.generation), 0)
+    lines: dict[bytes, ProducerLine] = {}
+    ids: list[tuple[bytes, int]] = []
+    stored_bytes = 0
     outcomes: list[Stored | NotStored] = []
     skips: list[int] = []
     for index in range(count):
@@ -363,9 +365,9 @@ def _append_singly(
         outcome: Stored | NotStored | None = None
         if header.producers and header.producer_indexes[index]:
             producer, resolved = header.producers[header.producer_indexes[index] - 1]
-            line = effect.lines.get(producer)
+            line = lines.get(producer)
             if line is None:
-                line = effect.lines[producer] = line_of(producer)
+                line = lines[producer] = line_of(producer)
             sequence = header.sequences[index]
             outcome = line.judge(sequence, resolved)
         digest = digests[index] if digests else NO_DIGEST
@@ -376,15 +378,15 @@ def _append_singly(
                     line.add(sequence, outcome.offset)
                 if digest != NO_DIGEST and not outcome.duplicate:
                     known[digest] = outcome.offset
-                    effect.ids.append((digest, outcome.offset))
+                    ids.append((digest, outcome.offset))
             elif line is not None:
                 line.order.refuse(sequence)
         if isinstance(outcome, NotStored) or outcome.duplicate:
             skips.append(index)
         else:
-            effect.size += header.sizes[index]
+            stored_bytes += header.sizes[index]
         outcomes.append(outcome)
-    effect.appended = Appended(
+    appended = Appended(
         first,
         count - len(skips),
         log.next_offset,
@@ -392,7 +394,7 @@ def _append_singly(
         tuple(outcomes) if skips else None,
         tuple(skips),
     )
-    return effect
+    return Effect(appended, stored_bytes, lines, ids)
 
 
 def _place(
@@ -413,23 +415,27 @@ class IdBuckets:
     """The buckets of client ids that a partition has, ascending. A bucket is the time (unix ms)
     until which its ids are remembered."""
 
-    __slots__ = ("untils",)
+    __slots__ = ("_untils",)
 
-    def __init__(self, untils: list[int]) -> None:
-        self.untils = untils
+    def __init__(self) -> None:
+        self._untils: list[int] = []
 
     def add(self, until: int) -> None:
         """Use this bucket from now on."""
-        if until not in self.untils:
-            insort(self.untils, until)
+        if until not in self._untils:
+            insort(self._untils, until)
+
+    def remove(self, until: int) -> None:
+        """Forget a bucket whose rows are gone."""
+        self._untils.remove(until)
 
     def live(self, wall_unix_ms: int) -> list[int]:
         """Buckets whose ids still count."""
-        return [until for until in self.untils if until > wall_unix_ms]
+        return [until for until in self._untils if until > wall_unix_ms]
 
     def passed(self, wall_unix_ms: int) -> list[int]:
         """Buckets whose rows can go."""
-        return [until for until in self.untils if until <= wall_unix_ms]
+        return [until for until in self._untils if until <= wall_unix_ms]
 
 
 KNOWN_MAX: Final = 10_000

@@ -102,6 +102,10 @@ class GroupCursor:
         if retry is not None:
             self._reason_bytes -= len(retry.nack or b"")
 
+    def forget_ended(self) -> None:
+        """Forget which messages were settled by no ack."""
+        self.ended = RangeSet()
+
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
         owner's too (R22). Asked again with the token that owns it, whose answer was lost: the same

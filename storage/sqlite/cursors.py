@@ -320,7 +320,7 @@ class CursorWriteState:
         cursor = GroupCursor(log.start)
         cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
         self._side_rows.load(row_id, cursor, _name(place))
-        cursor.ended = RangeSet()  # it comes again
+        cursor.forget_ended()  # it comes again
         for offset, _ in self._side_rows.find_aside(row_id, log.start, log.next_offset):
             cursor.passed.add(offset, offset)
         cursor.floor = cursor.passed.pop_prefix(cursor.floor)

@@ -88,7 +88,7 @@ class IdState:
         """The partition's buckets of client ids."""
         buckets = self._buckets.get(partition_row)
         if buckets is None:
-            buckets = self._buckets[partition_row] = IdBuckets([])
+            buckets = self._buckets[partition_row] = IdBuckets()
             until = 0
             while until is not None:
                 (until,) = self._transaction.connection.execute(
@@ -151,7 +151,7 @@ class IdState:
             )
             if gone.rowcount == _SLICE:
                 return True
-            buckets.untils.remove(until)
+            buckets.remove(until)
         return False
 
 

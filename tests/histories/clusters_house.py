@@ -44,7 +44,7 @@ class ClustersHouse(House):
     async def open(self) -> None:
         """As the house it is."""
         self.metadata = metadata = await open_catalog(self.folder)
-        metadata.placing = lambda _queue_id, _settings: self.cycle
+        metadata.place_queues(lambda _queue_id, _settings: self.cycle)
 
         def placed(queue_id: str) -> tuple[str, ...] | None:
             queue = metadata.queue_by_id(queue_id)

@@ -36,6 +36,12 @@ FORBIDDEN: Final = {
 }  # fmt: skip
 """No docstring begins with one of these: it names its object, or is an imperative."""
 
+LIBRARY_HOOKS: Final = {
+    "text_factory": "sqlite3.Connection",
+    "sni_callback": "ssl.SSLContext",
+}
+"""Attributes that hold a function by the definition of a class of the standard library."""
+
 Found = list[str]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -209,7 +215,7 @@ def foreign_wires() -> Found:
 
     `x.y = v` and `self.x.y = v`, where v is, or chooses between, a lambda, a function of this
     module, a method of this class or of some other, `partial(…)`, an object that is made there, or
-    `self`.
+    `self`. Left out are hooks of the standard library, which are set in no other way.
     """
     found = []
     for path in files(".py", *SERVER):
@@ -222,6 +228,8 @@ def foreign_wires() -> Found:
                 chain = _chain(target)
                 is_own = chain[0] in ("self", "cls") and len(chain) == 2
                 if len(chain) < 2 or is_own or not isinstance(target, ast.Attribute):
+                    continue
+                if target.attr in LIBRARY_HOOKS:
                     continue
                 if _is_collaborator(value, functions):
                     found.append(f"{path}:{node.lineno} {ast.unparse(node)[:90]}")

@@ -226,7 +226,7 @@ async def test_a_hook_that_has_not_heard_is_told_again_under_the_same_number(
 
 
 async def test_a_queue_keeps_its_cluster_from_being_removed(world: World) -> None:
-    world.metadata.placing = lambda _queue_id, _settings: ("b",)
+    world.metadata.place_queues(lambda _queue_id, _settings: ("b",))
     await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
     await steps(world.manager(), 0, HOLD_S)
     assert world.told() == []

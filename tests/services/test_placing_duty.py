@@ -24,7 +24,7 @@ from runtime.webhook import ScaleHook
 from services.manager import placement as out_cluster
 from services.manager import placement as placing_duty
 from services.manager.leader import RedisLeaderRow
-from services.manager.manager import Manager
+from services.manager.manager import ClusterSearch, Manager
 from services.manager.placement import Placing, PlacingDuty
 from storage.redis.target import parse, parse_all
 from tests.histories.house import never
@@ -158,8 +158,8 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
     await becomes(tells)
     await becomes(lambda: opened._metrics._steps["c", "failed"] > 2)
     assert caplog.text.count("no node of the cluster answers") == 1  # counted each time, said once
-    (unseen,) = opened._unseen
-    unseen._target = parse_all(urls)[1]  # it is there now, whatever it is
+    (search,) = [duty for duty in opened.duties if isinstance(duty, ClusterSearch)]
+    search._target = parse_all(urls)[1]  # it is there now, whatever it is
     await becomes(lambda: not opened._unseen)
 
     async def is_told() -> bool:
