@@ -1,19 +1,23 @@
-"""The server's commands, which the `tocsin` command finds by the entry points `tocsin.commands`."""
+"""`tocsin serve`, and `tocsin admin` with what one broker is asked: status, partitions, master key.
+
+The `tocsin` command finds these by the entry points `tocsin.commands`.
+"""
 
 import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
 from tocsin.cli.common import confirm, plural, print_fields, shown_name, shown_value, yes_option
+from tocsin.cli.times import local_time
 
 from gateway import server
 from gateway.admin import client as admin_client
 from gateway.broker import Broker
 from gateway.cli.backup import backup, restore, verify
 from gateway.cli.journal import audit, usage
-from gateway.cli.keys import master_key
 from gateway.cli.manager import clusters_command
 from gateway.cli.options import (
     admin_errors,
@@ -28,11 +32,13 @@ from gateway.cli.parked import park
 from gateway.cli.store import doctor, forget_server, provision, set_replicas
 from gateway.cli.tokens import token
 from gateway.config import Config, ConfigError, load
+from gateway.encryption.master_key import read_keys
 from gateway.rest.pages import Site, pages
 from gateway.settings import SETTINGS, SQLITE, Setting
 from runtime import process as logs
 from runtime.listener import StartError
 
+NEW_KEY_VARIABLE: Final = "TOCSIN_NEW_MASTER_KEY"
 SERVE_EXAMPLES = """
 \b
 Examples:
@@ -247,6 +253,87 @@ def _memory(one: dict[str, Any]) -> str:
         return f"{plural(one['used_bytes'], 'byte')} taken, without a bound"
     share = round(100 * one["used_bytes"] / one["bound_bytes"])
     return f"{share} % of {plural(one['bound_bytes'], 'byte')} taken"
+
+
+@click.group("master-key")
+def master_key() -> None:
+    """The key that wraps the keys messages are sealed under."""
+
+
+@master_key.command("show")
+@data_dir_option
+@json_option
+def show_master_key(data_dir: str | None, as_json: bool) -> None:
+    """Say which master key the broker has, and which data keys. Never shows a key."""
+    with admin_errors():
+        answer = admin_client.master_key(broker_of(data_dir))
+    if as_json:
+        click.echo(to_json(answer))
+        return
+    where = answer["file"] or answer["from"]
+    click.echo(f"Master key {answer['master_key_id']}, from {where}.")
+    if answer["former_master_key_ids"]:
+        click.echo(f"Former ones beside it: {', '.join(answer['former_master_key_ids'])}.")
+    seals = "" if answer["encryption"] else " Encryption is off: what comes is stored plain."
+    click.echo(f"Data keys: {answer['data_keys']:,}.{seals}")
+    for row in answer["data_keys_newest"]:
+        click.echo(_data_key_line(row, answer))
+
+
+def _data_key_line(row: dict[str, Any], answer: dict[str, Any]) -> str:
+    line = f"  {row['key_id']}  made {local_time(row['created_unix_ms'])}"
+    if row["seals"]:
+        sealed = (
+            f"{plural(answer['sealed_messages'], 'message')}, "
+            f"{plural(answer['sealed_bytes'], 'byte')}"
+        )
+        line += f", in use: {sealed}"
+    return line
+
+
+@master_key.command("rotate")
+@click.option(
+    "--new-key-file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help=f"A file whose first key is the new one. (env {NEW_KEY_VARIABLE}: the key itself)",
+)
+@data_dir_option
+@json_option
+def rotate_master_key(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> None:
+    """Wrap the running broker's data keys under another master key.
+
+    Where the broker has its key from a file, the new one is made there, unless it is given, in
+    front of the old one; both stay in the file, because backups of before need the old one: take
+    it out when there are none any more. Messages are not written anew, and nothing waits.
+
+    Where it has its key from TOCSIN_MASTER_KEY, give the new one, and put it there for the next
+    start: the new one, a comma, the old one. From a provider, it asks that which key it uses now.
+
+    Where several gateways share a store, give the new one, after you have put it behind the old one
+    into the file or the environment of each: while one that is there lacks it, this is refused.
+
+    \b
+    Examples:
+      tocsin admin master-key rotate
+      tocsin admin master-key rotate --new-key-file /run/secrets/tocsin-2027
+    """
+    new = os.environ.get(NEW_KEY_VARIABLE)
+    with admin_errors():
+        if new_key_file is not None:
+            new = read_keys(new_key_file)[0].hex()
+        answer = admin_client.rotate_master_key(broker_of(data_dir), new)
+    if as_json:
+        click.echo(to_json(answer))
+        return
+    click.echo(
+        f"Wrapped under the master key {answer['master_key_id']} now, before "
+        f"{answer['master_key_id_before']}: {plural(answer['data_keys'], 'data key')}."
+    )
+    if answer["file"] is not None:
+        click.echo(f"{answer['file']} has both: copy it, and keep the old one for older backups.")
+    elif new is not None:
+        click.echo("Before the next start, put the new key first into TOCSIN_MASTER_KEY.")
 
 
 for _command in (
