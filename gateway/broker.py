@@ -137,7 +137,7 @@ class Broker:
         self.deadlines, self.counting = Deadlines(), Counters()
         self.nack_reasons = NackReasons(sealer)
         self.limiter = _limiter_of(config, pool, self.counting)
-        self.stock = QueueStatsCache(looking, is_shared=metadata.is_shared)
+        self.queue_stats = QueueStatsCache(looking, is_shared=metadata.is_shared)
         log = self.delivery_log
         self._tombstones = Tombstones(metadata, self._dead_letter_queue)
         self.publisher = self._publisher_of(in_parts=may_be_away)
@@ -145,7 +145,7 @@ class Broker:
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         context = self._context_of(looking)
         self.groups = Groups(context, metadata)
-        self._describing = Describer(self.stock, metadata, self.groups, self.counting)
+        self._describer = Describer(self.queue_stats, metadata, self.groups, self.counting)
         self._availability = Availability(storage, metadata, self.groups.presence)
         self.alerting = self._alerting_of(config)
         temporary_owner = TemporaryOwner(context, self.groups, metadata)
@@ -158,8 +158,8 @@ class Broker:
         self.settings = SettingsChanges(
             looking, metadata, self.changes, self.groups, self._removing
         )
-        self.explaining = Explainer(looking, self.groups, metadata, self.nack_reasons)
-        self.holding = WaitingKeys(looking, self.groups, self.nack_reasons)
+        self.explainer = Explainer(looking, self.groups, metadata, self.nack_reasons)
+        self.waiting_keys = WaitingKeys(looking, self.groups, self.nack_reasons)
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
@@ -220,11 +220,11 @@ class Broker:
 
     def _alerting_of(self, config: Config) -> AlertEvaluator:
         presence, webhooks = self.groups.presence, config.alert_webhooks
-        return AlertEvaluator(self.metadata, presence, self.stock, self.publisher, webhooks)
+        return AlertEvaluator(self.metadata, presence, self.queue_stats, self.publisher, webhooks)
 
     def _measuring_of(self, config: Config) -> GatewayMetrics:
         return GatewayMetrics(
-            Sources(self.stock, self.metadata, self.groups, self.counting),
+            Sources(self.queue_stats, self.metadata, self.groups, self.counting),
             storage=self.storage,
             publisher=self.publisher,
             pulls=self.pulls,
@@ -247,7 +247,7 @@ class Broker:
             Expiry(self.groups, self.metadata, self._delete_expired),
             OrphanedLetters(context, self.groups, self.metadata, temporary_owner),
             cursor_writer=self.cursor_writer,
-            changed=self.stock.changed,
+            changed=self.queue_stats.on_change,
         )
 
     @classmethod
@@ -323,7 +323,7 @@ class Broker:
         self.groups.changed(queue, group, deleted=deleted)
         if deleted:
             self.counting.forget(queue.queue_id, group.group_id if group is not None else None)
-            self.stock.changed(queue.queue_id)
+            self.queue_stats.on_change(queue.queue_id)
         if deleted and group is not None:
             self._touch(queue)  # what only this group had not settled may go
         if deleted and group is None:
@@ -511,13 +511,13 @@ class Broker:
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
         """See gateway.operator.describe."""
-        return await self._describing.queue(principal, name)
+        return await self._describer.queue(principal, name)
 
     async def describe_group(
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
         """See gateway.operator.describe."""
-        return await self._describing.group(principal, queue, name)
+        return await self._describer.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
         """A backup of everything in this folder, while work goes on; its manifest."""

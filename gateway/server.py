@@ -261,7 +261,7 @@ def _scraped_of(config: Config, broker: Broker) -> MetricsServer | None:
     if config.metrics_port is None:
         return None
     return MetricsServer(
-        config.metrics_host, config.metrics_port, broker.metrics.everything, config.metrics_token
+        config.metrics_host, config.metrics_port, broker.metrics.collect, config.metrics_token
     )
 
 

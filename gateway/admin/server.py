@@ -178,7 +178,7 @@ class AdminSocket:
             queue = broker.find_queue(who, wanted.queue)
             group = broker.metadata.find_group(who, queue, wanted.group)
             if wanted.decide is None:
-                return reply(await broker.parking.parked(queue, group, wanted.limit))
+                return reply(await broker.parking.list_keys(queue, group, wanted.limit))
             which, verb = wanted.decide.which(), wanted.decide.decision
             place = {"queue": wanted.queue, "group": wanted.group}
             async with audit.act("parked.decide", by, **place) as act:

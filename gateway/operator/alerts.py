@@ -78,7 +78,7 @@ class AlertEvaluator:
         self,
         metadata: Metadata,
         presence: Presence,
-        stock: QueueStatsCache,
+        stats: QueueStatsCache,
         publisher: Publisher,
         webhooks: Mapping[str, str],
         *,
@@ -86,7 +86,7 @@ class AlertEvaluator:
     ) -> None:
         self._metadata = metadata
         self._presence = presence
-        self._stock = stock
+        self._stats = stats
         self._publisher = publisher
         self._webhooks = webhooks
         self._post = post
@@ -205,10 +205,10 @@ class AlertEvaluator:
             if alert.group in (None, group.name)
         ]
         is_of_groups = alert.when in ("lag", "oldest_age_s", "parked_keys")
-        stock = await self._stock.of(queue, groups if is_of_groups else [])
+        stats = await self._stats.stats(queue, groups if is_of_groups else [])
         if not is_of_groups:
-            return float(sum(state.messages for state in stock.states))
-        found = [stock.groups[one.group_id] for one in groups if one.group_id in stock.groups]
+            return float(sum(state.messages for state in stats.states))
+        found = [stats.groups[one.group_id] for one in groups if one.group_id in stats.groups]
         if alert.when == "lag":
             return float(max((one.lag for one in found), default=0))
         if alert.when == "parked_keys":

@@ -1,13 +1,14 @@
-"""Queues and groups as they are described to operators: what the storage has, and what their
-consumers here know besides.
+"""Describe queues and groups to operators: the storage's figures, and what their owners here know.
 
-What the storage has of queues and groups, as it is described; remembered until it changes.
+`QueueStatsCache` has the storage's figures, remembered until they change. A console asks for every
+queue once a second, and most of a thousand queues have not changed: these cost no read of the
+storage. Every append, settlement, trim, seek and purge through this gateway is notified
+(`on_change`), so that the next description reads anew. Where several gateways work on the storage,
+nobody notifies what others settle, trim and purge: figures of a queue that is not empty are then
+believed for BELIEVED_S. An empty queue can only change by an append, and every gateway is notified
+of appends.
 
-A console asks for every queue once a second, and most of a thousand queues have not changed: these
-cost no look into the storage. Whatever is appended, settled, trimmed, sought or purged through this
-gateway says so, and the next look is a fresh one. Where several gateways work on the storage, what
-others settle, trim and purge is not told: then what is not empty is believed for BELIEVED_S. Of
-what is empty nothing can change but by an append, which is told to all.
+`Describer` joins these figures with the settings, the counters, and the partitions' owners.
 """
 
 import asyncio
@@ -33,73 +34,73 @@ from push.storage_port import CursorState, PartitionState, Storage
 from runtime.loop.fairness import TimeSlices
 
 KEPT_MAX: Final = 200_000
-"""Partitions and cursors remembered, some 300 bytes each."""
+"""Number of partitions and cursors remembered, some 300 bytes each."""
 BELIEVED_S: Final = 2.0
-"""How old a figure may be of what another gateway has done. [A console shows a lag for hours that
+"""Age that figures may have which another gateway can change. [A console shows a lag for hours that
 was settled at another gateway at once.]"""
 
 
 def age_s(oldest_unix_ms: int | None) -> float:
-    """How old what was published then is by this gateway's clock; None: 0."""
+    """Return the age of a publish of that time by this gateway's clock; None: 0."""
     return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
 
 
 @dataclass(slots=True)
 class GroupStats:
-    """Where a group stands, durably. What it acked a moment ago may still count as unsettled."""
+    """A group's durable position. What it acked a moment ago may still count as unsettled."""
 
     cursors: dict[int, CursorState]
     lags: dict[int, int]
-    """By partition: messages it has not settled."""
+    """Number of messages it has not settled, by partition."""
     firsts: dict[int, int]
-    """By partition: the first one that it has not settled; absent: there is none."""
+    """First offset that it has not settled, by partition; absent: there is none."""
     oldest_unix_ms: int | None = None
-    """When the oldest of these was published; None: there is none. Where the first message of a
+    """Publish time of the oldest of these; None: there is none. Where the first message of a
     partition was lost to damage, it is that of the next retained one."""
 
     @property
     def lag(self) -> int:
-        """Messages it has not settled."""
+        """Number of messages it has not settled."""
         return sum(self.lags.values())
 
     @property
     def aside(self) -> int:
-        """Messages in side lines."""
+        """Number of messages in side lines."""
         return sum(cursor.aside for cursor in self.cursors.values())
 
     @property
     def parked(self) -> int:
-        """Parked keys."""
+        """Number of parked keys."""
         return sum(cursor.parked for cursor in self.cursors.values())
 
 
 @dataclass(slots=True)
 class QueueStats:
-    """What a queue retains."""
+    """Figures of what a queue retains."""
 
     states: list[PartitionState]
-    described: list[dict[str, object]]
-    """Each partition, as it is shown."""
+    descriptions: list[dict[str, object]]
+    """Fields of each partition."""
     groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
-    """When the oldest retained message was published; None: the queue is empty."""
-    looked_at: float = 0.0
-    """By the loop's clock."""
+    """Publish time of the oldest retained message; None: the queue is empty."""
+    read_at: float = 0.0
+    """Time of the read, by the loop's clock."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is retained, and nothing to be settled."""
+        """Whether nothing is retained and nothing is to be settled."""
         has_messages = any(state.messages for state in self.states)
         return not has_messages and not any(group.lag for group in self.groups.values())
 
     @property
     def size(self) -> int:
-        """Entries that it takes in memory."""
+        """Number of entries that it takes in memory."""
         return len(self.states) * (1 + len(self.groups))
 
 
 class QueueStatsCache:
-    """See the module."""
+    """Figures of queues and groups in the storage, remembered until they change."""
 
     def __init__(self, storage: Storage, *, is_shared: bool) -> None:
         """`is_shared`: other gateways work on the storage, too."""
@@ -107,19 +108,20 @@ class QueueStatsCache:
         self._is_shared = is_shared
         self._known: OrderedDict[str, QueueStats] = OrderedDict()
         self._reading: dict[str, object] = {}
-        """Queue id → the latest look that is under way, while nothing has changed since."""
+        """Latest read that is under way while nothing has changed since, by queue id."""
         self._size = 0
 
-    def changed(self, queue_id: str) -> None:
-        """Something of this queue is not as it was. Called per record: it costs two look-ups."""
+    def on_change(self, queue_id: str) -> None:
+        """Forget the figures of a queue that has changed. Called for each record: it costs two
+        look-ups."""
         known = self._known.pop(queue_id, None)
         if known is not None:
             self._size -= known.size
         if self._reading:
             self._reading.pop(queue_id, None)
 
-    async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStats:
-        """What a queue has, and where these of its groups stand."""
+    async def stats(self, queue: Queue, groups: Sequence[Group]) -> QueueStats:
+        """Return the figures of a queue and of these of its groups."""
         known, now = self._known.get(queue.queue_id), asyncio.get_running_loop().time()
         if known is not None and self._is_old(known, now):
             known = None
@@ -138,18 +140,18 @@ class QueueStatsCache:
         return found
 
     def _is_old(self, known: QueueStats, now: float) -> bool:
-        return self._is_shared and now - known.looked_at > BELIEVED_S and not known.is_empty
+        return self._is_shared and now - known.read_at > BELIEVED_S and not known.is_empty
 
     def _keep(self, queue_id: str, found: QueueStats) -> None:
         if found.size > KEPT_MAX or any(
             len(group.cursors) < len(found.states) for group in found.groups.values()
         ):
             return  # too large, or being made still
-        self.changed(queue_id)
+        self.on_change(queue_id)
         self._known[queue_id] = found
         self._size += found.size
         while self._size > KEPT_MAX:
-            self.changed(next(iter(self._known)))
+            self.on_change(next(iter(self._known)))
 
     async def _look(
         self, queue: Queue, known: QueueStats | None, groups: Sequence[Group]
@@ -157,19 +159,21 @@ class QueueStatsCache:
         """`groups` are those that are not `known`."""
         if known is None:
             states = await self._storage.partitions(queue.queue_id)
-            looked_at = asyncio.get_running_loop().time()
-            found = QueueStats(states, [_described(state) for state in states], looked_at=looked_at)
+            read_at = asyncio.get_running_loop().time()
+            found = QueueStats(
+                states, [_partition_fields(state) for state in states], read_at=read_at
+            )
         else:
             states = known.states
             groups_known = dict(known.groups)
-            found = QueueStats(states, known.described, groups_known, looked_at=known.looked_at)
+            found = QueueStats(states, known.descriptions, groups_known, read_at=known.read_at)
         places = [(state.partition, state.start) for state in states if state.messages]
         ends, slices = [("", len(places))], TimeSlices()
         for group in groups:
             await slices.yield_if_over()
             cursors = await self._storage.cursors(queue.queue_id, group.group_id)
-            stock = found.groups[group.group_id] = _group_stock(states, cursors)
-            places += [(Partition(queue.queue_id, n), at) for n, at in stock.firsts.items()]
+            stats = found.groups[group.group_id] = _group_stats(states, cursors)
+            places += [(Partition(queue.queue_id, n), at) for n, at in stats.firsts.items()]
             ends.append((group.group_id, len(places)))
         times = await self._storage.published(places) if places else []
         begin = 0
@@ -183,24 +187,24 @@ class QueueStatsCache:
         return found
 
 
-def _group_stock(states: Sequence[PartitionState], cursors: Sequence[CursorState]) -> GroupStats:
+def _group_stats(states: Sequence[PartitionState], cursors: Sequence[CursorState]) -> GroupStats:
     ends = {state.partition: state.certified for state in states}
-    stock = GroupStats({}, {}, {})
+    stats = GroupStats({}, {}, {})
     for cursor in cursors:
-        number = cursor.place.partition.number
-        end = ends.get(cursor.place.partition, cursor.floor)
+        partition = cursor.place.partition
+        number, end = partition.number, ends.get(partition, cursor.floor)
         ahead = max(0, end - cursor.floor - cursor.settled_above)
-        stock.cursors[number] = cursor
-        stock.lags[number] = ahead + cursor.aside
+        stats.cursors[number] = cursor
+        stats.lags[number] = ahead + cursor.aside
         firsts = [cursor.floor] if ahead else []
         if cursor.aside_first is not None:
             firsts.append(cursor.aside_first)
         if firsts:
-            stock.firsts[number] = min(firsts)
-    return stock
+            stats.firsts[number] = min(firsts)
+    return stats
 
 
-def _described(state: PartitionState) -> dict[str, object]:
+def _partition_fields(state: PartitionState) -> dict[str, object]:
     return {
         "partition": state.partition.number,
         "start": state.start,
@@ -212,19 +216,19 @@ def _described(state: PartitionState) -> dict[str, object]:
     }
 
 
-Room = Literal["paused", "credit", "socket", "full", "no_consumer"]
+BlockedBy = Literal["paused", "credit", "socket", "full", "no_consumer"]
 
 
 class Describer:
-    """See the module."""
+    """Descriptions of queues and groups."""
 
     def __init__(
-        self, stock: QueueStatsCache, metadata: Metadata, groups: Groups, counting: Counters
+        self, stats: QueueStatsCache, metadata: Metadata, groups: Groups, counters: Counters
     ) -> None:
-        self._stock = stock
+        self._stats = stats
         self._metadata = metadata
         self._groups = groups
-        self._counting = counting
+        self._counters = counters
 
     # --- Queues --------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class Describer:
         Refused(queue_not_found)."""
         queue = self._metadata.find_queue(principal, name)
         groups = self._metadata.list_groups(principal, queue)
-        stock = await self._stock.of(queue, groups)
+        stats = await self._stats.stats(queue, groups)
         return {
             "name": queue.name,
             "queue_id": queue.queue_id,
@@ -241,23 +245,25 @@ class Describer:
             "created_unix_ms": queue.created_unix_ms,
             "paused": queue.paused,
             "settings": msgspec.to_builtins(queue.settings),
-            "partitions": _at_clusters(queue, stock.described),
-            "depth": sum(state.messages for state in stock.states),
-            "bytes": sum(state.bytes for state in stock.states),
-            "oldest_unix_ms": stock.oldest_unix_ms,
-            "counters": self._counting.of_queue(queue.queue_id),
+            "partitions": _at_clusters(queue, stats.descriptions),
+            "depth": sum(state.messages for state in stats.states),
+            "bytes": sum(state.bytes for state in stats.states),
+            "oldest_unix_ms": stats.oldest_unix_ms,
+            "counters": self._counters.of_queue(queue.queue_id),
             "dead_letters": await self._dead_letters(principal, queue),
             "groups": [
                 {
                     "name": group.name,
-                    **self._figures(group, stock.groups[group.group_id], await self._seen(group)),
+                    **self._figures(
+                        group, stats.groups[group.group_id], await self._membership(group)
+                    ),
                 }
                 for group in groups
             ],
         }
 
-    async def _seen(self, group: Group) -> Membership | None:
-        """The group's row, as far as it is to be had; see Groups.row."""
+    async def _membership(self, group: Group) -> Membership | None:
+        """Return the group's row; None: it cannot be read now."""
         try:
             return await self._groups.row(group)
         except TocsinError:
@@ -270,12 +276,12 @@ class Describer:
         except Refused:
             return {"queue": name, "messages": None}
         try:
-            stock = await self._stock.of(dead, [])
+            stats = await self._stats.stats(dead, [])
         except Refused as error:  # they may be at a storage cluster that is away
             if error.code.name != "storage_unavailable":
                 raise
             return {"queue": name, "messages": None}
-        return {"queue": name, "messages": sum(state.messages for state in stock.states)}
+        return {"queue": name, "messages": sum(state.messages for state in stats.states)}
 
     # --- Groups --------------------------------------------------------------------------------
 
@@ -283,70 +289,70 @@ class Describer:
         """Settings, lag, counters, and each partition with its owner and what it waits for.
         Raises Refused(group_not_found)."""
         group = self._metadata.find_group(principal, queue, name)
-        stock = await self._stock.of(queue, [group])
+        stats = await self._stats.stats(queue, [group])
         runtime = self._groups.runtimes.get(group.group_id)
-        standing, row = stock.groups[group.group_id], await self._seen(group)
+        group_stats, row = stats.groups[group.group_id], await self._membership(group)
         members = sorted(
             {*(runtime.members if runtime is not None else ()), *self._groups.others(row)}
         )
         absent = sorted(runtime.absent) if runtime is not None else []
         there = self._groups.elsewhere(row)
-        whose = _whose(runtime, row, {*members, *absent})
+        assigned = _members_by_partition(runtime, row, {*members, *absent})
         return {
             "name": group.name,
             "group_id": group.group_id,
             "queue": queue.name,
             "created_unix_ms": group.created_unix_ms,
             "settings": msgspec.to_builtins(group.settings),
-            **self._figures(group, standing, row),
+            **self._figures(group, group_stats, row),
             "members": members,
             "absent": absent,
             "partitions": [
                 msgspec.to_builtins(
-                    _partition(state, standing, runtime, there.get(number), whose.get(number))
+                    _partition(state, group_stats, runtime, there.get(number), assigned.get(number))
                 )
-                for state in stock.states
+                for state in stats.states
                 for number in (state.partition.number,)
             ],
         }
 
     def _figures(
-        self, group: Group, standing: GroupStats, row: Membership | None
+        self, group: Group, stats: GroupStats, row: Membership | None
     ) -> dict[str, object]:
-        """What a queue's description says of a group, too."""
+        """Return the figures of a group that a queue's description has, too."""
         runtime = self._groups.runtimes.get(group.group_id)
         slots = runtime.slots.values() if runtime is not None else ()
         here = len(runtime.members) if runtime is not None else 0
         return {
-            "lag": standing.lag,
+            "lag": stats.lag,
             "consumers": here + len(self._groups.others(row)),
             "in_flight": sum(slot.delivery.in_flight for slot in slots),
-            "aside": standing.aside,
-            "keys_parked": standing.parked,
-            "oldest_unix_ms": standing.oldest_unix_ms,
-            "counters": self._counting.of_group(group.group_id),
+            "aside": stats.aside,
+            "keys_parked": stats.parked,
+            "oldest_unix_ms": stats.oldest_unix_ms,
+            "counters": self._counters.of_group(group.group_id),
         }
 
 
-def _whose(
+def _members_by_partition(
     runtime: GroupRuntime | None, row: Membership | None, there: Collection[str]
 ) -> dict[int, str]:
-    """Partition → whose it is, or is to be, as far as that one is `there`."""
+    """Return the member that has, or is to have, each partition, if it is `there`."""
     known = row.assignment if row is not None else runtime.assignment if runtime is not None else {}
     return {number: name for number, name in known.items() if name in there}
 
 
 def _partition(
     state: PartitionState,
-    standing: GroupStats,
+    stats: GroupStats,
     runtime: GroupRuntime | None,
     gateway: str | None,
     member: str | None,
 ) -> GroupPartition:
     """`gateway`: another one whose consumer has it; `member`: whose it is, or is to be."""
     number, now = state.partition.number, asyncio.get_running_loop().time()
-    cursor = standing.cursors.get(number)
-    lag = standing.lags.get(number, 0)
+    cursor = stats.cursors.get(number)
+    lag = stats.lags.get(number, 0)
     slot = runtime.slots.get(number) if runtime is not None else None
     if slot is None or slot.ended:
         return GroupPartition(
@@ -386,7 +392,7 @@ def _partition(
 
 
 def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int) -> int:
-    """The last one; owning raises it without anything else that would be looked at anew."""
+    """Return the last epoch. A new owner raises it without any change that is notified."""
     stored = cursor.epoch if cursor is not None else 0
     return max(stored, runtime.epochs.get(number, 0) if runtime is not None else 0)
 
@@ -400,7 +406,7 @@ def owner_of(slot: OwnedPartition) -> OwnerDescription | None:
 def owner_wanted(
     runtime: GroupRuntime | None, number: int, gateway: str | None
 ) -> Literal["no_consumer", "absent", "moving", "elsewhere"]:
-    """Why nobody here has a partition; `gateway`: another one whose consumer has it."""
+    """Return why nobody here has a partition; `gateway`: another one whose consumer has it."""
     if gateway is not None:
         return "elsewhere"
     if runtime is None:
@@ -414,24 +420,24 @@ def owner_wanted(
 
 
 def waits_for(slot: OwnedPartition, now: float) -> PartitionWaits:
-    """What the partition waits for with which there is something to give; "": nothing is to be
-    given, or it goes out in this moment."""
+    """Return what a partition waits for that has something to give; "": nothing is to be given, or
+    it goes out in this moment."""
     delivery = slot.delivery
     if not is_open(delivery, now):
         return holds_up(delivery, now) or ""
-    blocked = without_room(slot)
+    blocked = blocked_by(slot)
     return blocked or ("read" if slot.fetch.reading else "")
 
 
-def without_room(slot: OwnedPartition) -> Room | None:
-    """Why its owner takes nothing; None: it does."""
+def blocked_by(slot: OwnedPartition) -> BlockedBy | None:
+    """Return why its owner takes nothing; None: it takes something."""
     if slot.owner.available() > 0:
         return None
     why = slot.owner.blocked_by
-    return _ROOM.get(why, "credit")
+    return _BLOCKED_BY.get(why, "credit")
 
 
-_ROOM: Final[dict[str, Room]] = {
+_BLOCKED_BY: Final[dict[str, BlockedBy]] = {
     "paused": "paused",
     "socket": "socket",
     "in_flight": "full",
@@ -440,7 +446,7 @@ _ROOM: Final[dict[str, Room]] = {
 
 
 def _at_clusters(queue: Queue, described: list[dict[str, object]]) -> list[dict[str, object]]:
-    """With the storage cluster of each, where the queue's row names some."""
+    """Add the storage cluster of each partition, where the queue's row names some."""
     names = queue.clusters
     if not names:
         return described

@@ -1,18 +1,14 @@
-"""What a gateway tells of itself, and of one queue to whoever has a right on it.
+"""Metrics of a gateway, and of one queue for the principals that have a right on it.
 
-The figures of queues and groups, for a scrape.
-
-Counters are memory and cost nothing. Depth and lag are asked of the storage
-(`gateway.operator.describe`, which remembers them until something changes): for queues that have
-labels of their own with each scrape, for all others now and then, in the background, slowly
+Counters are memory and cost nothing. Depth and lag are read from the storage (through
+`gateway.operator.describe`, which remembers them until something changes): with each scrape for the
+queues that have labels of their own, now and then, slowly and in the background for all others
 (`RemoteFigures`).
 
-Which queues and groups have labels of their own (P9).
-
-The first that come have, up to a bound, and keep them as long as they are there: a series never
-changes whom it is about. All others share one value, REST, which no queue or group can be called.
-What a counter of one of these had come to when it was deleted stays in the sum, which so never
-falls.
+The first queues and groups have labels of their own, up to a bound (P9), and keep them as long as
+they exist: a series is about one queue for ever. All others share one value, REST, which no queue
+or group can be called. The counters of one of these stay in the sum when it is deleted, so that the
+sum never falls.
 """
 
 import asyncio
@@ -48,19 +44,19 @@ CountedT = TypeVar("CountedT")
 
 
 class LabelBudget(Generic[CountedT]):
-    """The places of one kind. `gone` begins as a counter of nothing."""
+    """Labels of queues, or of groups. `forgotten` begins as a counter of nothing."""
 
-    def __init__(self, places_max: int, gone: CountedT) -> None:
+    def __init__(self, places_max: int, forgotten: CountedT) -> None:
         self._places_max = places_max
         self._own: dict[str, Labels] = {}
-        self.gone = gone
-        """What those without a place had come to that are not there any more."""
+        self.forgotten = forgotten
+        """Sum of the counters of those without labels of their own that were deleted."""
 
     def __len__(self) -> int:
         return len(self._own)
 
-    def see(self, there: Mapping[str, Labels]) -> None:
-        """These are there now, by id: places of others are free, and given in this order."""
+    def assign(self, there: Mapping[str, Labels]) -> None:
+        """Assign labels to what exists now, by id, in this order; those of others are free."""
         for place in [place for place in self._own if place not in there]:
             del self._own[place]
         for place, labels in there.items():
@@ -68,12 +64,13 @@ class LabelBudget(Generic[CountedT]):
                 break
             self._own.setdefault(place, labels)
 
-    def of(self, place: str) -> Labels | None:
-        """The labels of its own; None: it has none."""
+    def labels(self, place: str) -> Labels | None:
+        """Return the labels of its own; None: it has none."""
         return self._own.get(place)
 
     def forget(self, place: str) -> bool:
-        """It is deleted. True: it had no place, and what it had come to is to be kept in `gone`."""
+        """Forget what was deleted. True: it had no labels, and its counters are to be added to
+        `forgotten`."""
         return self._own.pop(place, None) is None
 
     def check(self) -> None:
@@ -82,60 +79,62 @@ class LabelBudget(Generic[CountedT]):
 
 
 REST_LOOKS_PER_S: Final = 50
-"""At most so many queues that share a label are looked at in a second."""
+"""Number of queues that share a label and are read in a second, at most."""
 REST_EVERY_S: Final = 30.0
 _LINES_PER_LOOK: Final = 500
+CAUSES: Final = ("backoff", "parked", "gate", "commit", "ready")
 OTHER_QUEUE: Final[Labels] = (REST, REST)
 OTHER_GROUP: Final[Labels] = (REST, REST, REST)
 
 
 @dataclass(slots=True)
 class Sources:
-    """Where figures come from."""
+    """Sources of the figures."""
 
-    stock: QueueStatsCache
+    stats: QueueStatsCache
     metadata: Metadata
     groups: Groups
-    counting: Counters
+    counters: Counters
 
 
-def of_queue(samples: Samples, labels: Labels, counted: PublishCounters) -> None:
-    """What publishers sent, and readers were given."""
+def put_queue_counters(samples: Samples, labels: Labels, counters: PublishCounters) -> None:
+    """Put what publishers sent, and readers were given."""
     for name, outcome in EVENTS.items():
-        samples.put("tocsin_queue_messages_total", getattr(counted, name), *labels, outcome)
-    samples.put("tocsin_queue_bytes_total", counted.published_bytes, *labels)
-    samples.spread("tocsin_queue_certify_seconds", counted.certify_s, *labels)
-    samples.put("tocsin_queue_read_messages_total", counted.read, *labels)
-    samples.spread("tocsin_queue_read_seconds", counted.read_s, *labels)
+        samples.put("tocsin_queue_messages_total", getattr(counters, name), *labels, outcome)
+    samples.put("tocsin_queue_bytes_total", counters.published_bytes, *labels)
+    samples.spread("tocsin_queue_certify_seconds", counters.certify_s, *labels)
+    samples.put("tocsin_queue_read_messages_total", counters.read, *labels)
+    samples.spread("tocsin_queue_read_seconds", counters.read_s, *labels)
 
 
-def of_group(samples: Samples, labels: Labels, tally: Tally) -> None:
-    """What consumers were given and did."""
+def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
+    """Put what consumers were given and did."""
     for name in COUNTED:
         samples.put("tocsin_group_messages_total", getattr(tally, name), *labels, name)
     samples.spread("tocsin_group_dispatch_seconds", tally.dispatch_s, *labels)
     samples.spread("tocsin_group_settle_seconds", tally.settle_s, *labels)
 
 
-def stood(samples: Samples, labels: Labels, stock: QueueStats) -> None:
-    """What a queue retains."""
-    samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stock.states), *labels)
-    samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stock.states), *labels)
-    samples.most("tocsin_queue_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
+def put_queue_stats(samples: Samples, labels: Labels, stats: QueueStats) -> None:
+    """Put what a queue retains."""
+    samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stats.states), *labels)
+    samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stats.states), *labels)
+    samples.most("tocsin_queue_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
 
 
-def lagged(samples: Samples, labels: Labels, stock: GroupStats) -> None:
-    """Where a group stands."""
-    samples.put("tocsin_group_lag_messages", stock.lag, *labels)
-    samples.most("tocsin_group_oldest_age_seconds", age_s(stock.oldest_unix_ms), *labels)
-    samples.put("tocsin_group_aside_messages", stock.aside, *labels)
-    samples.put("tocsin_group_parked_keys", stock.parked, *labels)
-    epochs = sum(cursor.epoch for cursor in stock.cursors.values())
+def put_group_stats(samples: Samples, labels: Labels, stats: GroupStats) -> None:
+    """Put a group's position."""
+    samples.put("tocsin_group_lag_messages", stats.lag, *labels)
+    samples.most("tocsin_group_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
+    samples.put("tocsin_group_aside_messages", stats.aside, *labels)
+    samples.put("tocsin_group_parked_keys", stats.parked, *labels)
+    epochs = sum(cursor.epoch for cursor in stats.cursors.values())
     samples.put("tocsin_group_epochs_total", epochs, *labels)
 
 
-async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
-    """What consumers of a group here hold, and which keys wait; in slices: there may be many."""
+async def put_group_load(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
+    """Put what consumers of a group here hold, and which keys wait; in slices, since there may be
+    many."""
     runtime, slices = groups.runtimes.get(group_id), TimeSlices()
     slots = list(runtime.slots.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
@@ -155,10 +154,7 @@ async def held(samples: Samples, labels: Labels, groups: Groups, group_id: str) 
         samples.put("tocsin_group_held_keys", count, *labels, cause)
 
 
-CAUSES: Final = ("backoff", "parked", "gate", "commit", "ready")
-
-
-async def look(
+async def put_stored_figures(
     samples: Samples,
     sources: Sources,
     queue: Queue,
@@ -167,18 +163,18 @@ async def look(
     groups: Sequence[tuple[Group, Labels]],
     has_dead_letters: bool,
 ) -> None:
-    """Depth and lag of a queue and its groups, asked of the storage. Raises TocsinError: it does
-    not answer, and nothing was put."""
-    stock = await sources.stock.of(queue, [group for group, _ in groups])
+    """Put depth and lag of a queue and its groups, read from the storage. Raises TocsinError: it
+    does not answer, and nothing was put."""
+    stats = await sources.stats.stats(queue, [group for group, _ in groups])
     dead = await _dead_letters(sources, queue) if has_dead_letters else None
-    stood(samples, labels, stock)
+    put_queue_stats(samples, labels, stats)
     samples.put("tocsin_queue_paused", queue.paused, *labels)
     if dead is not None:
         samples.put("tocsin_queue_dead_letters_messages", dead, *labels)
     for group, named in groups:
-        found = stock.groups.get(group.group_id)
+        found = stats.groups.get(group.group_id)
         if found is not None:
-            lagged(samples, named, found)
+            put_group_stats(samples, named, found)
 
 
 async def _dead_letters(sources: Sources, queue: Queue) -> int:
@@ -187,8 +183,8 @@ async def _dead_letters(sources: Sources, queue: Queue) -> int:
         dead = sources.metadata.find_queue(principal, dead_letter_name(queue))
     except Refused:
         return 0
-    stock = await sources.stock.of(dead, [])
-    return sum(state.messages for state in stock.states)
+    stats = await sources.stats.stats(dead, [])
+    return sum(state.messages for state in stats.states)
 
 
 @dataclass(slots=True)
@@ -197,23 +193,23 @@ class RemoteFigures:
     is begun when somebody asks and the last one is old: without a scrape nothing is looked at."""
 
     sources: Sources
-    found: Samples = field(default_factory=Samples)
-    """As of the last round."""
+    samples: Samples = field(default_factory=Samples)
+    """Samples of the last round."""
     ended_at: float = float("-inf")
     _round: asyncio.Task[None] | None = None
 
-    def ask(self, queues: Sequence[Queue]) -> Samples:
-        """What is known; a new round begins where it is time for one."""
+    def latest(self, queues: Sequence[Queue]) -> Samples:
+        """Return the samples of the last round; a new one begins where it is time for one."""
         loop = asyncio.get_running_loop()
         if not queues:
-            self.found, self.ended_at = Samples(), float("-inf")
+            self.samples, self.ended_at = Samples(), float("-inf")
         elif self._round is None and loop.time() - self.ended_at >= REST_EVERY_S:
             self._round = loop.create_task(self._look(queues), name="metrics of the rest")
-            self._round.add_done_callback(self._ended)
-        return self.found
+            self._round.add_done_callback(self._end_round)
+        return self.samples
 
     def age_s(self) -> float:
-        """How old that is; 0: there is nothing."""
+        """Return the age of the samples; 0: there are none."""
         if self.ended_at == float("-inf"):
             return 0.0
         return asyncio.get_running_loop().time() - self.ended_at
@@ -223,7 +219,7 @@ class RemoteFigures:
         for queue in queues:
             groups = self.sources.metadata.list_groups(Principal(queue.holder, queue.tenant), queue)
             try:
-                await look(
+                await put_stored_figures(
                     samples,
                     self.sources,
                     queue,
@@ -234,9 +230,9 @@ class RemoteFigures:
             except TocsinError:  # deleted meanwhile, or its cluster is away: the next round
                 continue
             await asyncio.sleep(1 / REST_LOOKS_PER_S)
-        self.found, self.ended_at = samples, asyncio.get_running_loop().time()
+        self.samples, self.ended_at = samples, asyncio.get_running_loop().time()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_round(self, task: asyncio.Task[None]) -> None:
         self._round = None
         if not task.cancelled():
             task.result()
@@ -248,13 +244,14 @@ class RemoteFigures:
 
 
 LOOKS_S: Final = 4.0
-"""For asking the storage, of all queues: a Prometheus waits for ten seconds."""
+"""Time for reading the storage, of all queues: a Prometheus waits for ten seconds."""
 _BREAKER: Final = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 Part = Callable[[Samples], None]
 
 
 class GatewayMetrics:
-    """See the module. Whoever asks while an answer is being found is given that one."""
+    """Metrics of a gateway. Callers that ask while they are being collected share one
+    collection."""
 
     def __init__(
         self,
@@ -293,14 +290,14 @@ class GatewayMetrics:
         self._under_way: asyncio.Task[Samples] | None = None
         self.lag = LoopLag()
         self._parts: list[Part] = []
-        sources.counting.on_forgotten(self._on_forgotten)
+        sources.counters.on_forgotten(self._on_forgotten)
 
     def _on_forgotten(self, place: str, counted: PublishCounters | Tally) -> None:
         if isinstance(counted, PublishCounters):
             if self._queues.forget(place):
-                self._queues.gone.merge(counted)
+                self._queues.forgotten.merge(counted)
         elif self._groups.forget(place):
-            self._groups.gone.merge(counted)
+            self._groups.forgotten.merge(counted)
 
     def add_part(self, part: Part) -> None:
         """Add the figures of something that the broker does not know: sessions, refusals."""
@@ -317,32 +314,33 @@ class GatewayMetrics:
 
     # --- Everything ------------------------------------------------------------------------------
 
-    async def everything(self) -> Samples:
-        """For operators."""
+    async def collect(self) -> Samples:
+        """Collect everything, for operators."""
         if self._under_way is None:
-            self._under_way = asyncio.create_task(self._everything(), name="metrics")
-            self._under_way.add_done_callback(self._found)
+            self._under_way = asyncio.create_task(self._collect(), name="metrics")
+            self._under_way.add_done_callback(self._on_collected)
         return await asyncio.shield(self._under_way)
 
-    def _found(self, task: "asyncio.Task[Samples]") -> None:
+    def _on_collected(self, task: "asyncio.Task[Samples]") -> None:
         self._under_way = None
         if not task.cancelled():
             task.exception()  # whoever waits is told; perhaps nobody does any more
 
-    async def _everything(self) -> Samples:
+    async def _collect(self) -> Samples:
         began, samples = time.perf_counter(), Samples()
-        of_process(samples, "gateway", self._sources.groups.presence.gateway, self.lag)
-        await self._state(samples)
-        self._work(samples)
-        self._log(samples)
+        presence = self._sources.groups.presence
+        of_process(samples, "gateway", presence.gateway, self.lag)
+        await self._put_state(samples)
+        self._put_work(samples)
+        self._put_log(samples)
         self._alerting.measure(samples)
         for part in self._parts:
             part(samples)
-        await self._of_queues(samples)
+        await self._put_queues(samples)
         samples.put("tocsin_scrape_seconds", round(time.perf_counter() - began, 6))
         return samples
 
-    async def _state(self, samples: Samples) -> None:
+    async def _put_state(self, samples: Samples) -> None:
         metadata, reasons = self._sources.metadata, ["it cannot be asked"]
         state = StorageState(False, False)
         try:
@@ -368,7 +366,7 @@ class GatewayMetrics:
         samples.put("tocsin_metadata_usable", is_usable)
         samples.put("tocsin_metadata_age_seconds", round(metadata.age_s, 3))
 
-    def _work(self, samples: Samples) -> None:
+    def _put_work(self, samples: Samples) -> None:
         groups, now = self._sources.groups, asyncio.get_running_loop().time()
         facts, presence = groups.facts(), groups.presence
         samples.put("tocsin_draining", self._availability.is_leaving)
@@ -399,8 +397,8 @@ class GatewayMetrics:
             samples.put("tocsin_breaker_open", _BREAKER[commits.breaker.state(now=now)], lane)
             samples.put("tocsin_breaker_opened_total", commits.breaker.opened_total, lane)
 
-    def _log(self, samples: Samples) -> None:
-        """Of the delivery log; it is off: nothing."""
+    def _put_log(self, samples: Samples) -> None:
+        """Put the figures of the delivery log; nothing where it is off."""
         facts = self._delivery_log.status()
         if facts is None:
             return
@@ -416,74 +414,77 @@ class GatewayMetrics:
 
     # --- Queues ----------------------------------------------------------------------------------
 
-    async def _of_queues(self, samples: Samples) -> None:
+    async def _put_queues(self, samples: Samples) -> None:
         every = sorted(self._sources.metadata.list_all_queues(), key=lambda q: q.created_unix_ms)
         samples.put("tocsin_queues", len(every))
-        self._queues.see({one.queue_id: (one.tenant, one.name) for one in every})
-        own = [one for one in every if self._queues.of(one.queue_id) is not None]
-        groups = {queue.queue_id: self._groups_of(queue) for queue in own}
-        self._groups.see(
+        self._queues.assign({one.queue_id: (one.tenant, one.name) for one in every})
+        own = [one for one in every if self._queues.labels(one.queue_id) is not None]
+        groups = {queue.queue_id: self._list_groups(queue) for queue in own}
+        self._groups.assign(
             {
                 group.group_id: (queue.tenant, queue.name, group.name)
                 for queue in own
                 for group in groups[queue.queue_id]
             }
         )
-        self._nobody(samples, own, groups)
-        await self._counters(samples, bool(len(every) > len(own)))
+        self._put_zeros(samples, own, groups)
+        await self._put_counters(samples, bool(len(every) > len(own)))
         ends_at, unread = asyncio.get_running_loop().time() + LOOKS_S, 0
         for queue in own:
             unread += not await self._look(samples, queue, groups[queue.queue_id], ends_at)
         samples.put("tocsin_scrape_unread_queues", unread)
-        rest = [one for one in every if self._queues.of(one.queue_id) is None]
-        for metric, values in self._rest.ask(rest).families():
+        rest = [one for one in every if self._queues.labels(one.queue_id) is None]
+        for metric, values in self._rest.latest(rest).families():
             for labels, value in values.items():
                 if isinstance(value, float | int):
                     add = samples.most if metric.name.endswith("age_seconds") else samples.put
                     add(metric.name, value, *labels)
         samples.put("tocsin_scrape_rest_age_seconds", self._rest.age_s())
 
-    def _nobody(self, samples: Samples, own: list[Queue], groups: dict[str, list[Group]]) -> None:
-        """Where nobody is, that is said: what is not there fires no alert."""
+    def _put_zeros(
+        self, samples: Samples, own: list[Queue], groups: dict[str, list[Group]]
+    ) -> None:
+        """Put zeros for queues without readers and groups without consumers: a series that is
+        missing fires no alert."""
         for queue in own:
             samples.put(
-                "tocsin_queue_readers", 0, *(self._queues.of(queue.queue_id) or OTHER_QUEUE)
+                "tocsin_queue_readers", 0, *(self._queues.labels(queue.queue_id) or OTHER_QUEUE)
             )
             for group in groups[queue.queue_id]:
-                labels = self._groups.of(group.group_id) or OTHER_GROUP
+                labels = self._groups.labels(group.group_id) or OTHER_GROUP
                 samples.put("tocsin_group_consumers", 0, *labels)
 
-    def _groups_of(self, queue: Queue) -> list[Group]:
+    def _list_groups(self, queue: Queue) -> list[Group]:
         return self._sources.metadata.list_groups(Principal(queue.holder, queue.tenant), queue)
 
-    async def _counters(self, samples: Samples, has_rest: bool) -> None:
-        """Of all queues and groups, in slices."""
-        slices, counting, groups = TimeSlices(), self._sources.counting, self._sources.groups
-        for place, counted in list(counting.queues().items()):
+    async def _put_counters(self, samples: Samples, has_rest: bool) -> None:
+        """Put the counters of all queues and groups, in slices."""
+        slices, counters, groups = TimeSlices(), self._sources.counters, self._sources.groups
+        for place, counted in list(counters.queues().items()):
             await slices.yield_if_over()
-            of_queue(samples, self._queues.of(place) or OTHER_QUEUE, counted)
-        for place, tally in list(counting.groups().items()):
+            put_queue_counters(samples, self._queues.labels(place) or OTHER_QUEUE, counted)
+        for place, tally in list(counters.groups().items()):
             await slices.yield_if_over()
-            of_group(samples, self._groups.of(place) or OTHER_GROUP, tally)
+            put_group_counters(samples, self._groups.labels(place) or OTHER_GROUP, tally)
         for place, count in self._readers.counts().items():
-            samples.put("tocsin_queue_readers", count, *(self._queues.of(place) or OTHER_QUEUE))
-        if has_rest or self._queues.gone.published:
-            of_queue(samples, OTHER_QUEUE, self._queues.gone)
-        if has_rest or self._groups.gone.given:
-            of_group(samples, OTHER_GROUP, self._groups.gone)
+            samples.put("tocsin_queue_readers", count, *(self._queues.labels(place) or OTHER_QUEUE))
+        if has_rest or self._queues.forgotten.published:
+            put_queue_counters(samples, OTHER_QUEUE, self._queues.forgotten)
+        if has_rest or self._groups.forgotten.given:
+            put_group_counters(samples, OTHER_GROUP, self._groups.forgotten)
         for place in list(groups.runtimes):
             await slices.yield_if_over()
-            await held(samples, self._groups.of(place) or OTHER_GROUP, groups, place)
+            await put_group_load(samples, self._groups.labels(place) or OTHER_GROUP, groups, place)
 
     async def _look(
         self, samples: Samples, queue: Queue, groups: list[Group], ends_at: float
     ) -> bool:
-        """False: the storage did not answer in time."""
-        labels = self._queues.of(queue.queue_id) or OTHER_QUEUE
-        named = [(group, self._groups.of(group.group_id) or OTHER_GROUP) for group in groups]
+        """Put the stored figures of a queue. False: the storage did not answer in time."""
+        labels = self._queues.labels(queue.queue_id) or OTHER_QUEUE
+        named = [(group, self._groups.labels(group.group_id) or OTHER_GROUP) for group in groups]
         try:
             async with asyncio.timeout_at(ends_at):
-                await look(
+                await put_stored_figures(
                     samples, self._sources, queue, labels, groups=named, has_dead_letters=True
                 )
         except (TimeoutError, TocsinError):
@@ -492,17 +493,17 @@ class GatewayMetrics:
 
     # --- One queue -------------------------------------------------------------------------------
 
-    async def of_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
-        """For its holder: this queue and its groups, as many as have labels in an answer.
-        `sees_dead_letters`: how many there are is his business, too. Raises TocsinError: the
+    async def collect_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
+        """Collect this queue and its groups, as many as have labels in an answer, for its holder.
+        `sees_dead_letters`: their number is included. Raises TocsinError: the
         storage does not answer."""
         samples, labels = Samples(), (queue.tenant, queue.name)
-        every = self._groups_of(queue)
+        every = self._list_groups(queue)
         named = [
             (group, (*labels, group.name if place < self._groups_max else REST))
             for place, group in enumerate(every)
         ]
-        await look(
+        await put_stored_figures(
             samples,
             self._sources,
             queue,
@@ -510,11 +511,13 @@ class GatewayMetrics:
             groups=named,
             has_dead_letters=sees_dead_letters,
         )
-        counting = self._sources.counting
-        of_queue(samples, labels, counting.queues().get(queue.queue_id, PublishCounters()))
+        counters = self._sources.counters
+        put_queue_counters(
+            samples, labels, counters.queues().get(queue.queue_id, PublishCounters())
+        )
         readers = self._readers.counts().get(queue.queue_id, 0)
         samples.put("tocsin_queue_readers", readers, *labels)
         for group, own in named:
-            of_group(samples, own, counting.groups().get(group.group_id, Tally()))
-            await held(samples, own, self._sources.groups, group.group_id)
+            put_group_counters(samples, own, counters.groups().get(group.group_id, Tally()))
+            await put_group_load(samples, own, self._sources.groups, group.group_id)
         return samples

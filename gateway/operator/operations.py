@@ -42,7 +42,7 @@ class QueueOperations:
         self._groups = groups
         self._removing = removing
         self._touched = touched
-        self._redriving = Redriver(storage, publisher, groups, metadata)
+        self._redriver = Redriver(storage, publisher, groups, metadata)
 
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         """Give nothing out to groups, or go on; the queue as it is then, durably. What is on its
@@ -125,7 +125,7 @@ class QueueOperations:
         if dead is not None:
             groups = self._metadata.list_groups(principal, dead)
             group = next((group for group in groups if group.name == GROUP), None)
-        return await self._redriving.listed(queue, dead, group, look)
+        return await self._redriver.list_letters(queue, dead, group, look)
 
     async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
         """Send dead letters back into the queue that they come from; durably. The first call makes
@@ -136,7 +136,7 @@ class QueueOperations:
         settings = GroupSettings()
         group, _ = await self._changes.put_group(principal, dead, GROUP, settings, None)
         try:
-            return await self._changes.whole(self._redriving.redrive(queue, dead, group, look))
+            return await self._changes.whole(self._redriver.redrive(queue, dead, group, look))
         finally:
             self._touched(dead)
 

@@ -1,12 +1,12 @@
-"""Operators and parked keys: what is parked, and what becomes of it (R17, R18).
+"""Operators and parked keys: lists of them, and decisions to retry, skip or release (R17, R18).
 
-A decision goes to whoever owns the key's partition, on whichever gateway
-(gateway.operator.parking), and is answered when it is durable. One answer for all partitions: what
-is decided, and what was refused and why; or that it is not known.
+`ParkingDecisions` lists parked keys and takes an operator's decision. The answer covers all
+partitions: what is decided, what was refused and why; or that it is not known. It is given when the
+decision is durable.
 
-Carrying out a decision about parked keys of one partition: through the slot that owns it here,
-through its owner at another gateway (R24), or where the group has no consumers, through one that
-the temporary owner owns for a moment. `push.letters` says what came of it.
+`DecisionRouter` carries a decision out in one partition: through the owner here, through the owner
+at another gateway (R24), or where the group has no consumers, through the temporary owner, for a
+moment. `push.letters` says what came of it.
 """
 
 import asyncio
@@ -32,147 +32,21 @@ from push.ring import key_hash
 from push.storage_port import Storage
 
 AGAIN_S: Final = 0.05
-"""Between two looks for an owner, while a partition has none or moves, or somebody else decides."""
+"""Time between two looks for an owner, while a partition has none or moves, or somebody else
+decides."""
 SILENT_S: Final = 1.0
-"""An owner that has not answered for so long may be gone: whether it is, is looked up."""
-
-
-class DecisionRouter:
-    """See the module. `owner_client` None: there is no other gateway."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        groups: Groups,
-        temporary_owner: TemporaryOwner,
-        owner_client: OwnerClient | None,
-    ) -> None:
-        self._storage = storage
-        self._groups = groups
-        self._temporary_owner = temporary_owner
-        self._owner_client = owner_client
-
-    async def carry_out(
-        self, queue: Queue, group: Group, partition: Partition, verb: Verb, pursuit: Pursuit
-    ) -> TocsinError | None:
-        """Until nothing of it is left, whoever owns the partition. An error: why some is; it was
-        given up."""
-        chase = _DecisionUnderWay(CursorPlace(group.group_id, partition), verb, pursuit)
-        try:
-            while True:
-                await self._once(queue, group, chase)
-                # In this order: what the owner of an epoch before has written is seen.
-                epoch = await self._epoch(chase.place)
-                pursuit.look(await self._storage.parked(chase.place), epoch=epoch)
-                if not pursuit.left:
-                    return None
-                await asyncio.sleep(AGAIN_S)
-        except TocsinError as error:
-            pursuit.give_up()
-            return error
-
-    async def _once(self, queue: Queue, group: Group, chase: "_DecisionUnderWay") -> None:
-        partition = chase.place.partition
-        runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(partition.number) if runtime is not None else None
-        if slot is not None:
-            await _through(slot, chase)
-            return
-        row = await self._groups.row(group, fresh=True)
-        if self._owner_client is not None and partition.number in self._groups.elsewhere(row):
-            await self._ask(self._owner_client, chase)
-            return
-        async with self._temporary_owner.own(queue, group, partition) as own:
-            if own is not None:
-                await _through(own, chase)
-
-    async def _epoch(self, place: CursorPlace) -> int:
-        cursors = await self._storage.cursors(place.partition.queue_id, place.group_id)
-        for cursor in cursors:
-            if cursor.place == place:
-                return cursor.epoch
-        raise Refused("group_not_found")
-
-    async def _ask(self, owner_client: OwnerClient, chase: "_DecisionUnderWay") -> None:
-        place, pursuit = chase.place, chase.pursuit
-        letter_id, keys, letter = chase.letter(owner_client, await self._epoch(place))
-        try:
-            said = await owner_client.put(place, letter, letter_id, SILENT_S)
-        except Unknown:
-            pursuit.asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
-            return
-        except Refused:
-            if chase.was_asked:
-                return
-            raise
-        finally:
-            chase.was_asked = True
-        if said.verdicts == UNREADABLE:  # of another version than this one
-            raise Refused(
-                "invalid_request",
-                f"partition {place.partition.number} is at another gateway, which does not know "
-                "this request: decide there",
-            )
-        if said.verdicts is not None:
-            pursuit.answered(keys, said.verdicts)
-            chase.forget()
-        elif said.may_have_been_read:
-            pursuit.asked(keys, letter.epoch)
-
-
-class _DecisionUnderWay:
-    """One decision under way, and the letter about it that has not been answered."""
-
-    def __init__(self, place: CursorPlace, verb: Verb, pursuit: Pursuit) -> None:
-        self.place = place
-        self.verb: Verb = verb
-        self.pursuit = pursuit
-        self.was_asked = False
-        """The letter may lie in the inbox."""
-        self._letter: tuple[str, list[int], Unpark] | None = None
-
-    def letter(self, owner_client: OwnerClient, epoch: int) -> tuple[str, list[int], Unpark]:
-        """(id, keys, letter) for the owner of this epoch: the same one until it is answered."""
-        if self._letter is None or self._letter[2].epoch != epoch:
-            self.forget()
-            lines = list(self.pursuit.left.values())
-            keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head) for line in lines]
-            letter = Unpark(verb=self.verb, epoch=epoch, keys=keys)
-            self._letter = owner_client.new_id(), [line.key_hash for line in lines], letter
-        return self._letter
-
-    def forget(self) -> None:
-        """It was answered, or its epoch has ended."""
-        self._letter = None
-        self.was_asked = False
-
-
-async def _through(slot: OwnedPartition, chase: _DecisionUnderWay) -> None:
-    """What the slot takes up of it; returns when that is durable, or the slot has ended."""
-    pursuit = chase.pursuit
-    asked = {
-        key: decided
-        for key, line in list(pursuit.left.items())
-        if (decided := slot.unpark(chase.verb, line)) is not None
-    }
-    for key in asked:
-        pursuit.took_up(key)
-    for key, decided in asked.items():
-        if await decided:
-            pursuit.is_durable(key)
-
-
+"""Time without an answer after which the owner may be gone, and is looked up again."""
 DECIDE_TIMEOUT_S: Final = 20.0
-"""For a decision to become durable."""
-AT_ONCE: Final = 64
-"""Partitions in which a decision is under way at a time: one whose owner is silent holds up no
-other."""
+"""Time for a decision to become durable."""
+PARTITIONS_AT_ONCE_MAX: Final = 64
+"""Number of partitions in which a decision is under way at a time: one whose owner is silent holds
+up no other."""
 _MESSAGE: Final = msgspec.json.Decoder(Message)
 _Found = tuple[Partition, ParkedLine]
 
 
 class ParkingDecisions:
-    """See the module."""
+    """Lists of parked keys, and decisions about them."""
 
     def __init__(
         self,
@@ -186,10 +60,10 @@ class ParkingDecisions:
         self._storage = storage
         self._reasons = reasons
         self._groups = groups
-        self._pursuing = DecisionRouter(storage, groups, temporary_owner, owner_client)
+        self._router = DecisionRouter(storage, groups, temporary_owner, owner_client)
 
-    async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
-        """Up to `keys_max` parked keys of a group, and how many there are."""
+    async def list_keys(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
+        """Return up to `keys_max` parked keys of a group, and the number of all."""
         found = await self._find(queue, group)
         keys = await self._describe(group, found[:keys_max])
         return ParkedKeys(keys=keys, keys_parked=len(found))
@@ -203,8 +77,8 @@ class ParkingDecisions:
         return found
 
     async def _describe(self, group: Group, found: Sequence[_Found]) -> list[ParkedKey]:
-        """As many wait as its owner knows of, or as the storage does where there is none; and the
-        log has what nobody came across yet."""
+        """Describe parked keys, with the number of messages that wait: those that the owner knows,
+        or else the storage, and those in the log that nobody came across yet."""
         by_partition: dict[Partition, list[ParkedLine]] = {}
         for partition, line in found:
             by_partition.setdefault(partition, []).append(line)
@@ -215,13 +89,13 @@ class ParkingDecisions:
             slot = self._slot(group, partition)
             hashes = {line.key_hash for line in lines}
             counts = await count_waiting(self._storage, place, slot, hashes, look)
-            shown += [await self._shown(partition, x, counts[x.key_hash]) for x in lines]
+            shown += [await self._description(partition, x, counts[x.key_hash]) for x in lines]
         return shown
 
-    async def _shown(
+    async def _description(
         self, partition: Partition, line: ParkedLine, count: WaitingCount
     ) -> ParkedKey:
-        """The storage knows keys by their hash: the head's record has the key itself."""
+        """Describe one parked key. The storage has its hash only: the head's record has the key."""
         key, expires_unix_ms = None, 0
         if line.head is not None:
             read = await self._storage.read(partition, line.head, 1, until=line.head)
@@ -232,7 +106,7 @@ class ParkingDecisions:
         return ParkedKey(
             partition=partition.number,
             key=key,
-            key_hash=_name(line.key_hash),
+            key_hash=_hex(line.key_hash),
             reason=line.reason,
             since_unix_ms=line.since_unix_ms,
             messages=count.messages,
@@ -243,13 +117,13 @@ class ParkingDecisions:
             is_exact=count.is_exact,
         )
 
-    async def _as_decided(
+    async def _decided_key(
         self, partition: Partition, key: ParkedKey, line: ParkedLine
     ) -> ParkedKey:
-        """The key as it was shown, with the head that it had when it was decided."""
+        """Return the key with the head that it had when it was decided."""
         if key.offset == line.head:
             return key
-        shown = await self._shown(partition, line, WaitingCount(key.messages, key.is_exact))
+        shown = await self._description(partition, line, WaitingCount(key.messages, key.is_exact))
         return msgspec.structs.replace(shown, key=key.key)
 
     def _slot(self, group: Group, partition: Partition) -> OwnedPartition | None:
@@ -275,7 +149,7 @@ class ParkingDecisions:
                 raise Refused("not_parked", f"{which} is not parked in the group {group.name}")
         now = found[: limits.PARKED_PER_CALL_MAX]
         keys = await self._describe(group, now)
-        pursuits, errors = await self._pursue(queue, group, verb, now)
+        pursuits, errors = await self._carry_out_all(queue, group, verb, now)
         _check_known(pursuits, errors)
         decided = {
             (number, key): line
@@ -309,7 +183,7 @@ class ParkingDecisions:
         return Decided(
             decision=verb,
             keys=[
-                await self._as_decided(partition, key, decided[partition.number, line.key_hash])
+                await self._decided_key(partition, key, decided[partition.number, line.key_hash])
                 for (partition, line), key in zip(now, keys, strict=True)
                 if (partition.number, line.key_hash) in decided
             ],
@@ -317,28 +191,28 @@ class ParkingDecisions:
             refused=refused,
         )
 
-    async def _pursue(
+    async def _carry_out_all(
         self, queue: Queue, group: Group, verb: Verb, found: Sequence[_Found]
     ) -> tuple[dict[int, Pursuit], dict[int, TocsinError]]:
-        """By partition: what came of it, and why something is left where something is."""
+        """Return, by partition, what came of it, and the error where something is left."""
         lines: dict[int, list[ParkedLine]] = {}
         for partition, line in found:
             lines.setdefault(partition.number, []).append(line)
         pursuits = {number: Pursuit(some) for number, some in lines.items()}
         errors: dict[int, TocsinError] = {}
-        places = asyncio.Semaphore(AT_ONCE)
+        places = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
 
-        async def pursue(number: int, pursuit: Pursuit) -> None:
+        async def carry_out(number: int, pursuit: Pursuit) -> None:
             async with places:
                 partition = Partition(queue.queue_id, number)
-                error = await self._pursuing.carry_out(queue, group, partition, verb, pursuit)
+                error = await self._router.carry_out(queue, group, partition, verb, pursuit)
                 if error is not None:
                     errors[number] = error
 
         try:
             async with asyncio.timeout(DECIDE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
                 for number, pursuit in pursuits.items():
-                    tasks.create_task(pursue(number, pursuit))
+                    tasks.create_task(carry_out(number, pursuit))
         except TimeoutError:
             why = Unknown(f"not durable after {DECIDE_TIMEOUT_S:g} s")
             for number, pursuit in pursuits.items():
@@ -348,7 +222,7 @@ class ParkingDecisions:
 
 
 def _check_known(pursuits: dict[int, Pursuit], errors: dict[int, TocsinError]) -> None:
-    """Raises Unknown where it is not known of some keys what became of them."""
+    """Raise Unknown if it is not known of some keys what became of them."""
     unknown = sum(len(one.unknown) for one in pursuits.values())
     if not unknown and not any(isinstance(error, Unknown) for error in errors.values()):
         return
@@ -362,5 +236,132 @@ def _check_known(pursuits: dict[int, Pursuit], errors: dict[int, TocsinError]) -
     )
 
 
-def _name(key_hash: int) -> str:
+def _hex(key_hash: int) -> str:
     return f"{key_hash:016x}"
+
+
+class DecisionRouter:
+    """Carries out decisions about one partition. `owner_client` None: there is no other gateway."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        groups: Groups,
+        temporary_owner: TemporaryOwner,
+        owner_client: OwnerClient | None,
+    ) -> None:
+        self._storage = storage
+        self._groups = groups
+        self._temporary_owner = temporary_owner
+        self._owner_client = owner_client
+
+    async def carry_out(
+        self, queue: Queue, group: Group, partition: Partition, verb: Verb, pursuit: Pursuit
+    ) -> TocsinError | None:
+        """Pursue a decision until nothing of it is left, whoever owns the partition. Returns the
+        error for which it was given up."""
+        decision = _Decision(CursorPlace(group.group_id, partition), verb, pursuit)
+        try:
+            while True:
+                await self._try(queue, group, decision)
+                # In this order: what the owner of an epoch before has written is seen.
+                epoch = await self._epoch(decision.place)
+                pursuit.look(await self._storage.parked(decision.place), epoch=epoch)
+                if not pursuit.left:
+                    return None
+                await asyncio.sleep(AGAIN_S)
+        except TocsinError as error:
+            pursuit.give_up()
+            return error
+
+    async def _try(self, queue: Queue, group: Group, decision: "_Decision") -> None:
+        partition = decision.place.partition
+        runtime = self._groups.runtimes.get(group.group_id)
+        slot = runtime.slots.get(partition.number) if runtime is not None else None
+        if slot is not None:
+            await _decide_in(slot, decision)
+            return
+        row = await self._groups.row(group, fresh=True)
+        if self._owner_client is not None and partition.number in self._groups.elsewhere(row):
+            await self._ask(self._owner_client, decision)
+            return
+        async with self._temporary_owner.own(queue, group, partition) as own:
+            if own is not None:
+                await _decide_in(own, decision)
+
+    async def _epoch(self, place: CursorPlace) -> int:
+        cursors = await self._storage.cursors(place.partition.queue_id, place.group_id)
+        for cursor in cursors:
+            if cursor.place == place:
+                return cursor.epoch
+        raise Refused("group_not_found")
+
+    async def _ask(self, owner_client: OwnerClient, decision: "_Decision") -> None:
+        place, pursuit = decision.place, decision.pursuit
+        letter_id, keys, letter = decision.letter(owner_client, await self._epoch(place))
+        try:
+            said = await owner_client.put(place, letter, letter_id, SILENT_S)
+        except Unknown:
+            pursuit.asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
+            return
+        except Refused:
+            if decision.is_sent:
+                return
+            raise
+        finally:
+            decision.is_sent = True
+        if said.verdicts == UNREADABLE:  # of another version than this one
+            raise Refused(
+                "invalid_request",
+                f"partition {place.partition.number} is at another gateway, which does not know "
+                "this request: decide there",
+            )
+        if said.verdicts is not None:
+            pursuit.answered(keys, said.verdicts)
+            decision.forget()
+        elif said.may_have_been_read:
+            pursuit.asked(keys, letter.epoch)
+
+
+class _Decision:
+    """A decision under way, and the letter about it that has not been answered."""
+
+    def __init__(self, place: CursorPlace, verb: Verb, pursuit: Pursuit) -> None:
+        self.place = place
+        self.verb: Verb = verb
+        self.pursuit = pursuit
+        self.is_sent = False
+        """Whether the letter may lie in the inbox."""
+        self._letter: tuple[str, list[int], Unpark] | None = None
+
+    def letter(self, owner_client: OwnerClient, epoch: int) -> tuple[str, list[int], Unpark]:
+        """Return (id, keys, letter) for the owner of this epoch: the same one until it is
+        answered."""
+        if self._letter is None or self._letter[2].epoch != epoch:
+            self.forget()
+            lines = list(self.pursuit.left.values())
+            keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head) for line in lines]
+            letter = Unpark(verb=self.verb, epoch=epoch, keys=keys)
+            self._letter = owner_client.new_id(), [line.key_hash for line in lines], letter
+        return self._letter
+
+    def forget(self) -> None:
+        """Forget the letter: it was answered, or its epoch has ended."""
+        self._letter = None
+        self.is_sent = False
+
+
+async def _decide_in(slot: OwnedPartition, decision: _Decision) -> None:
+    """Hand a decision to an owned partition; returns when what it takes up is durable, or when the
+    partition is owned no more."""
+    pursuit = decision.pursuit
+    asked = {
+        key: decided
+        for key, line in list(pursuit.left.items())
+        if (decided := slot.unpark(decision.verb, line)) is not None
+    }
+    for key in asked:
+        pursuit.took_up(key)
+    for key, decided in asked.items():
+        if await decided:
+            pursuit.is_durable(key)

@@ -1,7 +1,7 @@
-"""Looking at messages where they stand, without taking them (P9).
+"""Peek at messages without taking them (P9).
 
 A look reads what is certified and retained (R10), partition by partition, as far as a bound of
-bytes; then it says where to go on. With a group it says where each message stands for it: what is
+bytes; then it says where to go on. With a group it says the state of each message for it: what is
 durable, and what the owner here knows besides.
 """
 
@@ -27,7 +27,7 @@ _MESSAGE = msgspec.json.Decoder(Message)
 
 
 class QueueWalk:
-    """One bounded look through a queue. Afterwards `next` is where it goes on; None: it has seen
+    """A bounded look through a queue. Afterwards `next` is where it goes on; None: it has seen
     all there was when it began."""
 
     def __init__(
@@ -62,7 +62,7 @@ class QueueWalk:
         return [number for number in numbers if after is None or number >= after.partition]
 
     async def messages(self) -> AsyncIterator[tuple[PartitionState, Record, int]]:
-        """(partition, record, offset) of what is meant, as far as keys' hashes tell."""
+        """Yield (partition, record, offset) of what is wanted, as far as keys' hashes tell."""
         left = limits.LOOK_BYTES_MAX
         found = await self._storage.partitions(self._queue.queue_id)
         states = {state.partition.number: state for state in found}
@@ -82,7 +82,7 @@ class QueueWalk:
                     break
                 for record in read.records:
                     left -= record.memory_bytes
-                    for offset in self._meant(record, at):
+                    for offset in self._wanted(record, at):
                         yield state, record, offset
                     at = record.last + 1
 
@@ -95,20 +95,20 @@ class QueueWalk:
         at = max(self._floors.get(number, 0), self._look.offset)
         return max(at, after.offset) if after and after.partition == number else at
 
-    def _meant(self, record: Record, at: int) -> Sequence[int]:
+    def _wanted(self, record: Record, at: int) -> Sequence[int]:
         offsets = range(max(at, record.first), record.last + 1)
         if self._hash is None:
             return offsets
         return [offset for offset in offsets if record.key_hash(offset) == self._hash]
 
     def decode(self, record: Record, offset: int) -> Message | None:
-        """The message; None: it has another key, of the same hash."""
+        """Return the message; None: it has another key, of the same hash."""
         message = _MESSAGE.decode(record.slice(offset, offset))
         return message if self._look.key in (None, message.key) else None
 
 
 def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) -> dict[str, Any]:
-    """What is shown of every message beside what is in it: its place, and times."""
+    """Return the fields of a message that are not in it: its place, and times."""
     return {
         "id": f"{queue.queue_id}-{state.generation}-{state.partition.number}-{offset}",
         "partition": state.partition.number,
@@ -119,7 +119,7 @@ def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) 
 
 
 def content_of(message: Message) -> dict[str, Any]:
-    """What is in a message, as it is shown; its id only where it has one."""
+    """Return the fields that are in a message; its id only where it has one."""
     content = {
         "key": message.key,
         "body": message.body if message.body_base64 is None else None,
@@ -132,7 +132,7 @@ def content_of(message: Message) -> dict[str, Any]:
 
 
 class GroupView:
-    """Where messages of a queue stand for one of its groups; asked in the order of the log."""
+    """States of a queue's messages for one of its groups, read in the order of the log."""
 
     def __init__(self, storage: Storage, groups: Groups, group: Group) -> None:
         self._storage = storage
@@ -143,12 +143,13 @@ class GroupView:
         self._stored: tuple[Partition, int, list[MessageStatus]] | None = None
 
     async def floors(self, queue: Queue) -> dict[int, int]:
-        """By partition, the offset below which it has settled everything."""
+        """Return the offset below which it has settled everything, by partition."""
         cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
         # What stands in a side line lies below the floor, and is not settled.
-        return {c.place.partition.number: 0 if c.aside else c.floor for c in cursors}
+        floors = [(one.place.partition, 0 if one.aside else one.floor) for one in cursors]
+        return {partition.number: floor for partition, floor in floors}
 
-    async def _durable(self, partition: Partition, offset: int) -> MessageStatus:
+    async def _stored_status(self, partition: Partition, offset: int) -> MessageStatus:
         known = self._stored
         if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
             # Many at a time: records may be of one message each.
@@ -160,20 +161,20 @@ class GroupView:
             known = self._stored = (partition, offset, found)
         return known[2][offset - known[1]]
 
-    async def of(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
-        """(state, counted attempts) of a message."""
+    async def state(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
+        """Return (state, counted attempts) of a message."""
         number = partition.number
         slot = self._slots.get(number)
         if slot is not None and number not in self._owners:
             # Before what is durable is read: what its owner writes meanwhile is in both.
             self._owners[number] = Standings(slot.delivery)
-        stored = await self._durable(partition, offset)
+        stored = await self._stored_status(partition, offset)
         if slot is None:
             return stored.state, stored.attempts
         if slot.ended:  # what it knew has been written, or does not count any more
             del self._slots[number]
             self._stored = None
-            stored = await self._durable(partition, offset)
+            stored = await self._stored_status(partition, offset)
             return stored.state, stored.attempts
         return self._owners[number].of(offset, record.key_hash(offset), stored)
 
@@ -181,16 +182,16 @@ class GroupView:
 async def peek(
     storage: Storage, groups: Groups, queue: Queue, look: Look, group: Group | None
 ) -> Peeked:
-    """Up to `look.limit` messages; with a group those that it has not settled."""
-    standpoint = GroupView(storage, groups, group) if group is not None else None
-    floors = await standpoint.floors(queue) if standpoint is not None else None
+    """Return up to `look.limit` messages; with a group those that it has not settled."""
+    view = GroupView(storage, groups, group) if group is not None else None
+    floors = await view.floors(queue) if view is not None else None
     walk = QueueWalk(storage, queue, look, floors)
     shown: list[PeekedMessage] = []
     size = 0
     async for state, record, offset in walk.messages():
         standing: dict[str, Any] = {}
-        if standpoint is not None:
-            word, attempts = await standpoint.of(state.partition, record, offset)
+        if view is not None:
+            word, attempts = await view.state(state.partition, record, offset)
             if word == "settled":
                 continue
             standing = {"state": word, "attempts": attempts}

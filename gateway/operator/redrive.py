@@ -1,4 +1,4 @@
-"""Dead letters, for operators: which there are, and back with them (P1).
+"""Redrive dead letters: list them for operators, and send them back to their queue (P1).
 
 A letter goes back as a new message with the key, id, body and headers that it had: it is appended
 to its queue under a name made of its place among the dead letters, and then settled there for a
@@ -46,10 +46,10 @@ from push.storage_port import CursorWrite, PartitionState, Storage
 GROUP: Final = "tocsin.redrive"
 """The group of a dead-letter queue that has settled what went back."""
 BATCH_BYTES_MAX: Final = 1_048_576
-"""Of the letters that go back together; at least one."""
+"""Size of the letters that go back together; at least one goes."""
 FENCED_MAX: Final = 20
 AGAIN_S: Final = 0.02
-"""So often, and at first for so long, a redrive makes room for one through another gateway."""
+"""Number of times, and time at first, that a redrive makes room for one through another gateway."""
 
 
 @dataclass(slots=True)
@@ -65,20 +65,26 @@ class _Letter:
         return (self.message.headers or {}).get(HEADER + name, "")
 
     @property
+    def name(self) -> str:
+        """Name of its place among the dead letters."""
+        partition = self.state.partition
+        return f"{partition.queue_id}-{self.state.generation}-{partition.number}-{self.offset}"
+
+    @property
     def size(self) -> int:
         return self.record.header.sizes[self.offset - self.record.first]
 
-    def revived(self) -> Message:
-        """The message that it was, which may have been a dead letter already."""
+    def to_message(self) -> Message:
+        """Return the message that it was, which may have been a dead letter already."""
         headers = revived_headers(self.message.headers)
         name = self.header("id") or self.message.id
         return msgspec.structs.replace(self.message, id=name, headers=headers)
 
-    def described(self, queue: Queue) -> FoundDeadLetter:
-        """As an operator sees it."""
+    def describe(self, queue: Queue) -> FoundDeadLetter:
+        """Describe it for an operator."""
         content: dict[str, Any] = {
             **fields_of(queue, self.state, self.record, self.offset),
-            **content_of(self.revived()),
+            **content_of(self.to_message()),
         }
         return FoundDeadLetter(
             **content,
@@ -100,7 +106,7 @@ def _origin(said: Mapping[str, str]) -> Origin:
 
 
 class Redriver:
-    """See the module."""
+    """Lists of dead letters, and redrives."""
 
     def __init__(
         self, storage: Storage, publisher: Publisher, groups: Groups, metadata: Metadata
@@ -113,10 +119,10 @@ class Redriver:
         self._producer = os.urandom(16)
         self._sequence = 0
 
-    async def listed(
+    async def list_letters(
         self, queue: Queue, dead: Queue | None, group: Group | None, look: Look
     ) -> FoundDeadLetters:
-        """Up to `look.limit` of those that have not gone back."""
+        """Return up to `look.limit` letters that have not gone back."""
         name = dead_letter_name(queue)
         if dead is None:
             return FoundDeadLetters(queue=name, messages=[])
@@ -128,7 +134,7 @@ class Redriver:
             if len(found) == look.limit or (found and size > limits.LOOK_ANSWER_BYTES_MAX):
                 walk.stop_at(letter.state, letter.offset)
                 break
-            found.append(letter.described(dead))
+            found.append(letter.describe(dead))
         after = str(walk.next) if walk.next else None
         return FoundDeadLetters(queue=name, messages=found, next=after)
 
@@ -141,13 +147,13 @@ class Redriver:
     async def _letters(
         self, walk: QueueWalk, queue: Queue, group: Group | None, look: Look
     ) -> AsyncIterator[_Letter]:
-        """The letters that are meant: of this queue, and not gone back."""
-        standpoint = None
+        """Return the letters of this queue that `look` asks for and that have not gone back."""
+        view = None
         if group is not None:
-            standpoint = GroupView(self._storage, self._groups, group)
+            view = GroupView(self._storage, self._groups, group)
         async for state, record, offset in walk.messages():
-            if standpoint is not None:
-                word, _ = await standpoint.of(state.partition, record, offset)
+            if view is not None:
+                word, _ = await view.state(state.partition, record, offset)
                 if word == "settled":
                     continue
             message = walk.decode(record, offset)
@@ -192,8 +198,8 @@ class Redriver:
                 raise Refused(error.code.name, detail, error.retry_after_s) from error
         return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
 
-    async def own(self, place: CursorPlace) -> "_Owned":
-        """Under what letters are settled there, and which are."""
+    async def own(self, place: CursorPlace) -> "_Ownership":
+        """Own a place, to settle letters there; returns which are settled already."""
         runtime = self._groups.runtimes.get(place.group_id)
         row = await self._metadata.membership(place.group_id)
         if (runtime is not None and runtime.members) or self._groups.others(row):
@@ -204,27 +210,23 @@ class Redriver:
             )
         token = os.urandom(16)
         owned = await self._storage.own(place, token=token, assignment=row.generation)
-        return _Owned(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
+        return _Ownership(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
 
     async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> PendingPublish:
-        """Append them, each under the name of its place (R8), in their order (R7)."""
+        """Append letters, each under the name of its place (R8), in their order (R7)."""
         done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
-        def answered(answer: PendingPublish) -> None:
+        def on_answer(answer: PendingPublish) -> None:
             if not done.done():
                 done.set_result(answer)
 
-        names = [
-            f"{letter.state.partition.queue_id}-{letter.state.generation}-"
-            f"{letter.state.partition.number}-{letter.offset}"
-            for letter in letters
-        ]
+        names = [letter.name for letter in letters]
         first, self._sequence = self._sequence, self._sequence + len(letters)
         self._publisher.submit(
             PendingPublish(
                 queue,
-                [letter.revived() for letter in letters],
-                answered,
+                [letter.to_message() for letter in letters],
+                on_answer,
                 producer=self._producer,
                 sequence=first,
                 resolved=first,
@@ -235,12 +237,14 @@ class Redriver:
         return await done
 
     async def settle(self, writes: Sequence[CursorWrite]) -> list[CursorPlace]:
-        """Durably; places that another redrive owns now, where nothing was settled."""
+        """Settle durably. Returns the places that another redrive owns now, where nothing was
+        settled."""
         written = await self._storage.write_cursors(writes)
         return [write.place for write, one in zip(writes, written, strict=True) if one.fenced]
 
     async def make_room(self, tries: int) -> None:
-        """Another redrive, through another gateway, has a place: each waits for another time."""
+        """Wait because another redrive, through another gateway, has a place; each waits for
+        another time."""
         if tries >= FENCED_MAX:
             raise Refused(
                 "too_many",
@@ -251,8 +255,8 @@ class Redriver:
         await asyncio.sleep(AGAIN_S * tries * (1 + self._producer[0] / 255))
 
 
-class _Owned(NamedTuple):
-    """What a redrive has of a place, until another one owns it."""
+class _Ownership(NamedTuple):
+    """State of a place that a redrive owns, until another one owns it."""
 
     epoch: int
     token: bytes
@@ -266,13 +270,13 @@ class _Owned(NamedTuple):
 
 
 class _Run:
-    """One redrive: letters that wait to go back, and what went."""
+    """A redrive under way: letters that wait to go back, and the number that went."""
 
-    def __init__(self, redriving: Redriver, queue: Queue, group: Group) -> None:
-        self._redriving = redriving
+    def __init__(self, redriver: Redriver, queue: Queue, group: Group) -> None:
+        self._redriver = redriver
         self._queue = queue
         self._group = group
-        self._owned: dict[CursorPlace, _Owned] = {}
+        self._owned: dict[CursorPlace, _Ownership] = {}
         self.letters: list[_Letter] = []
         self.done = 0
 
@@ -282,15 +286,15 @@ class _Run:
         return bool(self.letters) and size > BATCH_BYTES_MAX
 
     async def send(self) -> None:
-        """What waits goes back; raises what the first of it that did not was refused for."""
+        """Send back what waits; raises the error of the first letter that was refused."""
         letters, self.letters = self.letters, []
         for place in dict.fromkeys(map(self._place, letters)):
             if place not in self._owned:
-                self._owned[place] = await self._redriving.own(place)
-        letters = [one for one in letters if not self._has_gone(self._place(one), one.offset)]
+                self._owned[place] = await self._redriver.own(place)
+        letters = [one for one in letters if not self._is_settled(self._place(one), one.offset)]
         if not letters:
             return
-        answer = await self._redriving.publish(self._queue, letters)
+        answer = await self._redriver.publish(self._queue, letters)
         failure: TocsinError | None = None
         back: dict[CursorPlace, list[int]] = {}
         for letter, outcome in zip(letters, answer.outcomes, strict=True):
@@ -306,11 +310,11 @@ class _Run:
     def _place(self, letter: _Letter) -> CursorPlace:
         return CursorPlace(self._group.group_id, letter.state.partition)
 
-    def _has_gone(self, place: CursorPlace, offset: int) -> bool:
+    def _is_settled(self, place: CursorPlace, offset: int) -> bool:
         return self._owned[place].is_settled(offset)
 
     async def _settle(self, back: dict[CursorPlace, list[int]]) -> None:
-        """What stands in its queue again; counts what nobody else has settled meanwhile."""
+        """Settle what stands in its queue again; counts what nobody else has settled meanwhile."""
         tries = 0
         while back:
             writes = [
@@ -322,15 +326,15 @@ class _Run:
                 )
                 for place, offsets in back.items()
             ]
-            fenced = await self._redriving.settle(writes)
+            fenced = await self._redriver.settle(writes)
             self.done += sum(len(back[place]) for place in back if place not in fenced)
             if fenced:
                 tries += 1
-                await self._redriving.make_room(tries)
+                await self._redriver.make_room(tries)
             left: dict[CursorPlace, list[int]] = {}
             for place in fenced:
-                self._owned[place] = await self._redriving.own(place)
-                others = [one for one in back[place] if not self._has_gone(place, one)]
+                self._owned[place] = await self._redriver.own(place)
+                others = [one for one in back[place] if not self._is_settled(place, one)]
                 if others:
                     left[place] = others
             back = left

@@ -1,14 +1,13 @@
 """Keys that wait and deliveries in flight, as they are listed to operators.
 
-Where a partition has an owner here, its memory is listed; where it has none, what is durable. A
-page ends where it is full, or where telling the keys' texts would read too much (P9).
-
-Messages of keys in the log, from where a group stands on; and how many of a key wait in all.
-
-One bounded look (P9): what it does not reach is said not to be known. Explanations, lists of keys
-that wait and lists of parked keys count alike, because they count here.
-
-Messages by their offsets, for showing what a key's first message is.
+WaitingKeys     the lists. Where a partition has an owner here, its memory is listed; where it
+                has none, what is durable. A page ends where it is full, or where reading the
+                texts of the keys would read too much (P9)
+find_in_log     the messages of some keys in the log, from the position of a group on: one
+                bounded read, which says how far it came (P9)
+count_waiting   how many messages of a key wait in all. Explanations, lists of waiting keys and
+                lists of parked keys count alike, because they count here
+MessageLookup   messages by their offsets, for showing the first message of a key
 """
 
 import asyncio
@@ -40,10 +39,10 @@ _MESSAGE: Final = msgspec.json.Decoder(Message)
 
 @dataclass(frozen=True, slots=True)
 class MessageFacts:
-    """Of one message."""
+    """Properties of one message that its record and body tell."""
 
     id: str | None
-    """The client's; None: it gave none."""
+    """Id that the client gave; None: it gave none."""
     key: str | None
     published_unix_ms: int
     expires_unix_ms: int
@@ -57,7 +56,7 @@ class ByteBudget:
 
 
 class MessageLookup:
-    """See the module."""
+    """Messages by their offsets."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -65,8 +64,8 @@ class MessageLookup:
     async def read(
         self, partition: Partition, offsets: Iterable[int], budget: ByteBudget
     ) -> dict[int, MessageFacts | None]:
-        """Of each offset, what it is; None: it is no longer retained. Those that are missing in
-        the answer, the higher ones, lay beyond the budget."""
+        """Return the facts of each offset; None: it is no longer retained. Offsets that are missing
+        in the answer, the higher ones, lay beyond the budget."""
         left = sorted(set(offsets))
         found: dict[int, MessageFacts | None] = {}
         while left and budget.left > 0:
@@ -96,29 +95,29 @@ class KeyOffsets:
     """Whether the stretch reached the end."""
 
     def behind(self, first: int) -> list[int]:
-        """Those from `first` on."""
+        """Return the offsets from `first` on."""
         return self.offsets[bisect_left(self.offsets, first) :]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingCount:
-    """How many messages of a key wait, or at least do."""
+    """Number of messages of a key that wait, or a lower bound of it."""
 
     messages: int
     is_exact: bool
 
 
-async def find(
+async def find_in_log(
     storage: Storage, partition: Partition, start: int, keys: Set[int], budget: ByteBudget
 ) -> dict[int, KeyOffsets]:
-    """The messages of each of these keys (of hashes and pseudo keys) from `start` on, as far as
-    the budget reaches."""
+    """Return the messages of each of these keys (of hashes and pseudo keys) from `start` on, as far
+    as the budget reaches."""
     found = {key: KeyOffsets() for key in keys}
     single = {offset: key for key in keys if start <= (offset := loose(key)) <= limits.OFFSET_MAX}
     at = start
     while keys:
         if budget.left <= 0:
-            return _cut(found)
+            return _mark_partial(found)
         bound = min(budget.left, limits.READ_BYTES_MAX)
         read = await storage.read(partition, at, bound)
         for record in read.records:
@@ -136,25 +135,25 @@ async def find(
                     found[single[offset]].offsets.append(offset)
             at = record.last + 1
         if not read.records and read.damage:
-            return _cut(found)
+            return _mark_partial(found)
         if not read.records or at >= read.certified:
             break
     return found
 
 
-def _cut(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
+def _mark_partial(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
     for one in found.values():
         one.is_whole = False
     return found
 
 
 def count_owned(slot: OwnedPartition, key: int, found: KeyOffsets) -> WaitingCount:
-    """What waits of a key whose partition has an owner here, in its memory and in the log."""
+    """Count what waits of a key whose partition has an owner here, in its memory and in the log."""
     return WaitingCount(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
 
 
-def count_at_rest(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
-    """The same where nobody owns it, as it is durable."""
+def count_stored(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
+    """Count what waits of a key whose partition nobody here owns, as it is durable."""
     passed, dead = RangeSet(cursor.passed), DeadRanges(cursor.dead)
     behind = found.behind(cursor.floor)
     log = [offset for offset in behind if offset not in passed and offset not in dead]
@@ -168,28 +167,28 @@ async def count_waiting(
     keys: Set[int],
     budget: ByteBudget,
 ) -> dict[int, WaitingCount]:
-    """For each of these keys. `slot`: the owner of the partition here."""
+    """Count what waits of each of these keys. `slot`: the partition, if it has an owner here."""
     if slot is not None:
-        found = await find(storage, place.partition, slot.delivery.frontier, keys, budget)
+        found = await find_in_log(storage, place.partition, slot.delivery.frontier, keys, budget)
         if not slot.ended:
             return {key: count_owned(slot, key, found[key]) for key in keys}
     cursor = await storage.cursor(place)
     if cursor is None:  # the group, or its queue, is being deleted
         return {key: WaitingCount(0, False) for key in keys}
-    found = await find(storage, place.partition, cursor.floor, keys, budget)
-    return {key: count_at_rest(cursor, key, found[key]) for key in keys}
+    found = await find_in_log(storage, place.partition, cursor.floor, keys, budget)
+    return {key: count_stored(cursor, key, found[key]) for key in keys}
 
 
 @dataclass(slots=True)
 class _ReadBudgets:
-    """What one answer may still read."""
+    """Bytes that one answer may still read, of first messages and of the log."""
 
     heads: ByteBudget = field(default_factory=lambda: ByteBudget(limits.LOOK_BYTES_MAX))
     log: ByteBudget = field(default_factory=lambda: ByteBudget(limits.COUNT_BYTES_MAX))
 
 
 class WaitingKeys:
-    """See the module."""
+    """Lists of waiting keys and of leases."""
 
     def __init__(self, storage: Storage, groups: Groups, reasons: NackReasons) -> None:
         self._storage = storage
@@ -204,7 +203,7 @@ class WaitingKeys:
 
     # --- Keys that wait ------------------------------------------------------------------------
 
-    async def held(
+    async def list_keys(
         self, queue: Queue, group: Group, limit: int, after: HeldPlace | None
     ) -> HeldKeys:
         """Up to `limit` keys of which messages wait, by partition and hash."""
@@ -218,9 +217,9 @@ class WaitingKeys:
             place = CursorPlace(group.group_id, Partition(queue.queue_id, number))
             slot, room = self._slot(group, number), limit - len(shown) + 1
             if slot is not None:
-                keys = await self._owned(slot, place, low, room, looks)
+                keys = await self._owned_keys(slot, place, low, room, looks)
             else:
-                keys, unknown = await self._at_rest(queue, place, low, room, looks)
+                keys, unknown = await self._stored_keys(queue, place, low, room, looks)
                 left_out += unknown
             heads = await self._heads.read(place.partition, _offsets(keys), looks.heads)
             nacks = await self._nacks(place, keys)
@@ -239,16 +238,16 @@ class WaitingKeys:
     async def _nacks(
         self, place: CursorPlace, keys: Sequence[HeldKey]
     ) -> dict[int | None, bytes | None]:
-        """By offset, the reasons of what was tried, as they are stored."""
+        """Return the stored reasons of the messages that were tried, by offset."""
         if not any(key.attempts for key in keys):
             return {}
         cursor = await self._storage.cursor(place)
         return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
-    async def _owned(
+    async def _owned_keys(
         self, slot: OwnedPartition, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
-        """As its owner here knows them, behind `low`."""
+        """Return the keys behind `low` that the owner here knows."""
         lines = slot.delivery.lines
         keys = nsmallest(
             count,
@@ -264,7 +263,7 @@ class WaitingKeys:
         if any(line.parked for key in keys if (line := lines.get(key)) is not None):
             cursor = await self._storage.cursor(place)
             marks = {mark.key_hash: mark for mark in cursor.parked} if cursor is not None else {}
-        in_log = await find(
+        in_log = await find_in_log(
             self._storage, place.partition, slot.delivery.frontier, {*keys}, looks.log
         )
         # From here on nothing is awaited: it is one moment.
@@ -273,14 +272,14 @@ class WaitingKeys:
         for key in keys:
             one = _owned_key(slot, key, sides.get(key), marks.get(key), flights.get(key, []))
             if one is not None:
-                shown.append(_counted(one, count_owned(slot, key, in_log[key])))
+                shown.append(_with_count(one, count_owned(slot, key, in_log[key])))
         return shown
 
-    async def _at_rest(
+    async def _stored_keys(
         self, queue: Queue, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> tuple[list[HeldKey], int]:
-        """As the storage knows them, behind `low`; and how many tried messages are left out,
-        because finding their keys would read too much."""
+        """Return the keys behind `low` that the storage knows, and the number of tried messages
+        that are left out because finding their keys would read too much."""
         cursor = await self._storage.cursor(place)
         if cursor is None:
             return [], 0
@@ -299,21 +298,21 @@ class WaitingKeys:
         retries, number = {r.offset: r for r in tried}, place.partition.number
         found: list[HeldKey] = []
         keys = nsmallest(count, (key for key in {*by_key, *lines, *marks} if key > low))
-        logged = await find(self._storage, place.partition, cursor.floor, {*keys}, looks.log)
+        logged = await find_in_log(self._storage, place.partition, cursor.floor, {*keys}, looks.log)
         for key in keys:
             aside, own = lines.get(key, 0), by_key.get(key, [])
             side = await self._storage.read_side(place, key, -1, 1) if aside else ()
             first = min([*side, *(retry.offset for retry in own)], default=None)
             head = retries.get(first) if first is not None else None
             shown = _stored_key(number, key, head, marks.get(key))
-            counted = count_at_rest(cursor, key, logged[key])
+            counted = count_stored(cursor, key, logged[key])
             counted = WaitingCount(max(counted.messages, aside + len(own)), counted.is_exact)
-            found.append(_counted(msgspec.structs.replace(shown, offset=first), counted))
+            found.append(_with_count(msgspec.structs.replace(shown, offset=first), counted))
         return found, len(in_log) - len(facts)
 
     # --- Leases --------------------------------------------------------------------------------
 
-    async def leases(
+    async def list_leases(
         self, queue: Queue, group: Group, limit: int, after: Place | None
     ) -> LeaseList:
         """Up to `limit` deliveries in flight, from the place `after` on, by partition and
@@ -338,7 +337,7 @@ class WaitingKeys:
         return LeaseList(leases=shown)
 
 
-def _counted(key: HeldKey, count: WaitingCount) -> HeldKey:
+def _with_count(key: HeldKey, count: WaitingCount) -> HeldKey:
     return msgspec.structs.replace(key, messages=count.messages, is_exact=count.is_exact)
 
 
@@ -346,7 +345,7 @@ def _offsets(keys: Sequence[HeldKey]) -> list[int]:
     return [key.offset for key in keys if key.offset is not None]
 
 
-def _open(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
+def _open_offsets(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
     delivery = slot.delivery
     for push in delivery.pushes.values():
         for offset in offsets_of(push.open, push.first):
@@ -354,14 +353,15 @@ def _open(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
 
 
 def in_flight(slot: OwnedPartition) -> dict[int, int]:
-    """Which attempt of each message is in flight, by offset."""
-    return {offset: push.attempt for offset, push in _open(slot)}
+    """Return the attempt of each message in flight, by offset."""
+    return {offset: push.attempt for offset, push in _open_offsets(slot)}
 
 
 def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
     consumer = getattr(slot.owner, "name", "")
     first = nsmallest(
-        count, ((offset, push.number, push) for offset, push in _open(slot) if offset >= low)
+        count,
+        ((offset, push.number, push) for offset, push in _open_offsets(slot) if offset >= low),
     )
     shown = []
     for offset, _, push in first:
@@ -383,9 +383,9 @@ def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
 
 
 def _in_flight(slot: OwnedPartition, keys: set[int]) -> dict[int, list[InFlight]]:
-    """By key: what of these is in flight."""
+    """Return what is in flight of these keys, by key."""
     found: dict[int, list[InFlight]] = {}
-    for offset, push in _open(slot) if keys else ():
+    for offset, push in _open_offsets(slot) if keys else ():
         key = push.hashes[offset - push.first] or loose(offset)
         if key in keys:
             found.setdefault(key, []).append(lease(slot.delivery, push, offset))
@@ -399,7 +399,7 @@ def _owned_key(
     mark: Parked | None,
     flights: list[InFlight],
 ) -> HeldKey | None:
-    """None: nothing of it waits any more."""
+    """Describe a key of an owner here. None: nothing of it waits any more."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     waits = waits_of(delivery, key, now, int(time.time() * 1000), side_first)
     if not waits.messages and waits.reason != "parked":
@@ -423,7 +423,7 @@ def _owned_key(
 
 
 def _stored_key(number: int, key: int, retry: Retry | None, mark: Parked | None) -> HeldKey:
-    """`retry`: what is noted of its first message."""
+    """Describe a key that the storage knows. `retry`: that of its first message."""
     waits = retry is not None and retry.due_unix_ms > time.time() * 1000 and mark is None
     return HeldKey(
         partition=number,
@@ -438,7 +438,8 @@ def _stored_key(number: int, key: int, retry: Retry | None, mark: Parked | None)
 
 
 def wall_unix_ms(*moments: float) -> list[int]:
-    """The wall's time at each of these moments of the loop's clock, as far apart as they were."""
+    """Return the wall's time at each of these moments of the loop's clock, as far apart as they
+    were."""
     loop = asyncio.get_running_loop()
     # Whatever comes between the two readings makes the difference smaller: one of three is whole.
     ahead_s = max(time.time() - loop.time() for _ in range(3))

@@ -349,7 +349,7 @@ class History:
         for key in KEYS:
             before = {name: model.changes for name, model in self.models.items()}
             queue = self.house.find()
-            told = await self.house.broker.explaining.explain(ANYBODY, queue, key, None, "")
+            told = await self.house.broker.explainer.explain(ANYBODY, queue, key, None, "")
             assert told.partition == self.places[key]
             for one in told.groups:
                 model = self.models[one.group]

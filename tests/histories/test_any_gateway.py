@@ -101,7 +101,7 @@ class Pair:
     async def parked(self, count: int) -> ParkedKeys:
         """Wait until B's list has so many."""
         while True:
-            found = await self.b.broker.parking.parked(self.b.find(), self.group, 1000)
+            found = await self.b.broker.parking.list_keys(self.b.find(), self.group, 1000)
             if found.keys_parked == count:
                 return found
             await asyncio.sleep(0.01)

@@ -13,9 +13,9 @@ MINUTE_S = 60.0
 async def told(house: House, queue: Queue, group: Group) -> list[tuple[int, bool]]:
     """(messages, whether that is exact) of the key `stuck`: in the list of parked keys, in that of
     held keys, and explained."""
-    park = (await house.broker.parking.parked(queue, group, 10)).keys
-    held = (await house.broker.holding.held(queue, group, 10, None)).keys
-    explained = await house.broker.explaining.explain(ANYBODY, queue, "stuck", group.name, "")
+    park = (await house.broker.parking.list_keys(queue, group, 10)).keys
+    held = (await house.broker.waiting_keys.list_keys(queue, group, 10, None)).keys
+    explained = await house.broker.explainer.explain(ANYBODY, queue, "stuck", group.name, "")
     (one,) = explained.groups
     found = [(key.messages, key.is_exact) for key in park if key.key == "stuck"]
     found += [(key.messages, key.is_exact) for key in held if key.key == "stuck"]
@@ -73,14 +73,14 @@ async def test_loose_messages_are_counted_one_by_one(house: House) -> None:
     await house.broker.cursor_writer.drain()
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
-    held = (await house.broker.holding.held(queue, group, 10, None)).keys
+    held = (await house.broker.waiting_keys.list_keys(queue, group, 10, None)).keys
     assert [(key.messages, key.is_exact) for key in held] == [(1, True)] * 2
 
 
 async def test_a_parked_key_says_when_its_first_message_expires(house: House) -> None:
     queue, group, _, _ = await stuck(house, message_ttl_s=MINUTE_S)
     (line,) = await parked(house, queue, group)
-    explained = await house.broker.explaining.explain(ANYBODY, queue, "stuck", group.name, "")
+    explained = await house.broker.explainer.explain(ANYBODY, queue, "stuck", group.name, "")
     head = explained.groups[0].head
     assert head is not None
     assert line.expires_unix_ms is not None

@@ -23,7 +23,7 @@ from tests.histories.house import House, Session, delivery, eventually, message,
 async def explain(house: House, queue: Queue, key: str = "a", **which: Any) -> Explained:
     """What an operator is told."""
     query = {"group": None, "after": "", **which}
-    return await house.broker.explaining.explain(ANYBODY, house.find(queue.name), key, **query)
+    return await house.broker.explainer.explain(ANYBODY, house.find(queue.name), key, **query)
 
 
 async def alone(house: House, queue: Queue, key: str = "a") -> KeyInGroup:

@@ -17,7 +17,7 @@ from tests.histories.house import House, delivery, eventually, message
 
 async def held(house: House, queue: Queue, group: Group) -> dict[str | None, HeldKey]:
     """Every key that waits, by its text."""
-    found = await house.broker.holding.held(queue, group, 1000, None)
+    found = await house.broker.waiting_keys.list_keys(queue, group, 1000, None)
     assert (found.next, found.left_out) == (None, 0)
     keys = [(key.partition, key.key_hash) for key in found.keys]
     assert keys == sorted(set(keys))
@@ -28,7 +28,7 @@ async def held(house: House, queue: Queue, group: Group) -> dict[str | None, Hel
 
 async def leases(house: House, queue: Queue, group: Group) -> list[Lease]:
     """Everything that is in flight."""
-    found = await house.broker.holding.leases(queue, group, 1000, None)
+    found = await house.broker.waiting_keys.list_leases(queue, group, 1000, None)
     assert found.next is None
     return found.leases
 
@@ -125,7 +125,7 @@ async def test_lists_of_keys_go_on_where_they_ended(
         told: list[tuple[int, str]] = []
         sizes: list[int] = []
         while True:
-            page = await house.broker.holding.held(queue, group, limit, after)
+            page = await house.broker.waiting_keys.list_keys(queue, group, limit, after)
             told += [(key.partition, key.key_hash) for key in page.keys]
             assert all(key.key is not None for key in page.keys)
             sizes.append(len(page.keys))
@@ -181,10 +181,10 @@ async def test_what_is_in_flight_is_listed_with_its_leases(house: House) -> None
     assert 35_000 < longer.lease_until_unix_ms - first.lease_until_unix_ms < 45_000
     await house.confirm(consumer, delivery(place))
     assert_alike(await leases(house, queue, group), listed[1:])
-    page = await house.broker.holding.leases(queue, group, 4, None)
+    page = await house.broker.waiting_keys.list_leases(queue, group, 4, None)
     assert [one.offset for one in page.leases] == [one.offset for one in listed[1:5]]
     assert page.next is not None
-    rest = await house.broker.holding.leases(queue, group, 1000, Place.parse(page.next))
+    rest = await house.broker.waiting_keys.list_leases(queue, group, 1000, Place.parse(page.next))
     assert_alike([*page.leases, *rest.leases], listed[1:])
     consumer.leave()
     await gone(house, group)

@@ -212,12 +212,12 @@ async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house:
     )  # fmt: skip
     async with house.http() as http:
         for look in looks:
-            house.broker.stock.changed(queue.queue_id)
+            house.broker.queue_stats.on_change(queue.queue_id)
             assert (await http.get(look)).status_code == 200, look
         for stalled in sorted(READS):
             house.storage.stall(stalled)
             for look in looks:
-                house.broker.stock.changed(queue.queue_id)
+                house.broker.queue_stats.on_change(queue.queue_id)
                 before = house.storage.calls[stalled]
                 async with asyncio.timeout(limits.READ_DEADLINE_S + 0.01):
                     answer = await http.get(look)

@@ -22,7 +22,7 @@ STUCK = WhichKey(key="stuck")
 async def parked(house: House, queue: Queue, group: Group) -> list[ParkedKey]:
     """What is parked, once that is durable."""
     await house.broker.cursor_writer.drain()
-    return (await house.broker.parking.parked(queue, group, 100)).keys
+    return (await house.broker.parking.list_keys(queue, group, 100)).keys
 
 
 async def stuck(
@@ -76,7 +76,7 @@ async def test_what_is_parked_is_listed_with_its_key(house: House) -> None:
     (line,) = await parked(house, queue, group)
     assert (line.key, line.partition, line.reason) == ("stuck", 0, "exhausted")
     assert line.since_unix_ms > house.broker.started_unix_ms - 1000
-    listed = await house.broker.parking.parked(queue, group, 1)
+    listed = await house.broker.parking.list_keys(queue, group, 1)
     assert listed.keys_parked == 1
 
 

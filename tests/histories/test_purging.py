@@ -64,9 +64,9 @@ async def test_a_parked_key_is_gone_with_a_purge(house: House) -> None:
     await house.publish(queue, numbered(3))
     consumer.nack(delivery((await session.take(3))[0][0]), 0, None)
     await house.broker.cursor_writer.drain()
-    assert (await house.broker.parking.parked(queue, group, 10)).keys_parked == 1
+    assert (await house.broker.parking.list_keys(queue, group, 10)).keys_parked == 1
     assert await purge(house, queue, "billing") == 3
-    assert (await house.broker.parking.parked(queue, group, 10)).keys_parked == 0
+    assert (await house.broker.parking.list_keys(queue, group, 10)).keys_parked == 0
     await house.publish(queue, [message(3)])
     await session.until(lambda: session.bodies[-1] == 3)
 

@@ -167,7 +167,7 @@ async def test_a_redrive_that_dies_between_append_and_settle_doubles_nothing(
     house = durable_house
     queue = await mortal(house, partitions=3)
     await bury(house, queue, [message(n, key) for n in range(4)])
-    redriving = house.broker.upkeep._redriving
+    redriving = house.broker.upkeep._redriver
 
     async def dies(*_: object) -> None:
         raise Unknown("killed here")
@@ -257,7 +257,7 @@ async def test_a_redrive_whose_caller_leaves_is_finished(house: House) -> None:
     queue = await mortal(house)
     await bury(house, queue, [message(n) for n in range(5)])
     task = asyncio.ensure_future(redrive(house, queue))
-    await eventually(lambda: house.broker.upkeep._redriving._sequence)
+    await eventually(lambda: house.broker.upkeep._redriver._sequence)
     task.cancel()
     await house.broker.changes.finish()
     assert await dead(house, queue) == []

@@ -84,7 +84,7 @@ async def looked(house: House) -> None:
     for _ in range(3):
         house.broker.janitor._touched |= house.broker.janitor._all()
         await house.broker.janitor.look()
-    house.broker.stock.changed(queue.queue_id)
+    house.broker.queue_stats.on_change(queue.queue_id)
 
 
 async def older(age_s: float) -> None:
@@ -272,10 +272,10 @@ async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
     session, consumer = await house.subscribe(queue, group)
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
     await house.broker.cursor_writer.drain()
-    assert (await house.broker.parking.parked(queue, group, 9)).keys_parked == 1
+    assert (await house.broker.parking.list_keys(queue, group, 9)).keys_parked == 1
     for what in (QUEUE, GROUP):
         assert (await http.patch(what, json={"on_exhausted": "dead_letter"})).status_code == 200
-    assert (await house.broker.parking.parked(queue, group, 9)).keys_parked == 1
+    assert (await house.broker.parking.list_keys(queue, group, 9)).keys_parked == 1
 
 
 async def test_fewer_attempts_count_one_that_is_under_way(

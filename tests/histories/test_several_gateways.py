@@ -634,7 +634,7 @@ async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
     every = WhichKey(every=True)
 
     async def parked(gateway: Gateway) -> int:
-        return (await gateway.broker.parking.parked(gateway.find(), group, 10)).keys_parked
+        return (await gateway.broker.parking.list_keys(gateway.find(), group, 10)).keys_parked
 
     async def becomes_parked(gateway: Gateway) -> None:
         for _ in range(100):
@@ -652,7 +652,7 @@ async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
     (partition,) = cast(list[dict[str, object]], described["partitions"])
     assert (partition["owner"], partition["waits_for"]) == (None, "elsewhere")
     assert described["members"] == [partition["member"]] == [consumer.name]
-    explained = await two.broker.explaining.explain(ANYBODY, two.find(), "k0", "billing", "")
+    explained = await two.broker.explainer.explain(ANYBODY, two.find(), "k0", "billing", "")
     assert explained.groups[0].also == ["elsewhere"]
     consumer.leave()
     await becomes(lambda: not one.runtime(group).slots)

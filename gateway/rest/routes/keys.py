@@ -71,7 +71,7 @@ async def explain_key(broker: Broker, request: Request) -> Response:
     if after:
         check_name(after, "after")
     queue = find_queue(broker, request)
-    return reply(await broker.explaining.explain(principal(request), queue, key, group, after))
+    return reply(await broker.explainer.explain(principal(request), queue, key, group, after))
 
 
 async def list_held(broker: Broker, request: Request) -> Response:
@@ -79,7 +79,7 @@ async def list_held(broker: Broker, request: Request) -> Response:
     after = request.query_params.get("after")
     place = HeldPlace.parse(after) if after is not None else None
     asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
-    return reply(await broker.holding.held(*asked, place))
+    return reply(await broker.waiting_keys.list_keys(*asked, place))
 
 
 async def list_leases(broker: Broker, request: Request) -> Response:
@@ -87,13 +87,13 @@ async def list_leases(broker: Broker, request: Request) -> Response:
     after = request.query_params.get("after")
     place = Place.parse(after) if after is not None else None
     asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
-    return reply(await broker.holding.leases(*asked, place))
+    return reply(await broker.waiting_keys.list_leases(*asked, place))
 
 
 async def list_parked(broker: Broker, request: Request) -> Response:
     """What is parked, by partition."""
     asked = _group_and_limit(broker, request, limits.PARKED_PER_CALL_MAX)
-    return reply(await broker.parking.parked(*asked))
+    return reply(await broker.parking.list_keys(*asked))
 
 
 async def decide_parked(broker: Broker, request: Request) -> Response:

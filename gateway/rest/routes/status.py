@@ -50,7 +50,7 @@ async def list_clusters(broker: Broker, request: Request) -> Response:
 async def metrics(broker: Broker, request: Request) -> Response:
     """What this gateway counts, and of queues those of one's own tenant. The holder of
     `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
-    found, who = await broker.metrics.everything(), admission(request)
+    found, who = await broker.metrics.collect(), admission(request)
     if (who.principal, who.credential) != (OPERATORS.principal, OPERATORS.credential):
         found = found.of_tenant(who.principal.tenant)
     return await answer(request, found)
@@ -62,7 +62,7 @@ async def queue_metrics(broker: Broker, request: Request) -> Response:
     queue = find_queue(broker, request)
     is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
     sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
-    return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
+    return await answer(request, await broker.metrics.collect_queue(queue, sees_dead_letters=sees))
 
 
 _WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."

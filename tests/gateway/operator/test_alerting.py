@@ -38,8 +38,9 @@ def alerting_of(
     """Another one than the broker of the house has."""
     broker = house.broker
     return AlertEvaluator(
-        broker.metadata, broker.groups.presence, broker.stock, broker.publisher, webhooks, post=post
-    )
+        broker.metadata, broker.groups.presence, broker.queue_stats, broker.publisher, webhooks,
+        post=post,
+    )  # fmt: skip
 
 
 async def watched(house: House, **alert: Any) -> Queue:

@@ -235,7 +235,7 @@ async def test_queues_beyond_the_bound_share_one_label(house: House) -> None:
         queue = await house.queue(f"q{number}")
         await house.group(queue, "g")
         await house.publish(queue, numbered(number + 1))
-    samples = await metrics.everything()
+    samples = await metrics.collect()
     stored = [
         samples.number("tocsin_queue_messages_total", "default", name, "stored")
         for name in ("q0", "q1", "q2", "q3")
@@ -252,13 +252,13 @@ async def test_the_depth_of_those_that_share_a_label_comes_with_a_round(house: H
         queue = await house.queue(f"q{number}")
         await house.group(queue, "g")
         await house.publish(queue, numbered(10))
-    await metrics.everything()
+    await metrics.collect()
     async with asyncio.timeout(10):
-        while not (await metrics.everything()).number(  # noqa: ASYNC110 (a round tells nobody)
+        while not (await metrics.collect()).number(  # noqa: ASYNC110 (a round tells nobody)
             "tocsin_queue_depth_messages", REST, REST
         ):
             await asyncio.sleep(0.01)
-    samples = await metrics.everything()
+    samples = await metrics.collect()
     assert samples.number("tocsin_queue_depth_messages", REST, REST) == 20
     assert samples.number("tocsin_group_lag_messages", REST, REST, REST) == 30 - sum(
         samples.number("tocsin_group_lag_messages", "default", f"q{number}", "g")
@@ -273,17 +273,17 @@ async def test_what_a_deleted_queue_counted_stays_in_the_sum(house: House) -> No
     await house.publish(queue, numbered(7))
     await house.broker.delete_queue(ANYBODY, queue.name)
     await house.queue("another")
-    samples = await metrics.everything()
+    samples = await metrics.collect()
     assert samples.number("tocsin_queue_messages_total", REST, REST, "stored") == 7
     metrics.close()
 
 
 def test_a_place_is_kept_until_its_holder_goes() -> None:
     places = LabelBudget(2, Histogram())
-    places.see({"a": ("a",), "b": ("b",), "c": ("c",)})
-    assert [places.of(one) for one in "abc"] == [("a",), ("b",), None]
-    places.see({"c": ("c",), "b": ("b",), "d": ("d",)})  # a is gone: the first without one
-    assert [places.of(one) for one in "bcd"] == [("b",), ("c",), None]
+    places.assign({"a": ("a",), "b": ("b",), "c": ("c",)})
+    assert [places.labels(one) for one in "abc"] == [("a",), ("b",), None]
+    places.assign({"c": ("c",), "b": ("b",), "d": ("d",)})  # a is gone: the first without one
+    assert [places.labels(one) for one in "bcd"] == [("b",), ("c",), None]
     assert not places.forget("b")
     assert places.forget("d")
     places.check()
@@ -357,9 +357,9 @@ async def test_what_is_not_in_the_table_cannot_be_told() -> None:
 
 async def test_several_who_ask_at_once_are_given_one_answer(house: House) -> None:
     metrics = house.broker.metrics
-    one, other = await asyncio.gather(metrics.everything(), metrics.everything())
+    one, other = await asyncio.gather(metrics.collect(), metrics.collect())
     assert one is other
-    assert await metrics.everything() is not one
+    assert await metrics.collect() is not one
 
 
 def test_names_are_as_prometheus_has_them() -> None:
@@ -375,7 +375,7 @@ def test_names_are_as_prometheus_has_them() -> None:
 async def test_a_tenant_is_told_of_its_own_queues(house: House) -> None:
     await house.queue()
     await house.broker.create_queue(Principal("b", "blue"), "secret", QueueSettings(partitions=1))
-    samples = (await house.broker.metrics.everything()).of_tenant("default")
+    samples = (await house.broker.metrics.collect()).of_tenant("default")
     text = (await exposed(samples, as_open=False)).decode()
     assert {dict(labels)["tenant"] for _, labels in read(text) if "tenant" in dict(labels)} == {
         "default"
