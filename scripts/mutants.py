@@ -15,8 +15,9 @@ would be noticed whatever the rule.
 
 A verdict is kept in build/mutants/verdicts.jsonl and holds while nothing changes that it rests on:
 the mutant's entry, and every file of this checkout that its tests import, directly or not. Where
-these start programs, it rests on the whole checkout. So a run that was broken off goes on where it
-was, and after a change only what that concerns is run again.
+these start programs, it rests on the whole checkout. Of a Python file, comments, docstrings and
+layout do not count. So a run that was broken off goes on where it was, and after a change only what
+that concerns is run again.
 """
 
 import argparse
@@ -174,8 +175,30 @@ def reached(path: Path) -> frozenset[Path]:
 
 @cache
 def digest_of(path: Path) -> bytes:
-    """A digest of a file's name and content."""
-    return hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).digest()
+    """A digest of a file's name and content; of a Python file, of what it does."""
+    content = path.read_bytes()
+    if path.suffix == ".py":
+        content = meaning(content).encode()
+    return hashlib.sha256(f"{path.relative_to(ROOT)}\0".encode() + content).digest()
+
+
+def meaning(source: bytes) -> str:
+    """A program's syntax tree without comments, docstrings and positions, as text."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_docstring(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is nothing but a text: what documents a module, a class, an attribute."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 @cache

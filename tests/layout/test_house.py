@@ -179,6 +179,19 @@ def test_a_verdict_rests_on_what_its_tests_reach() -> None:
     assert ROOT / "gateway/server.py" not in reached
 
 
+def test_a_verdict_rests_on_what_a_program_does_and_not_on_its_words() -> None:
+    meaning = mutants().meaning
+    plain = b"LIMIT = 5\n\ndef over(n: int) -> bool:\n    return n > LIMIT\n"
+    worded = (
+        b'"""A bound."""\nLIMIT = 5\n"""Inclusive."""\n\n'
+        b'def over(n: int) -> bool:\n    """Whether it is over."""\n    # One more is.\n'
+        b"    return (\n        n > LIMIT\n    )\n"
+    )
+    assert meaning(worded) == meaning(plain)
+    assert meaning(plain.replace(b" > ", b" >= ")) != meaning(plain)
+    assert meaning(plain.replace(b"5", b"6")) != meaning(plain)
+
+
 def test_make_alone_lists_every_target() -> None:
     makefile = text(Path("Makefile"))
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
