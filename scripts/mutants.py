@@ -188,7 +188,7 @@ def meaning(source: bytes) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [one for one in body if not _is_docstring(one)]  # type: ignore[attr-defined]
+            body[:] = [one for one in body if not _is_docstring(one)]
     return ast.dump(tree)
 
 
