@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.delivery.owned_partition import OwnedPartition
+from gateway.delivery.owned_partition import AckWaiter, OwnedPartition
 from gateway.delivery.ports import DeliveryList, SessionPort
 from gateway.deliverylog.deliveries import LoggedPlace
 from gateway.models import CreditDescription, OwnerDescription, SubscriptionDescription
@@ -36,8 +36,6 @@ from push.delivery import (
     hold,
     kept,
     keys_wanted,
-    name_of,
-    number_of,
     share,
 )
 from push.errors import Refused
@@ -81,12 +79,12 @@ def sort(
             may_adopt = is_coming(partition) if slot is None else can_adopt(slot.delivery, epoch)
             if may_adopt:
                 said.before.setdefault(partition, {})[epoch] = pushes
-            elif slot is None or number_of(slot.delivery, epoch, 0) is None:
+            elif slot is None or slot.delivery.number_of(epoch, 0) is None:
                 said.lost += listed(partition, epoch, pushes)
             else:
                 held = said.held.setdefault(partition, {})
                 for push, ranges in pushes.items():
-                    number = number_of(slot.delivery, epoch, push)
+                    number = slot.delivery.number_of(epoch, push)
                     assert number is not None
                     held[number] = ranges
     return said
@@ -123,7 +121,7 @@ def named(slot: OwnedPartition, by_number: Mapping[int, Sequence[Range]]) -> Del
     """As a delivery list, of what the slot's ledger knows by these numbers."""
     found: DeliveryList = []
     for number, ranges in by_number.items():
-        epoch, push = name_of(slot.delivery, number)
+        epoch, push = slot.delivery.name_of(number)
         found += listed(slot.partition.number, epoch, {push: ranges})
     return found
 
@@ -184,15 +182,20 @@ async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -
     return keys
 
 
-@dataclass(slots=True)
-class Settlement:
-    """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
+class Settlement(AckWaiter):
+    """The result of an ack, nack or extend: a count, and delivery lists of what it did not touch.
 
-    settled: int = 0
-    stale: DeliveryList = field(default_factory=list)
-    not_delivered: DeliveryList = field(default_factory=list)
-    durable: bool = True
-    """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+    `confirmed` is called with it, once, when all of it is durable or that will never be known here.
+    """
+
+    __slots__ = ("confirmed", "not_delivered", "settled", "stale")
+
+    def __init__(self, confirmed: "Callable[[Settlement], None] | None" = None) -> None:
+        super().__init__()
+        self.confirmed = confirmed
+        self.settled = 0
+        self.stale: DeliveryList = []
+        self.not_delivered: DeliveryList = []
 
     def add(self, place: tuple[int, int, int], judged: Judged) -> None:
         """Count what was judged of (partition, epoch, push)."""
@@ -205,50 +208,29 @@ class Settlement:
             if ranges:
                 out.append([*place, *(number for pair in ranges for number in pair)])
 
+    def write(self, partitions: Collection[OwnedPartition], now: float) -> None:
+        """Let these write what was settled in them; wait for that only where the client asked."""
+        if self.confirmed is not None:
+            super().write(partitions, now)
+            return
+        for partition in partitions:
+            partition.settled(now)
 
-def when_durable(
-    touched: Mapping[int, OwnedPartition],
-    now: float,
-    settled: Settlement,
-    confirmed: Callable[[Settlement], None] | None,
-) -> None:
-    """Let these slots write what was settled in them. `confirmed` is called once, when all of it
-    is durable, or it is known that it will not be; where nothing was touched, at once."""
-    if confirmed is None:
-        for slot in touched.values():
-            slot.settled(now)
-        return
-    if not touched:
-        confirmed(settled)
-        return
-    left = len(touched)
-
-    def one(durable: bool) -> None:
-        nonlocal left
-        left -= 1
-        settled.durable = settled.durable and durable
-        if not left:
-            confirmed(settled)
-
-    for slot in touched.values():
-        slot.settled(now, one)
+    def answer(self) -> None:
+        """Answer the client."""
+        if self.confirmed is not None:
+            self.confirmed(self)
 
 
-def when_written(slots: Collection[OwnedPartition], answered: Callable[[Settlement], None]) -> None:
-    """`answered` is called once, when what was settled in these slots before is durable, or
-    somebody else owns it by then. It is written no sooner for that."""
-    left = len(slots)
+class _Barrier(Settlement):
+    """The answer to an ack of nothing: what was settled before is durable. Of a partition that has
+    another owner by then nothing is said."""
 
-    def one(_: bool = True) -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            answered(Settlement())
+    __slots__ = ()
 
-    if not slots:
-        one()
-    for slot in slots:
-        slot.ask(one)
+    def on_written(self, *, durable: bool) -> None:
+        """Count one partition, whoever owns it."""
+        super().on_written(durable=True)
 
 
 class Consumer:
@@ -441,7 +423,7 @@ class Consumer:
         head = frames.push_head(
             subscription=self.subscription,
             partition=slot.partition.number,
-            epoch=slot.delivery.epoch,
+            epoch=slot.epoch,
             push=push.number,
             offset=push.first,
             skips=push.skips,
@@ -478,12 +460,13 @@ class Consumer:
         deliveries: once all is that was settled before in partitions still its own."""
         check_deliveries(deliveries)
         check_deliveries(started)
-        settled = Settlement()
+        settled = Settlement(confirmed)
         touched: dict[int, OwnedPartition] = {}
         now = asyncio.get_running_loop().time()
         if deliveries or started:
             self._sign(now, deliveries, started)
-        self.start(started)
+        if started:
+            self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
             if slot is not None:
@@ -497,9 +480,9 @@ class Consumer:
                     first, last = delivery[index], delivery[index + 1]
                     settled.add(place, slot.ack(number, first, last, now))
         if confirmed is not None and not deliveries:
-            when_written([*self.slots.values()], confirmed)
+            _Barrier(confirmed).wait([*self.slots.values()])
         else:
-            when_durable(touched, now, settled, confirmed)
+            settled.write(touched.values(), now)
         return settled
 
     def nack(
@@ -514,7 +497,7 @@ class Consumer:
         """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
         them; `confirmed` as in `ack`."""
         check_deliveries(deliveries)
-        settled = Settlement()
+        settled = Settlement(confirmed)
         touched: dict[int, OwnedPartition] = {}
         now = asyncio.get_running_loop().time()
         self._sign(now, deliveries)
@@ -529,7 +512,7 @@ class Consumer:
                         number, first, last, now, delay_s=delay_s, reason=reason, reject=reject
                     )
                     settled.add(place, judged)
-        when_durable(touched, now, settled, confirmed)
+        settled.write(touched.values(), now)
         return settled
 
     def extend(
@@ -557,7 +540,7 @@ class Consumer:
                         now=now,
                     )
                     settled.add(place, judged)
-        when_durable(touched, now, settled, None)
+        settled.write(touched.values(), now)
         return settled
 
     def _note_arrival(self, *named: DeliveryList) -> None:
@@ -587,10 +570,12 @@ class Consumer:
         given to it."""
         slot = self.slots.get(delivery[0])
         if slot is not None:
-            number = number_of(slot.delivery, delivery[1], delivery[2])
+            if delivery[1] == slot.epoch:
+                return slot, delivery[2]
+            number = slot.delivery.number_of(delivery[1], delivery[2])
             if number is not None:
                 return slot, number
-        newer = slot is not None and delivery[1] > slot.delivery.epoch
+        newer = slot is not None and delivery[1] > slot.epoch
         is_stale = not newer and self._was_given(delivery[0], delivery[1])
         (settled.stale if is_stale else settled.not_delivered).append(delivery)
         if is_stale:
@@ -754,5 +739,5 @@ class Consumer:
             self._runtime.leave(self, moves=moves)
         if done is not None:
             now = asyncio.get_running_loop().time()
-            touched = {number: slot for number, slot in slots.items() if not slot.ended}
-            when_durable(touched, now, Settlement(), lambda _: done())
+            live = [slot for slot in slots.values() if not slot.ended]
+            Settlement(lambda _: done()).write(live, now)

@@ -23,7 +23,6 @@ from gateway.models import OwnerDescription
 from metadata.catalog import Group, Membership, Queue
 from metadata.port import Metadata
 from push import limits
-from push.delivery import Delivery, DeliverySettings
 from push.errors import Fenced, Refused, TocsinError
 from push.places import CursorPlace, Partition
 from push.storage_port import is_same_owner
@@ -37,7 +36,6 @@ class Member(PartitionOwner, Protocol):
     """A consumer: of a session, or the virtual one of the pulls."""
 
     name: str
-    pulls: bool
     slots: dict[int, OwnedPartition]
 
     left: bool
@@ -65,25 +63,6 @@ class Member(PartitionOwner, Protocol):
 
     def moved_away(self) -> None:
         """It goes on at another gateway, and is none here any more."""
-
-
-def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
-    """The group's settings, and where it has none, its queue's."""
-    own, base = group.settings, queue.settings
-
-    def pick(name: str) -> float:
-        value = getattr(own, name)
-        return float(getattr(base, name) if value is None else value)
-
-    return DeliverySettings(
-        lease_s=pick("lease_s"),
-        lease_total_s=pick("lease_total_s"),
-        attempts_max=int(pick("attempts_max")),
-        backoff_s=pick("backoff_s"),
-        backoff_max_s=pick("backoff_max_s"),
-        park=(own.on_exhausted or base.on_exhausted) == "park",
-        pulls=pulls,
-    )
 
 
 class GroupRuntime:
@@ -324,27 +303,19 @@ class GroupRuntime:
             self.part.let_go(number)
             return  # it was owned in the name of somebody who has left, or gave it up
         del self._asked[number]
-        delivery = Delivery(
-            place,
-            owned,
-            token,
-            delivery_settings(self.queue, self.group, pulls=member.pulls),
-            now=asyncio.get_running_loop().time(),
-            tally=self._context.counting.group(self.group.group_id),
-        )
         slot = OwnedPartition(
             self._context,
             self.queue,
             self.group,
-            partition,
-            delivery=delivery,
-            cursor=owned.cursor,
+            place,
+            owned=owned,
+            token=token,
             owner=member,
             gone=self._slot_gone,
         )
         self.slots[number] = member.slots[number] = slot
         # Records may have been certified while the epoch was on its way.
-        delivery.certify(self._context.tail.ends.get(partition, 0))
+        slot.delivery.certify(self._context.tail.ends.get(partition, 0))
         member.pump()
 
     def count_stale(self) -> None:

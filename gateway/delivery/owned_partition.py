@@ -3,19 +3,18 @@
 The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries out
 what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
 
-Beside it stand the protocol of its owner, what all owned partitions of a gateway share, and those
-who wait: `AckWaiters` for a write to be durable, `DecisionWaiters` for an operator's decision about
-a parked key.
+Callers that wait are answered from here: an `AckWaiter` when what it settled is durable, and
+`DecisionWaiters` when an operator's decision about a parked key is.
 """
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from typing import Any, Protocol
 
 from gateway.counters import Counters
@@ -28,27 +27,58 @@ from gateway.encryption.sealer import NackReasons
 from gateway.publish.tail import Tail
 from metadata.catalog import Group, Queue
 from push import limits
-from push.delivery import DeadLetter, Delivery, Judged, Push, Share, Taken, offsets_of
+from push.delivery import (
+    DeadLetter,
+    Delivery,
+    DeliverySettings,
+    Judged,
+    Push,
+    Share,
+    Taken,
+    offsets_of,
+)
 from push.errors import TocsinError
 from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.record import Record
-from push.storage_port import Cursor, CursorWrite, Storage, Written
+from push.storage_port import CursorWrite, Owned, Storage, Written
 from runtime.loop.end_of_turn import Deadlines
 
 
+def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
+    """The group's settings, and where it has none, its queue's."""
+    own, base = group.settings, queue.settings
+
+    def pick(name: str) -> float:
+        value = getattr(own, name)
+        return float(getattr(base, name) if value is None else value)
+
+    return DeliverySettings(
+        lease_s=pick("lease_s"),
+        lease_total_s=pick("lease_total_s"),
+        attempts_max=int(pick("attempts_max")),
+        backoff_s=pick("backoff_s"),
+        backoff_max_s=pick("backoff_max_s"),
+        park=(own.on_exhausted or base.on_exhausted) == "park",
+        pulls=pulls,
+    )
+
+
 class PartitionOwner(Protocol):
-    """A consumer, as a slot sees it."""
+    """The consumer that an owned partition gives to."""
+
+    pulls: bool
+    """Whether it is the virtual consumer of the pulls (R24)."""
 
     def available(self) -> int:
-        """How many messages it may be given now."""
+        """Number of messages that it may be given now."""
 
     def share(self) -> Share:
-        """What a key may have of these; see `push.delivery.scan`."""
+        """The part of these that one key may have (P8)."""
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0: credit, socket, paused (the queue is), or in_flight: it holds as
-        much as it may (P9)."""
+        """Why `available` is 0: credit, socket, paused (the queue is), or in_flight (it holds as
+        much as it may, P9)."""
 
     @property
     def log_place(self) -> LoggedPlace:
@@ -57,8 +87,8 @@ class PartitionOwner(Protocol):
     def deliver(
         self, slot: "OwnedPartition", record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Give it these; counts against `available`, or is what was `reserved`. Returns whether
-        they are on their way."""
+        """Give it a push; counts against `available`, or is what was `reserved`. Returns whether
+        it is on its way."""
 
     def reserve(self, count: int) -> object:
         """So many will be delivered as soon as they are settled (R23), and count against
@@ -113,7 +143,6 @@ class DeliveryContext:
     """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
-    random: Random = field(default_factory=Random)
     gives_until: float = float("inf")
     """The moment of the loop's clock from which on others must take this gateway for gone, and it
     gives out nothing; see gateway.delivery.presence."""
@@ -123,45 +152,81 @@ class DeliveryContext:
     """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""
 
 
-Confirmed = Callable[[bool], None]
-"""Called once: with True when it is durable, with False when that will never be known here."""
+class AckWaiter:
+    """A caller that is answered once, when what it settled is durable in every partition concerned,
+    or it is known that it will not be. Subclasses say how."""
+
+    __slots__ = ("_left", "durable")
+
+    def __init__(self) -> None:
+        self.durable = True
+        """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+        self._left = 0
+
+    def write(self, partitions: "Collection[OwnedPartition]", now: float) -> None:
+        """Let these write what was settled in them, and wait for that. Without any, the answer
+        comes at once."""
+        self._left = len(partitions)
+        if not partitions:
+            self.answer()
+        for partition in partitions:
+            partition.settled(now, self)
+
+    def wait(self, partitions: "Collection[OwnedPartition]") -> None:
+        """Wait until what was settled in these before is durable. It is written no sooner for
+        that."""
+        self._left = len(partitions)
+        if not partitions:
+            self.answer()
+        for partition in partitions:
+            partition.wait(self)
+
+    def on_written(self, *, durable: bool) -> None:
+        """Count one partition of those waited for."""
+        self._left -= 1
+        self.durable = self.durable and durable
+        if not self._left:
+            self.answer()
+
+    def answer(self) -> None:
+        """Answer the caller."""
+        raise NotImplementedError
 
 
 class AckWaiters:
-    """Of one place. What is returned is to be called."""
+    """The callers that wait for writes of one partition. Those returned are to be told."""
 
     __slots__ = ("_next", "_writing")
 
     def __init__(self) -> None:
-        self._writing: list[Confirmed] = []
-        self._next: list[Confirmed] = []
+        self._writing: list[AckWaiter] = []
+        self._next: list[AckWaiter] = []
 
-    @property
-    def waits(self) -> bool:
+    def __bool__(self) -> bool:
         """Whether somebody waits for the next write."""
         return bool(self._next)
 
-    def add(self, confirmed: Confirmed) -> None:
-        """This one waits for what is settled by now: it stands in the next write at the latest."""
-        self._next.append(confirmed)
+    def add(self, waiter: AckWaiter) -> None:
+        """Wait for what is settled by now: it stands in the next write at the latest."""
+        self._next.append(waiter)
 
     def begin(self) -> None:
-        """A write is under way, with all that was settled before."""
+        """A write begins, with all that was settled before."""
         self._writing, self._next = self._next, []
 
-    def written(self, *, is_all: bool) -> list[Confirmed]:
-        """It is durable. `is_all`: what was settled while it was under way stood in it already."""
+    def written(self, *, is_all: bool) -> list[AckWaiter]:
+        """The write is durable. `is_all`: what was settled meanwhile stood in it already."""
         done, self._writing = self._writing, []
         if is_all:
             done, self._next = done + self._next, []
         return done
 
     def not_written(self) -> None:
-        """Nobody knows: it is written again."""
+        """The write's outcome is not known: it is written again."""
         self._writing, self._next = [], self._writing + self._next
 
-    def end(self) -> list[Confirmed]:
-        """There will be no other write, and what comes of one that is under way is nobody's."""
+    def end(self) -> list[AckWaiter]:
+        """No other write begins, and the outcome of one under way will not be known here."""
         done = self._writing + self._next
         self._writing, self._next = [], []
         return done
@@ -199,26 +264,37 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class OwnedPartition:
-    """Shell of one `Delivery`. `cursor`: the one that the epoch started from. `gone` is called
-    once, when the epoch has ended here: written, or fenced."""
+    """Shell of one `Delivery`, under one epoch. `owned`: what the storage answered to the start of
+    the epoch, under `token`. `gone` is called once, when the epoch has ended here: written, or
+    fenced."""
 
     def __init__(
         self,
         context: DeliveryContext,
         queue: Queue,
         group: Group,
-        partition: Partition,
+        place: CursorPlace,
         *,
-        delivery: Delivery,
-        cursor: Cursor,
+        owned: Owned,
+        token: bytes,
         owner: PartitionOwner,
         gone: "Callable[[OwnedPartition], None]",
     ) -> None:
         self._context = context
+        self._cursor_writer = context.cursor_writer
+        self._deadlines = context.deadlines
         self.queue, self.group = queue, group
-        self.partition = partition
-        self.place = CursorPlace(group.group_id, partition)
-        self.delivery = delivery
+        self.partition = partition = place.partition
+        self.place = place
+        self.delivery = delivery = Delivery(
+            place,
+            owned,
+            token,
+            delivery_settings(queue, group, pulls=owner.pulls),
+            now=asyncio.get_running_loop().time(),
+            tally=context.counting.group(group.group_id),
+        )
+        self.epoch = delivery.epoch
         self.owner = owner
         self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"
         self.scheduled = float("inf")
@@ -232,13 +308,14 @@ class OwnedPartition:
         """What the last nack of an offset gave as its reason, of the latest; the storage has them
         all."""
         self.decisions = DecisionWaiters()
-        self._in_flight = 0  # as its owner knows
+        self._in_flight = 0
+        """The number of deliveries in flight that its owner knows of."""
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
         self.fetch = LogPrefetch(context.storage, context.tail, partition, self._woken)
         self._unsent: list[UnsentPush] = []
         self._writing_unsent: list[UnsentPush] = []
-        self._confirms = AckWaiters()
+        self._ack_waiters = AckWaiters()
         self.log = OwnedPartitionLog(
             context.log,
             queue,
@@ -249,11 +326,12 @@ class OwnedPartition:
             pushes=delivery.pushes,
             tally=delivery.tally,
         )
-        self.log.on_own(delivery.epoch, cursor)
+        self.log.on_own(delivery.epoch, owned.cursor)
         self._abandoned = 0
         """Messages that were in flight when the consumer went, and are in nobody's count now."""
         context.tail.follow(partition, self._certified)
-        self._move_dead_letters()  # the owner before may have left some
+        if delivery.has_dead_letters:  # the owner before left some
+            self._move_dead_letters()
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -371,7 +449,7 @@ class OwnedPartition:
             self.log.on_ack(push.number, judged)
             reserved = self.owner.reserve(push.count)
             self._unsent.append(UnsentPush(record, push, stages, cause, reserved))
-            self._context.cursor_writer.mark(self, urgent=True)
+            self._cursor_writer.mark(self, urgent=True)
             return
         self._count_in_flight()
         self._deliver(record, push, stages, cause)
@@ -388,8 +466,9 @@ class OwnedPartition:
         if self.owner.deliver(self, record, push, reserved):
             self.log.on_dispatch(push, cause, stages, record.header.published_unix_ms)
 
-    def _after(self, now: float) -> None:
-        """Carry out what the rules ask for, after anything that may have changed it.
+    def _after(self, now: float, *, urgent: bool = False) -> None:
+        """Carry out what the rules ask for, after anything that may have changed it. `urgent`:
+        somebody waits for the write.
 
         The owner learns first what is in flight. What became durable is told before the end, which
         answers everybody who still waits that it will never be known. The end comes last, because
@@ -397,18 +476,21 @@ class OwnedPartition:
         """
         self._count_in_flight()
         delivery = self.delivery
-        if delivery.dirty:
-            self._context.cursor_writer.mark(self, urgent=delivery.urgent)
-        self._move_dead_letters()
-        self._context.deadlines.set(self, delivery.next_deadline())
-        notices = delivery.take_notices()
+        duties = delivery.duties()
+        if duties.must_write:
+            self._cursor_writer.mark(self, urgent=urgent or duties.is_urgent)
+        if duties.has_dead_letters:
+            self._move_dead_letters()
+        self._deadlines.set(self, duties.deadline)
+        notices = duties.notices
         if notices is not None:
             self.log.on_dying(notices.dying)
             self.log.on_park(notices.parked)
             self.decisions.tell(notices.opened, made=True)
             self.decisions.tell(notices.dropped, made=False)
             self.log.on_unpark(notices.opened, delivery.end)
-        self._end_if_drained()
+        if delivery.draining:
+            self._end_if_drained()
 
     def _count_in_flight(self) -> None:
         in_flight = 0 if self.ended else self.delivery.in_flight
@@ -417,7 +499,7 @@ class OwnedPartition:
             self.owner.holds(more)
 
     def _move_dead_letters(self) -> None:
-        if self.delivery.has_dead_letters and self.moves_dead_letters:
+        if self.moves_dead_letters:
             self.fetch.job(DEAD, self._context.move(self))
 
     @property
@@ -477,8 +559,7 @@ class OwnedPartition:
         if self.ended or not self.delivery.decide(verb, seen, now):
             return None
         decided = self.decisions.wait(seen.key_hash)
-        self._context.cursor_writer.mark(self, urgent=True)
-        self._after(now)
+        self._after(now, urgent=True)
         return decided
 
     # --- What the consumer says ----------------------------------------------------------------
@@ -519,7 +600,7 @@ class OwnedPartition:
             first,
             last,
             delay_s=delay_s,
-            draw=self._context.random.random,
+            draw=random.random,
             now=now,
             wall_unix_ms=int(time.time() * 1000),
             reason=sealed,
@@ -543,20 +624,18 @@ class OwnedPartition:
         self._after(now)
         self.owner.pump()
 
-    def settled(self, now: float, confirmed: Confirmed | None = None) -> None:
-        """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
-        called with True once it is durable, with False when that will never be known here."""
-        if confirmed is not None and self.ask(confirmed):
-            self._context.cursor_writer.mark(self, urgent=True)
-        self._after(now)
+    def settled(self, now: float, waiter: AckWaiter | None = None) -> None:
+        """Write what the acks, nacks and extends of a frame changed; `waiter` is told of it."""
+        self._after(now, urgent=waiter is not None and self.wait(waiter))
 
-    def ask(self, confirmed: Confirmed) -> bool:
-        """The same of all that was settled before; whether it has to wait."""
+    def wait(self, waiter: AckWaiter) -> bool:
+        """Tell the waiter when all that was settled before is durable: at once, where it is.
+        Returns whether it has to wait."""
         must_wait = self.delivery.dirty or self.delivery.is_writing
         if must_wait:
-            self._confirms.add(confirmed)
+            self._ack_waiters.add(waiter)
         else:
-            confirmed(True)
+            waiter.on_written(durable=True)
         return must_wait
 
     # --- Time ----------------------------------------------------------------------------------
@@ -591,7 +670,7 @@ class OwnedPartition:
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
         if write is not None:
             self._writing_unsent, self._unsent = self._unsent, []
-            self._confirms.begin()
+            self._ack_waiters.begin()
         return write
 
     def written(self, answer: Written) -> None:
@@ -602,14 +681,11 @@ class OwnedPartition:
         for one in unsent:
             self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
         self.log.on_write(self.delivery, abandoned=self._abandoned)
-        confirms = self._confirms.written(is_all=not self.delivery.dirty)
-        if self.delivery.dirty:
-            self._context.cursor_writer.mark(
-                self, urgent=self._confirms.waits or self.delivery.urgent
-            )
-        for confirmed in confirms:
-            confirmed(True)
-        self._woken()
+        for waiter in self._ack_waiters.written(is_all=not self.delivery.dirty):
+            waiter.on_written(durable=True)
+        if not self.ended:
+            self._after(now, urgent=bool(self._ack_waiters))
+            self.owner.pump()
 
     def not_written(self, error: TocsinError) -> None:
         """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
@@ -617,7 +693,7 @@ class OwnedPartition:
         self.delivery.not_written()
         self._release(self._writing_unsent)
         self._writing_unsent = []
-        self._confirms.not_written()
+        self._ack_waiters.not_written()
 
     def _release(self, unsent: list[UnsentPush]) -> None:
         for one in unsent:
@@ -683,8 +759,8 @@ class OwnedPartition:
         )
         self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)
-        for confirmed in self._confirms.end():
-            confirmed(False)
+        for waiter in self._ack_waiters.end():
+            waiter.on_written(durable=False)
         self.decisions.end()
         self._release([*self._writing_unsent, *self._unsent])
         self._unsent = self._writing_unsent = []

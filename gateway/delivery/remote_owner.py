@@ -19,14 +19,14 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import OwnedPartition
+from gateway.delivery.owned_partition import AckWaiter, OwnedPartition
 from push import limits
 from push.delivery import Judged
 from push.errors import Fenced, Refused, TocsinError, Unknown
@@ -178,21 +178,27 @@ def judge(
     return bool(judged.settled)
 
 
-async def durable(slots: Iterable[OwnedPartition], now: float) -> bool:
+class _Durable(AckWaiter):
+    """A future of whether all that was settled is durable."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def answer(self) -> None:
+        """Resolve the future, unless whoever awaits it has gone."""
+        if not self.future.done():
+            self.future.set_result(self.durable)
+
+
+async def durable(slots: Collection[OwnedPartition], now: float) -> bool:
     """Wait until what was done to these slots is durable. False: of one of them that will never be
     known here, its epoch has ended."""
-    loop = asyncio.get_running_loop()
-    waits: list[asyncio.Future[bool]] = []
-    for slot in slots:
-        future: asyncio.Future[bool] = loop.create_future()
-        waits.append(future)
-
-        def confirmed(known: bool, future: "asyncio.Future[bool]" = future) -> None:
-            if not future.done():
-                future.set_result(known)
-
-        slot.settled(now, confirmed)
-    return all([await future for future in waits])
+    waiter = _Durable()
+    waiter.write(slots, now)
+    return await waiter.future
 
 
 async def unpark(storage: Storage, slot: OwnedPartition, letter: Unpark) -> str:

@@ -10,21 +10,21 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.delivery.group import delivery_settings
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
 from gateway.deliverylog.deliveries import LoggedPlace
 from metadata.catalog import Group, Queue
 from metadata.port import Metadata
-from push.delivery import Delivery, Push, Share, Taken
+from push.delivery import Push, Share, Taken
 from push.places import CursorPlace, Partition
 from push.record import Record
 
 
 class NullConsumer:
-    """The owner of a slot of the temporary owner: it is given nothing."""
+    """The consumer of a partition that has none: it is given nothing."""
 
     blocked_by = "no_consumer"
+    pulls = False
 
     def __init__(self, log_place: LoggedPlace) -> None:
         self.log_place = log_place
@@ -105,23 +105,19 @@ class TemporaryOwner:
         except BaseException:
             self._owning.discard(place)
             raise
-        settings = delivery_settings(queue, group, pulls=False)
-        now = asyncio.get_running_loop().time()
 
         def ended(_: OwnedPartition) -> None:
             self._owning.discard(place)
             gone.set()
 
-        tally = self._context.counting.group(group.group_id)
-        delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
         log_place = LoggedPlace(self._context.log, queue, group.name, is_internal=True)
         slot = OwnedPartition(
             self._context,
             queue,
             group,
-            partition,
-            delivery=delivery,
-            cursor=owned.cursor,
+            place,
+            owned=owned,
+            token=token,
             owner=NullConsumer(log_place),
             gone=ended,
         )

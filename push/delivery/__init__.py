@@ -31,8 +31,6 @@ from push.delivery.resume import (
     extent,
     hold,
     keys_wanted,
-    name_of,
-    number_of,
 )
 from push.delivery.scan import Share, kept, share
 from push.delivery.values import (
@@ -77,8 +75,6 @@ __all__ = [
     "left_of",
     "log_bound",
     "loose",
-    "name_of",
-    "number_of",
     "of_line",
     "offsets_of",
     "ranges_of",

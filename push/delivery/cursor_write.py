@@ -127,9 +127,10 @@ class PendingWrite:
         return chain(under_way, self._dead)
 
     @property
-    def is_deciding(self) -> bool:
-        """Whether something that is to go to the dead letters waits to be written."""
-        return bool(self._dead)
+    def is_urgent(self) -> bool:
+        """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
+        that is put on its way then."""
+        return bool(self._dead or self._record) or self.aside_due or self.recording_count > 0
 
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""

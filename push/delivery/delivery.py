@@ -25,7 +25,7 @@ from operator import attrgetter
 from push import limits
 from push.breaker import backoff_s
 from push.delivery.key_lines import Line, loose
-from push.delivery.leases import Leases, Push, offsets_of, ranges_of
+from push.delivery.leases import ADOPTED, Leases, Push, offsets_of, ranges_of
 from push.delivery.scan import Scan, Share
 from push.delivery.values import (
     Before,
@@ -43,8 +43,24 @@ from push.record import Record
 from push.storage_port import CursorWrite, Owned, Written
 
 
+class Duties:
+    """The work that a shell has to do for a delivery; valid until `Delivery.duties` is called
+    again."""
+
+    __slots__ = ("deadline", "has_dead_letters", "is_urgent", "must_write", "notices")
+
+    def __init__(self) -> None:
+        self.must_write = False
+        self.is_urgent = False
+        """Whether something waits for the write."""
+        self.has_dead_letters = False
+        self.deadline: float | None = None
+        """When `expire` has something to do; None: not by time alone."""
+        self.notices: Notices | None = None
+
+
 class Delivery:
-    """See the module. One per (group, partition) and epoch, in its owner's gateway."""
+    """The rules of one (group, partition) under one epoch, in its owner's gateway."""
 
     def __init__(
         self,
@@ -83,6 +99,7 @@ class Delivery:
         """Lines of keys that wait, by key hash; for reading."""
         self.before = Before(owned.previous, self.scan.frontier, bool(owned.cursor.lines))
         self._began = now
+        self._duties = Duties()
 
     def __repr__(self) -> str:
         return (
@@ -110,6 +127,20 @@ class Delivery:
     def push(self, number: int) -> Push | None:
         """A push of which something is in flight."""
         return self.pushes.get(number)
+
+    def number_of(self, epoch: int, push: int) -> int | None:
+        """The number in the ledger of a push as a client names it. None: it is of an epoch that is
+        over, or was somebody else's."""
+        if epoch == self.epoch:
+            return push
+        return push - ADOPTED if epoch == self.before.epoch and push < ADOPTED else None
+
+    def name_of(self, number: int) -> tuple[int, int]:
+        """(epoch, push), as a client knows push `number` of the ledger."""
+        if number > 0:
+            return self.epoch, number
+        assert self.before.epoch is not None  # else nothing was adopted
+        return self.before.epoch, number + ADOPTED
 
     @property
     def lease_s(self) -> float:
@@ -488,6 +519,17 @@ class Delivery:
             at = self.drain_deadline if at is None else min(at, self.drain_deadline)
         return at
 
+    def duties(self) -> Duties:
+        """Return the work to do now, after anything that may have changed it. Notices are returned
+        once."""
+        duties, waiting = self._duties, self.waiting
+        duties.must_write = waiting.pending.dirty
+        duties.is_urgent = duties.must_write and waiting.pending.is_urgent
+        duties.has_dead_letters = bool(waiting.untaken)
+        duties.deadline = self.next_deadline()
+        duties.notices, waiting.notices = waiting.notices, None
+        return duties
+
     # --- Moving away ---------------------------------------------------------------------------
 
     def drain(self, *, deadline: float) -> None:
@@ -528,8 +570,7 @@ class Delivery:
     def urgent(self) -> bool:
         """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
         that is put on its way then."""
-        pending = self.waiting.pending
-        return pending.recording_count > 0 or pending.aside_due or pending.is_deciding
+        return self.waiting.pending.is_urgent
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
         """The cursor change to make durable now; None: nothing, or one is under way."""
@@ -571,7 +612,7 @@ class Delivery:
     @property
     def has_dead_letters(self) -> bool:
         """Whether `take_dead_letters` would return something."""
-        return self.waiting.has_dead_letters
+        return bool(self.waiting.untaken)
 
     def is_dead(self, offset: int) -> bool:
         """Whether a message goes to the dead letters and does not stand there yet."""

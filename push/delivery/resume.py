@@ -27,25 +27,6 @@ UNSETTLED_MAX: Final = (
 them it was never given."""
 
 
-# --- Names --------------------------------------------------------------------------------------
-
-
-def number_of(delivery: Delivery, epoch: int, push: int) -> int | None:
-    """The number in the ledger of what a client names. None: of an epoch that is over, or that was
-    somebody else's."""
-    if epoch == delivery.epoch:
-        return push
-    return push - ADOPTED if epoch == delivery.before.epoch and push < ADOPTED else None
-
-
-def name_of(delivery: Delivery, number: int) -> tuple[int, int]:
-    """(epoch, push), as a client knows it."""
-    if number > 0:
-        return delivery.epoch, number
-    assert delivery.before.epoch is not None  # else nothing was adopted
-    return delivery.before.epoch, number + ADOPTED
-
-
 # --- Over a lost transport ----------------------------------------------------------------------
 
 

@@ -49,7 +49,6 @@ class Waiting:
         "_heads",
         "_released",
         "_rescanned",
-        "_untaken",
         "attempts",
         "attempts_max",
         "begun",
@@ -69,6 +68,7 @@ class Waiting:
         "rejected",
         "returned",
         "tally",
+        "untaken",
     )
 
     def __init__(
@@ -107,8 +107,8 @@ class Waiting:
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
         self.pull = 0
         """The pull that is being served (R24)."""
-        self._untaken = DeadRanges(owned.cursor.dead)
-        """Of what is dead: what nobody was told to move."""
+        self.untaken = DeadRanges(owned.cursor.dead)
+        """The dead messages that nobody was told to move."""
         self.notices: Notices | None = None
         """Events that nobody was told of yet; None: nothing has happened."""
         self.not_before: dict[int, float] = {}  # offset → end of its backoff, set aside
@@ -300,7 +300,7 @@ class Waiting:
             for part in RangeSet((o, o) for o in refused).gaps(one.first, one.last):
                 dead = Dead(*part, one.reason)
                 self.dead.add(dead)
-                self._untaken.add(dead)
+                self.untaken.add(dead)
                 self._noted.dying.append(dead)
         decided = RangeSet((one.first, one.last) for one in write.dead)
         for offset in [offset for offset in self.dying if offset in decided]:
@@ -318,11 +318,6 @@ class Waiting:
         return offset in self.dying or offset in self.dying_runs or offset in self.dead
 
     @property
-    def has_dead_letters(self) -> bool:
-        """Whether `take_dead_letters` has any."""
-        return bool(self._untaken)
-
-    @property
     def dead_count(self) -> int:
         """How many messages go to the dead letters and are not known to be there."""
         return len(self.dying) + self.dying_runs.size() + self.dead.size()
@@ -336,7 +331,7 @@ class Waiting:
         """The first messages to move, by offset; each stays unsettled until `dead_lettered`."""
         return [
             DeadLetter(offset, one.reason, self.attempts.get(offset, 0))
-            for one in self._untaken.take(count_max)
+            for one in self.untaken.take(count_max)
             for offset in range(one.first, one.last + 1)
         ]
 

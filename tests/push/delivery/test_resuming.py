@@ -11,8 +11,6 @@ from push.delivery.resume import (
     can_adopt,
     hold,
     keys_wanted,
-    name_of,
-    number_of,
 )
 from tests.push.delivery.test_delivery import PLACE, A, B, World, offsets
 
@@ -41,9 +39,9 @@ def claim(world: World, pushes: Pushes) -> Pushes:
 
 def adopted(world: World, push: int) -> int:
     """The number of an adopted push in the new ledger."""
-    number = number_of(world.delivery, world.delivery.epoch - 1, push)
+    number = world.delivery.number_of(world.delivery.epoch - 1, push)
     assert number is not None
-    assert name_of(world.delivery, number) == (world.delivery.epoch - 1, push)
+    assert world.delivery.name_of(number) == (world.delivery.epoch - 1, push)
     return number
 
 
@@ -66,7 +64,7 @@ def test_only_the_epoch_before_of_the_same_owner_is_adopted() -> None:
     world.give()
     world.own()
     assert not can_adopt(world.delivery, 1)
-    assert number_of(world.delivery, 1, 1) is None
+    assert world.delivery.number_of(1, 1) is None
     again(world)
     assert can_adopt(world.delivery, 2)
     assert not can_adopt(world.delivery, 1)
