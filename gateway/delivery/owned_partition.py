@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ class DeliveryContext:
     """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""
 
 
-class AckWaiter:
+class AckWaiter(ABC):
     """A caller that is answered once, when what it settled is durable in every partition concerned,
     or it is known that it will not be. Subclasses say how."""
 
@@ -188,9 +189,9 @@ class AckWaiter:
         if not self._left:
             self.answer()
 
+    @abstractmethod
     def answer(self) -> None:
         """Answer the caller."""
-        raise NotImplementedError
 
 
 class AckWaiters:
@@ -286,14 +287,10 @@ class OwnedPartition:
         self.queue, self.group = queue, group
         self.partition = partition = place.partition
         self.place = place
-        self.delivery = delivery = Delivery(
-            place,
-            owned,
-            token,
-            delivery_settings(queue, group, pulls=owner.pulls),
-            now=asyncio.get_running_loop().time(),
-            tally=context.counting.group(group.group_id),
-        )
+        settings = delivery_settings(queue, group, pulls=owner.pulls)
+        tally = context.counting.group(group.group_id)
+        now = asyncio.get_running_loop().time()
+        self.delivery = delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
         self.epoch = delivery.epoch
         self.owner = owner
         self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"
