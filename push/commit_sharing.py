@@ -1,14 +1,21 @@
-"""Who shares the commits, and what goes with the next one. Pure.
+"""Fair shares of the group commit between queues: what goes with the next one. Pure.
 
-alone     one queue publishes: its commits are as large as its load makes them
-company   several do: what goes with one commit is bounded, so that the next one is never far
-crowd     few of them bring far more than all others do: a commit takes hardly longer than a small
-          one, and what the others bring waits for none of those that flood
+No queue has a quota. If there is room for all, each has what it wants. If not, those that want
+little have it, and those that want much share the rest. A queue is an **owner** here, and what it
+has waiting has a size. The load of the last second has three forms:
 
-How queues share what is scarce: the next commit, and the room for what waits for one. Pure.
+alone    one owner publishes: a commit is as large as its load makes it.
+shared   several owners do: a commit takes a bounded amount, shared equally (`FairQueue`), so that
+         the next one is never far.
+skewed   a few **heavy** owners bring far more than all the others, the **light** ones: a commit
+         takes hardly longer than a small one. What light owners bring waits for no heavy one: it
+         goes in a commit of its own beside the shared one, and heavy owners then pause.
 
-Nobody has a quota. Where there is room for all, everybody has what he wants; where there is not,
-who wants little has it, and those who want much share the rest.
+For example, ten owners have 300 bytes waiting each and one has 400 kB. The load is skewed: the
+next commit takes the ten whole and a few records of the heavy one. What light owners publish while
+it is under way goes at once (`FairShare.choose_beside`); what the heavy one publishes waits.
+
+The room for what waits is shared likewise (`has_room`): it never is used up by the heavy owners.
 """
 
 from collections import defaultdict
@@ -21,31 +28,71 @@ from push import limits
 
 OwnerT = TypeVar("OwnerT")
 SHARE: Final = 4
-"""What one may hold, in parts of what is left to the others: alone four fifths of all, two of them
-four ninths each, and there is always something left (Choudhury and Hahne, 1998)."""
+"""What one owner may hold, in parts of what is left to the others: alone four fifths of all, two of
+them four ninths each, and there is always something left (Choudhury and Hahne, 1998)."""
+WINDOW_S: Final = 1.0
+"""Seconds after several owners have published in which the next one is expected to be another."""
+HEAVY_BYTES_MIN: Final = 64 * 1024
+HEAVY_FACTOR: Final = 8
+"""An owner is heavy if it has so much waiting, no other one has brought eight times as much, and
+the light ones have together brought an eighth of what the heavy ones have. What was brought is of
+the last second: what waits at one moment differs as much between owners that bring the same."""
+AHEAD_BYTES: Final = 1024 * 1024
+"""Weight of each heavy owner that waits for the commits after the next one. A commit of a skewed
+load takes one of its records, the oldest; a record costs its commit about as much as two hundred
+messages do, so the records of 16 partitions have to grow before their turn comes. More of it is not
+read meanwhile."""
+AHEAD_BYTES_MAX: Final = 8 * AHEAD_BYTES
+"""Weight of a heavy owner that may wait; more of it is refused. Several times what a producer has
+in flight: a client that does not stop at `has_enough` is refused, and our SDKs are not."""
+HOLD_S: Final = 0.01
+"""Seconds for which heavy owners get nothing, because records of light ones are under way. They
+wait for longer only if light owners bring nothing more meanwhile, since no timer ends the wait. A
+heavy commit that began meanwhile would be in front of the light ones' answer and push, in the
+storage's thread and in the loop. So light owners wait for what was there when they came, and for
+nothing that came later."""
+REST_S: Final = 0.006
+"""Seconds for which nothing begins in a lane after anything began there, unless it is of light
+owners, if these come often. Heavy records that go with theirs cost them a little. Heavy records
+under way when they come cost them a commit, and later a slice of what is carried into the file.
+measured: docs/benchmarks/noisy.md"""
+LIGHT_S: Final = 0.05
+"""Seconds after light owners brought something in which they are expected to bring more."""
+LIGHT_GAP_S: Final = 0.012
+"""Light owners come often if they bring something after no more than this. Heavy owners that rested
+for rarer ones would lose much, and rare ones find one commit of one record before theirs, where a
+rest would spare several milliseconds."""
+_TICK_S: Final = 0.000_5
+"""Shortest rest. uvloop counts whole milliseconds, so that half of one or less would be asked for
+again in every turn of the loop."""
+_SMALL_BYTES: Final = 4096
+_DOWN: Final = 0.1
+_UP: Final = 0.01
+_NEVER: Final = float("-inf")
 
 
 def has_room(held: int, more: int, all_held: int, bound: int) -> bool:
-    """Whether somebody who holds `held` of the `all_held` that are taken may have `more`, where
-    there are `bound` in all. The rest that stays free grows smaller with each who floods, and is
-    never used up by them."""
+    """Whether an owner that holds `held` of the `all_held` that are taken may have `more`, of
+    `bound` in all. The rest that stays free shrinks with each heavy owner, and never to nothing."""
     return held + more <= SHARE * (bound - all_held - more)
 
 
 class FairQueue(Generic[OwnerT]):
-    """Who goes with what is next. Keeps, from one to the next, who got nothing."""
+    """The owners' turns: whose things go next. Remembers, from one to the next, who got nothing."""
 
     def __init__(self) -> None:
         self._passed: dict[OwnerT, None] = {}
+        """Owners that got nothing the last time, in their order."""
 
     def take(self, waiting: Sequence[tuple[OwnerT, int]], room: int) -> list[int]:
-        """Which of these (owner, size), that wait in this order, go now: their places, ascending.
+        """Return the places, ascending, of those that go now, of these (owner, size) that wait in
+        this order.
 
-        Again and again the owner who has been given least so far gives the first that he has left,
-        until `room` is used up; the last one taken may go beyond it. Among those who have been
-        given nothing yet, who got nothing the last time comes first, then who wants least. So
-        whoever wants less than an equal share goes whole, nobody's things change places, and
-        nobody waits for ever.
+        Again and again the owner that has been given least so far gives the first that it has left,
+        until `room` is used up; the last one taken may go beyond it. Among owners that have been
+        given nothing yet, those that got nothing the last time come first, then the one that wants
+        least. So an owner that wants less than an equal share goes whole, the things of one owner
+        keep their order, and none waits for ever.
         """
         if sum(size for _, size in waiting) <= room:
             self._passed.clear()
@@ -77,230 +124,211 @@ class FairQueue(Generic[OwnerT]):
         return sorted(taken)
 
 
-COMPANY_S: Final = 1.0
-"""So long after several queues have published the next one is expected to be another one."""
-CROWD_BYTES_MIN: Final = 64 * 1024
-CROWD_SHARE: Final = 8
-"""A queue floods when it has so much waiting, no other one has brought eight times as much, and all
-that do not flood have together brought an eighth of what those have that do. What was brought is of
-the last second: what waits at one moment differs as much between queues that bring the same."""
-AHEAD_BYTES: Final = 1024 * 1024
-"""Weight of each flooding queue that waits for the commits after the next one. A commit beside a
-flood takes one of its records, the oldest; a record costs its commit about as much as two hundred
-messages do, so the records of 16 partitions have to grow before their turn comes. More of the flood
-is not read meanwhile."""
-AHEAD_BYTES_MAX: Final = 8 * AHEAD_BYTES
-"""Weight of a flooding queue that may wait; more of it is refused. Several times what a producer
-has in flight, so that whoever does not hear of `has_enough` is refused and our SDKs are not."""
-HELD_S: Final = 0.01
-"""So long those that flood get nothing, because what others have brought is under way; longer only
-if they have nothing more to bring meanwhile, for nobody looks at the clock. What they had begun
-meanwhile would be in front of its answer and of its push, in the storage's thread and in the loop;
-so others wait for what was there when they came, and for nothing that came later."""
-REST_S: Final = 0.006
-"""Where others come often, nothing begins in a lane for so long after anything began there, unless
-it is theirs: what of the flood goes with theirs costs them a little, what is under way when they
-come costs them a commit, and later a slice of what is carried into the file.
-measured: docs/benchmarks/noisy.md"""
-OTHERS_S: Final = 0.05
-"""Others come for so long after they brought something."""
-OFTEN_S: Final = 0.012
-"""Others come often where they bring something after no more than this. A flood that rested for
-those who come more rarely would lose much, and they find one commit of one record before theirs,
-of what would be several milliseconds."""
-_TICK_S: Final = 0.000_5
-"""Less is no rest: uvloop counts whole milliseconds, so that half of one or less would be asked for
-again in every turn of the loop."""
-_SMALL_BYTES: Final = 4096
-_DOWN: Final = 0.1
-_UP: Final = 0.01
-
-
-class _Brought(Generic[OwnerT]):
-    """What each has brought lately that has gone: since half a span, or since a whole one."""
+class _RecentSizes(Generic[OwnerT]):
+    """The sizes, by owner, that went with the commits of the last half of WINDOW_S, or a whole one."""
 
     def __init__(self) -> None:
         self._before: dict[OwnerT, int] = {}
-        self._lately: dict[OwnerT, int] = {}
+        self._current: dict[OwnerT, int] = {}
         self._totals = [0, 0]
-        self._turns_at = float("-inf")
+        """Of `_before` and of `_current`."""
+        self._until = _NEVER
+        """The end of the current half."""
 
-    def add(self, gone: Mapping[OwnerT, int], *, now: float) -> None:
-        """These went, owner by owner."""
-        self.forget(now=now)
-        for owner, size in gone.items():
-            self._lately[owner] = self._lately.get(owner, 0) + size
+    def add(self, sizes: Mapping[OwnerT, int], *, now: float) -> None:
+        """Add the sizes of a commit."""
+        self.expire(now=now)
+        for owner, size in sizes.items():
+            self._current[owner] = self._current.get(owner, 0) + size
             self._totals[1] += size
 
-    def forget(self, *, now: float) -> None:
-        """What is older."""
-        if now < self._turns_at:
+    def expire(self, *, now: float) -> None:
+        """Forget what is too old."""
+        if now < self._until:
             return
-        is_long_ago = now >= self._turns_at + COMPANY_S / 2
-        self._before, self._lately = ({} if is_long_ago else self._lately), {}
+        is_long_ago = now >= self._until + WINDOW_S / 2
+        self._before, self._current = ({} if is_long_ago else self._current), {}
         self._totals = [0 if is_long_ago else self._totals[1], 0]
-        self._turns_at = now + COMPANY_S / 2
+        self._until = now + WINDOW_S / 2
 
     def of(self, owner: OwnerT) -> int:
-        """What he has brought."""
-        return self._before.get(owner, 0) + self._lately.get(owner, 0)
+        """Return what one owner has brought."""
+        return self._before.get(owner, 0) + self._current.get(owner, 0)
 
     def total(self) -> int:
-        """What all have."""
+        """Return what all owners have brought."""
         return sum(self._totals)
 
 
-class FairShare(Generic[OwnerT]):
-    """See the module. What waits is a list of (owner, size) in the order of its arrival."""
+class _LaneTimes(Generic[OwnerT]):
+    """When commits of one lane began, and whose turn is next there."""
+
+    __slots__ = ("began_at", "heavy_at", "light_at", "light_gap_s", "turns")
 
     def __init__(self) -> None:
-        self._turns: defaultdict[int, FairQueue[OwnerT]] = defaultdict(FairQueue)
-        """By lane: who got nothing there."""
-        self._went_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
-        """By lane: when those that flood got something there."""
-        self._began_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
-        """By lane: when anybody did."""
-        self._others_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
-        """By lane: when one did that does not flood."""
-        self._others_gap_s: defaultdict[int, float] = defaultdict(lambda: float("inf"))
-        """By lane: between the last two such."""
+        self.turns: FairQueue[OwnerT] = FairQueue()
+        self.began_at = _NEVER
+        self.heavy_at = _NEVER
+        """The begin of the last commit in which heavy owners had a share."""
+        self.light_at = _NEVER
+        """The begin of the last commit with something of light owners."""
+        self.light_gap_s = float("inf")
+        """Between the last two of these."""
+
+
+class FairShare(Generic[OwnerT]):
+    """The judge of the load, and the shares of each commit. What waits is a list of (owner, size)
+    in the order of its arrival."""
+
+    def __init__(self) -> None:
+        self._lanes: defaultdict[int, _LaneTimes[OwnerT]] = defaultdict(_LaneTimes)
         self._last: set[OwnerT] = set()
-        self._shared_until = float("-inf")
-        self._crowded_until = float("-inf")
-        self._floods: set[OwnerT] = set()
-        self._brought: _Brought[OwnerT] = _Brought()
+        """The owners that had something waiting at the last judgement."""
+        self._shared_until = _NEVER
+        self._skewed_until = _NEVER
+        self._heavy: set[OwnerT] = set()
+        self._recent: _RecentSizes[OwnerT] = _RecentSizes()
         self._quickest_s = 0.0
-        """What the quickest of the last commits took; forgotten slowly."""
+        """Duration of the quickest of the last commits; forgotten slowly."""
         self._small_s = 0.0
-        """What most of the small ones take longer than. It does not grow while somebody floods: a
-        flood's own commits would make it grow, and it them."""
+        """Duration that most small commits exceed. It does not grow while the load is skewed: the
+        commits of heavy owners would make it grow, and it them."""
+
+    # --- The load ------------------------------------------------------------------------------
 
     def is_shared(self, *, now: float) -> bool:
-        """Whether several publish, as far as the last second tells."""
+        """Whether several owners publish, as far as the last second tells."""
         return now < self._shared_until
 
     def is_skewed(self, *, now: float) -> bool:
-        """Whether some flood and have others beside them, as far as the last second tells."""
-        return now < self._crowded_until
+        """Whether heavy owners have light ones beside them, as far as the last second tells."""
+        return now < self._skewed_until
 
-    def measure(self, seconds: float, size: int, *, now: float) -> None:
-        """A commit of this size took so long."""
-        self._quickest_s = min(seconds, self._quickest_s * 1.02 + 0.000_05)
-        if seconds < self._small_s:
-            self._small_s += (seconds - self._small_s) * _DOWN
-        elif size <= _SMALL_BYTES and now >= self._crowded_until:
-            self._small_s += (seconds - self._small_s) * _UP
+    def has_light(self, owners: Iterable[OwnerT]) -> bool:
+        """Whether one of these owners is light, as far as the heavy ones are known."""
+        return any(owner not in self._heavy for owner in owners)
+
+    def has_enough(self, size: int, *, now: float) -> bool:
+        """Whether nothing more of heavy owners is needed yet, if `size` waits."""
+        if now >= self._skewed_until:
+            return False
+        return size >= AHEAD_BYTES * len(self._heavy)
+
+    def has_too_much(self, owner: OwnerT, size: int, *, now: float) -> bool:
+        """Whether an owner is heavy and may not have more waiting than `size`."""
+        if now >= self._skewed_until or owner not in self._heavy:
+            return False
+        return size >= AHEAD_BYTES_MAX
+
+    # --- The next commit -----------------------------------------------------------------------
+
+    def holds(self, *, has_light: bool, now: float, lane: int = 0) -> bool:
+        """Whether heavy owners get nothing in a lane now. `has_light`: something of light owners is
+        under way there."""
+        return has_light and now < self._skewed_until and now < self._lanes[lane].heavy_at + HOLD_S
+
+    def rest_s(self, owners: Iterable[OwnerT], *, now: float, lane: int = 0) -> float:
+        """Return for how many seconds nothing begins in a lane if only `owners` have something
+        waiting. 0: it may begin now; also if light owners come rarely, or not at all."""
+        times = self._lanes[lane]
+        until = min(self._skewed_until, times.light_at + LIGHT_S)
+        if now >= until or times.light_gap_s > LIGHT_GAP_S or self.has_light(owners):
+            return 0.0
+        rest_s = times.began_at + REST_S - now
+        return rest_s if rest_s >= _TICK_S else 0.0
+
+    def choose(
+        self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
+    ) -> list[int]:
+        """Return the places, ascending, of what goes with the next commit of a lane."""
+        wanted = self._judge(waiting, now)
+        if now >= self._shared_until:
+            self._recent.add(wanted, now=now)
+            return list(range(len(waiting)))
+        times = self._lanes[lane]
+        times.heavy_at = now
+        places = times.turns.take(waiting, self.room(now=now))
+        return self._begin(times, places, waiting, now=now)
+
+    def choose_beside(
+        self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
+    ) -> list[int]:
+        """Return the places of what goes at once, in a commit beside one that is shared and under
+        way: if the load is skewed, what light owners have waiting, if it is little."""
+        self._judge(waiting, now)
+        if now >= self._skewed_until:
+            return []
+        places = [place for place, (owner, _) in enumerate(waiting) if owner not in self._heavy]
+        size = sum(waiting[place][1] for place in places)
+        if size > self.room(now=now):
+            return []
+        return self._begin(self._lanes[lane], places, waiting, now=now)
+
+    def _begin(
+        self,
+        times: _LaneTimes[OwnerT],
+        places: list[int],
+        waiting: Sequence[tuple[OwnerT, int]],
+        *,
+        now: float,
+    ) -> list[int]:
+        """Note that these go now, and return them."""
+        sizes = _sums(waiting[place] for place in places)
+        self._recent.add(sizes, now=now)
+        if sizes:
+            times.began_at = now
+        if self.has_light(sizes):
+            times.light_gap_s = now - times.light_at
+            times.light_at = now
+        return places
+
+    def _judge(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> dict[OwnerT, int]:
+        """Judge the load anew; returns what each owner has waiting."""
+        wanted = _sums(waiting)
+        if len(wanted) > 1 or wanted.keys() != self._last:
+            self._shared_until = now + WINDOW_S
+        self._last = set(wanted)
+        is_skewed = now < self._skewed_until
+        # Heavy owners that are held back have less waiting than they would have.
+        least = self.room(now=now) if is_skewed else HEAVY_BYTES_MIN
+        many = {owner for owner, size in wanted.items() if size >= least}
+        if not many and not is_skewed:
+            return wanted
+        self._recent.expire(now=now)
+        sizes = {
+            owner: self._recent.of(owner) + wanted.get(owner, 0)
+            for owner in (many | self._heavy if is_skewed else many)
+        }
+        most = max(sizes.values())
+        heavy = {owner for owner, size in sizes.items() if size * HEAVY_FACTOR > most}
+        size = sum(sizes[owner] for owner in heavy)
+        little = self._recent.total() + sum(wanted.values()) - size
+        if not 0 < little * HEAVY_FACTOR <= size:
+            self._skewed_until = _NEVER
+        elif not many.isdisjoint(heavy):
+            self._heavy = heavy
+            self._skewed_until = now + WINDOW_S
+        return wanted
+
+    # --- The size of a commit ------------------------------------------------------------------
 
     def room(self, *, now: float) -> int:
-        """What the next commit takes where it is shared, in bytes: in company what costs about as
-        much time as any commit costs, in a crowd a part of that."""
-        if now < self._crowded_until:
-            return self._room(limits.COMMIT_BYTES_CROWDED, self._small_s)
+        """Return how many bytes the next commit takes if it is shared: as much as costs about the
+        time that any commit costs; if the load is skewed, a part of that."""
+        if now < self._skewed_until:
+            return self._room(limits.COMMIT_BYTES_SKEWED, self._small_s)
         return self._room(limits.COMMIT_BYTES_SHARED, self._quickest_s)
 
     def _room(self, share: int, seconds: float) -> int:
         return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
 
-    def has_light(self, owners: Iterable[OwnerT]) -> bool:
-        """Whether one of them is none of those that flood, as far as they are known."""
-        return any(owner not in self._floods for owner in owners)
-
-    def holds(self, *, has_light: bool, now: float, lane: int = 0) -> bool:
-        """Whether those that flood get nothing in a lane now, where things of others are under
-        way there (`has_light`)."""
-        return has_light and now < self._crowded_until and now < self._went_at[lane] + HELD_S
-
-    def rest_s(self, owners: Iterable[OwnerT], *, now: float, lane: int = 0) -> float:
-        """Return for how many seconds nothing begins in a lane where only `owners` have something
-        waiting. 0: it may begin now; so it is where others come rarely, or not."""
-        until = min(self._crowded_until, self._others_at[lane] + OTHERS_S)
-        if now >= until or self._others_gap_s[lane] > OFTEN_S or self.has_light(owners):
-            return 0.0
-        rest_s = self._began_at[lane] + REST_S - now
-        return rest_s if rest_s >= _TICK_S else 0.0
-
-    def has_enough(self, size: int, *, now: float) -> bool:
-        """Whether nothing more of those that flood is needed yet, where `size` waits."""
-        if now >= self._crowded_until:
-            return False
-        return size >= AHEAD_BYTES * len(self._floods)
-
-    def has_too_much(self, owner: OwnerT, size: int, *, now: float) -> bool:
-        """Whether he floods, and `size` of his that waits is all that may."""
-        if now >= self._crowded_until or owner not in self._floods:
-            return False
-        return size >= AHEAD_BYTES_MAX
-
-    def choose(
-        self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
-    ) -> list[int]:
-        """The places of what goes with the next commit of a lane, ascending."""
-        wanted = self._look(waiting, now)
-        if now >= self._shared_until:
-            self._brought.add(wanted, now=now)
-            return list(range(len(waiting)))
-        self._went_at[lane] = now
-        places = self._turns[lane].take(waiting, self.room(now=now))
-        return self._go(places, waiting, now=now, lane=lane)
-
-    def choose_beside(
-        self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
-    ) -> list[int]:
-        """The places of what goes at once, as a commit of its own beside one that is shared and
-        under way: in a crowd what those have that do not flood, if it is little."""
-        self._look(waiting, now)
-        if now >= self._crowded_until:
-            return []
-        places = [place for place, (owner, _) in enumerate(waiting) if owner not in self._floods]
-        size = sum(waiting[place][1] for place in places)
-        if size > self.room(now=now):
-            return []
-        return self._go(places, waiting, now=now, lane=lane)
-
-    def _go(
-        self,
-        places: list[int],
-        waiting: Sequence[tuple[OwnerT, int]],
-        *,
-        now: float,
-        lane: int,
-    ) -> list[int]:
-        gone = _sums(waiting[place] for place in places)
-        self._brought.add(gone, now=now)
-        if gone:
-            self._began_at[lane] = now
-        if self.has_light(gone):
-            self._others_gap_s[lane] = now - self._others_at[lane]
-            self._others_at[lane] = now
-        return places
-
-    def _look(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> dict[OwnerT, int]:
-        """Judge anew; returns what each has waiting."""
-        wanted = _sums(waiting)
-        if len(wanted) > 1 or wanted.keys() != self._last:
-            self._shared_until = now + COMPANY_S
-        self._last = set(wanted)
-        is_crowded = now < self._crowded_until
-        # Where they are held back, what they have waiting is less than it would be.
-        least = self.room(now=now) if is_crowded else CROWD_BYTES_MIN
-        many = {owner for owner, size in wanted.items() if size >= least}
-        if not many and not is_crowded:
-            return wanted
-        self._brought.forget(now=now)
-        sizes = {
-            owner: self._brought.of(owner) + wanted.get(owner, 0)
-            for owner in (many | self._floods if is_crowded else many)
-        }
-        most = max(sizes.values())
-        floods = {owner for owner, size in sizes.items() if size * CROWD_SHARE > most}
-        size = sum(sizes[owner] for owner in floods)
-        little = self._brought.total() + sum(wanted.values()) - size
-        if not 0 < little * CROWD_SHARE <= size:
-            self._crowded_until = float("-inf")
-        elif not many.isdisjoint(floods):
-            self._floods = floods
-            self._crowded_until = now + COMPANY_S
-        return wanted
+    def measure(self, seconds: float, size: int, *, now: float) -> None:
+        """Learn from the duration of a commit of this size."""
+        self._quickest_s = min(seconds, self._quickest_s * 1.02 + 0.000_05)
+        if seconds < self._small_s:
+            self._small_s += (seconds - self._small_s) * _DOWN
+        elif size <= _SMALL_BYTES and now >= self._skewed_until:
+            self._small_s += (seconds - self._small_s) * _UP
 
 
 def _sums(waiting: Iterable[tuple[OwnerT, int]]) -> dict[OwnerT, int]:

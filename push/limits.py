@@ -136,10 +136,10 @@ COMMIT_BYTES_SHARED: Final = 128 * 1024
 """What goes with one commit as long as several queues publish, so that the next one is never far:
 so much for each millisecond that the storage needs for the smallest one. A queue that is alone
 waits for nobody, and its commits are as large as its load makes them."""
-COMMIT_BYTES_CROWDED: Final = 16 * 1024
-"""The same where one of them floods: some sixty messages cost the storage's thread and the loop
+COMMIT_BYTES_SKEWED: Final = 16 * 1024
+"""The same if the load is skewed: some sixty messages cost the storage's thread and the loop
 about half a millisecond, so that a commit takes half as long again as a small one. The last record
-taken may go beyond it. With half of it ten queues that publish alike were taken for floods."""
+taken may go beyond it. With half of it ten queues that publish alike were taken for heavy ones."""
 COMMIT_BYTES_SHARED_MAX: Final = 4 * 1_048_576
 COMMIT_MESSAGE_BYTES: Final = 256
 """What a message counts at least in such a commit: it costs time, however small it is."""

@@ -57,7 +57,7 @@ would only make the records smaller."""
 COMMIT_AHEAD_MIN: Final = 256
 """Number of messages from which the second commit is prepared: a small one costs as much as a large
 one, and would have grown by the time the first has ended."""
-CROWD_COMMITS_MAX: Final = 4
+LIGHT_COMMITS_MAX: Final = 4
 """Number of commits of light queues that may be under way beside the one that is shared by all.
 They go with the storage's next transaction, whatever of heavy queues is in that."""
 SMALL_BYTES: Final = 256 * 1024
@@ -617,7 +617,7 @@ class Committer:
         if not (self._shared or self.holds(now)):
             return True
         # Else what comes next goes with the next one.
-        return under_way < CROWD_COMMITS_MAX and self._share.is_skewed(now=now)
+        return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
 
     def holds(self, now: float) -> bool:
         """Whether nothing of heavy queues begins now."""

@@ -10,11 +10,11 @@ import pytest
 from gateway.delivery.consumer import Consumer
 from gateway.models import WhichKey
 from gateway.publish.batch import PendingPublish
-from gateway.publish.commits import CROWD_COMMITS_MAX
+from gateway.publish.commits import LIGHT_COMMITS_MAX
 from gateway.stores.open import READS
 from metadata.catalog import Group, Queue
 from push import limits
-from push.commit_sharing import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S
+from push.commit_sharing import AHEAD_BYTES_MAX, HOLD_S, LIGHT_S, REST_S, WINDOW_S
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.places import Partition
@@ -338,11 +338,11 @@ async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHous
     house.storage.stall("append")  # the next one
     await asyncio.sleep(0.001)
     before = len(house.storage.appends)
-    for _ in range(CROWD_COMMITS_MAX + 3):
+    for _ in range(LIGHT_COMMITS_MAX + 3):
         ours.append(house.submit(steady, numbered(2)))
         await asyncio.sleep(0.001)
     beside = house.storage.appends[before:]
-    assert beside == [[Partition(steady.queue_id, 0)]] * (CROWD_COMMITS_MAX - 1)
+    assert beside == [[Partition(steady.queue_id, 0)]] * (LIGHT_COMMITS_MAX - 1)
     house.storage.well()
     places = [place for answer in ours for place in codes(await answer)]
     assert places == [(0, offset, False) for offset in range(len(places))]
@@ -372,7 +372,7 @@ async def test_beside_a_flood_nothing_of_it_begins_while_others_have_something_u
     await asyncio.sleep(0.001)
     assert house.storage.appends[before:] == [[Partition(steady.queue_id, 0)]]
     assert house.broker.publisher.has_enough, "nor is more of the flood heard"
-    await asyncio.sleep(HELD_S)
+    await asyncio.sleep(HOLD_S)
     ours.append(house.submit(steady, numbered(1)))
     await asyncio.sleep(0.001)
     assert flood.queue_id in {place.queue_id for place in house.storage.appends[-1]}
@@ -397,7 +397,7 @@ async def test_beside_a_flood_it_rests_and_goes_on_by_itself(house: MadHouse) ->
         times += [loop.time()] * (len(house.storage.appends) - before)
     pauses = [later - sooner for sooner, later in pairwise(times)]
     rested = [pause for pause in pauses if pause >= REST_S * 0.9]
-    assert len(rested) == pytest.approx(OTHERS_S / REST_S, rel=0.3)
+    assert len(rested) == pytest.approx(LIGHT_S / REST_S, rel=0.3)
     assert all(pause < REST_S * 2 for pause in pauses)
     assert min(pauses[-3:]) < REST_S / 2, "nobody has come for so long"
     for answer in (*ours, *answers[:-1]):
@@ -468,7 +468,7 @@ async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> Non
         house.storage.well()
         for answer in answers:
             assert not any(isinstance(one, str) for one in codes(await answer))
-        await asyncio.sleep(COMPANY_S)
+        await asyncio.sleep(WINDOW_S)
         await house.publish(flood, large(1))
 
 

@@ -117,13 +117,13 @@ def test_alone_one_may_hold_four_fifths() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1_000, 100_000))
-def test_whoever_floods_leaves_room(flooders: int, bound: int) -> None:
+def test_heavy_owners_leave_room(heavy: int, bound: int) -> None:
     """P9: together they stay below the bound, and somebody who holds nothing finds room."""
-    held = [0] * flooders
+    held = [0] * heavy
     moved = True
     while moved:
         moved = False
-        for place in range(flooders):
+        for place in range(heavy):
             step = max(1, bound // 100)
             if has_room(held[place], step, sum(held), bound):
                 held[place] += step
@@ -137,8 +137,8 @@ def test_the_largest_publish_fits_where_nothing_waits() -> None:
     assert has_room(0, limits.MESSAGES_PER_PUBLISH_MAX, 0, limits.PENDING_MESSAGES_MAX)
     assert has_room(limits.FRAME_BYTES_MAX, 0, limits.FRAME_BYTES_MAX, limits.PENDING_BYTES_MAX)
     assert min(AHEAD_BYTES_MAX, limits.INCOMPLETE_BYTES_MAX) > limits.FRAME_BYTES_MAX
-    crowd = FairShare[str]()
+    share = FairShare[str]()
     for _ in range(3):
-        crowd.choose([("flood", AHEAD_BYTES_MAX), ("other", 1)], now=0.0)
-    assert crowd.has_too_much("flood", AHEAD_BYTES_MAX, now=0.0)
-    assert not crowd.has_too_much("flood", 0, now=0.0)
+        share.choose([("heavy", AHEAD_BYTES_MAX), ("other", 1)], now=0.0)
+    assert share.has_too_much("heavy", AHEAD_BYTES_MAX, now=0.0)
+    assert not share.has_too_much("heavy", 0, now=0.0)
