@@ -125,7 +125,7 @@ class FairQueue(Generic[OwnerT]):
 
 
 class _RecentSizes(Generic[OwnerT]):
-    """The sizes, by owner, that went with the commits of the last half of WINDOW_S, or a whole one."""
+    """The sizes by owner of the commits of the last half of WINDOW_S, or of a whole one."""
 
     def __init__(self) -> None:
         self._before: dict[OwnerT, int] = {}
