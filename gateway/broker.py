@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.accounting.audit import BROKER, Actor, Audit
 from gateway.catalog.guarded import GuardedMetadata
 from gateway.catalog.lookups import find_queue
-from gateway.catalog.reconcile import Agreement, Changes
+from gateway.catalog.reconcile import Changes, Reconciler
 from gateway.config import Config
 from gateway.counters import Counters, HitRateSource, described
 from gateway.delivery.cursor_writer import CursorWriter
@@ -131,7 +131,7 @@ class Broker:
         self.storage = storage
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
-        self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
+        self.reconciler = Reconciler(metadata, storage, may_wait=may_be_away)
         self.tail, self.delivery_log = Tail(storage), DeliveryLog()
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counters()
@@ -204,7 +204,7 @@ class Broker:
             self.storage,
             self.tail,
             self.counting,
-            self.agreement.is_unmade,
+            self.reconciler.is_unmade,
             self._tombstones,
             log=self.delivery_log,
             in_parts=in_parts,
@@ -312,14 +312,14 @@ class Broker:
         await check_storage(self.storage, self.metadata)
         self.storage.on_certified(self.publisher.commits.certified)
         self.metadata.on_queue_changed(self._changed)
-        await self.agreement.start()
+        await self.reconciler.start()
         await self.limiter.start()
         self.groups.start()
         self.janitor.start()
         self.alerting.start()
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
-        self.agreement.changed(queue, group, deleted=deleted)
+        self.reconciler.on_change(queue, group, deleted=deleted)
         self.groups.changed(queue, group, deleted=deleted)
         if deleted:
             self.counting.forget(queue.queue_id, group.group_id if group is not None else None)
@@ -356,7 +356,7 @@ class Broker:
         self.pulls.close()
         if self.owner_server is not None:
             self.owner_server.close()
-        await self.agreement.stop()
+        await self.reconciler.stop()
         await self.janitor.stop()
         await self.publisher.drain()
         await self.groups.close()

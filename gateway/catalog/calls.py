@@ -1,7 +1,7 @@
-"""Calls to a service that may be slow, gone or mad: deadlines, a bound on how many, a breaker.
+"""Calls to a service that may be slow, gone or mad: deadlines, a bound on their number, a breaker.
 
-Whoever asks is answered within the deadline. A call that has begun goes on to its end all the
-same: what was to be changed is not left half done, and its late answer is not lost (`Late`).
+A caller is answered within the deadline. A call that has begun goes on to its end all the same, so
+that no change is left half done, and its late answer is not lost (`Late`).
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from push.errors import Refused, TocsinError, Unavailable
 logger = logging.getLogger("tocsin.metadata")
 ResultT = TypeVar("ResultT")
 FAILURES: Final = frozenset({"metadata_unavailable", "storage_unavailable", "unknown", "internal"})
-"""Codes that say something of the service, and nothing of what it was asked."""
+"""Codes that say something of the service, and nothing of the request."""
 
 
 class Late(Unavailable):
-    """No answer within the deadline. `outcome` is what becomes of the call after all."""
+    """No answer within the deadline. `outcome` is that of the call, which goes on."""
 
     def __init__(self, detail: str, outcome: "asyncio.Future[Any]") -> None:
         super().__init__("metadata_unavailable", detail, limits.BREAKER_OPEN_S)
@@ -29,10 +29,10 @@ class Late(Unavailable):
 
 
 class GuardedCalls:
-    """See the module. Everything happens on one event loop."""
+    """Calls of one kind of service. Everything happens on one event loop."""
 
     def __init__(self, name: str) -> None:
-        """`name`: what is called, for people."""
+        """`name`: the service, for people."""
         self._name = name
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
@@ -45,7 +45,7 @@ class GuardedCalls:
         self._late = 0
         self._shared: dict[Hashable, asyncio.Task[Any]] = {}
         self._was_open = False
-        self.counted: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     async def run(
         self,
@@ -53,7 +53,7 @@ class GuardedCalls:
         begin: Callable[[], Coroutine[Any, Any, ResultT]],
         deadline_s: float,
     ) -> ResultT:
-        """Make one call that changes something; its answer.
+        """Make one call that changes something, and return its answer.
 
         Raises:
             Late: none came within `deadline_s` seconds; the call goes on.
@@ -72,18 +72,19 @@ class GuardedCalls:
         *,
         is_change: bool,
     ) -> tuple[ResultT, bool]:
-        """As `run`, but while an equal call is under way none is made. One that changes nothing is
-        given up at its deadline. (Its answer, whether this call is the one that was made.)"""
+        """Make a call, unless an equal one is under way, and return (its answer, whether this call
+        is the one that was made). A call that changes nothing is given up at its deadline. Raises
+        like `run`."""
         task = self._shared.get((kind, question))
         if task is not None and not task.cancelling():  # it is not being given up
-            self.counted["shared"] += 1
+            self.counts["shared"] += 1
             return await self._await(task, deadline_s), False
         task = self._begin(kind, begin, deadline_s, is_change=is_change)
         self._shared[kind, question] = task
-        task.add_done_callback(lambda task: self._answered((kind, question), task))
+        task.add_done_callback(lambda task: self._unshare((kind, question), task))
         return await self._await(task, deadline_s), True
 
-    def _answered(self, question: Hashable, task: "asyncio.Task[Any]") -> None:
+    def _unshare(self, question: Hashable, task: "asyncio.Task[Any]") -> None:
         if self._shared.get(question) is task:
             del self._shared[question]
 
@@ -102,44 +103,44 @@ class GuardedCalls:
             or self._late >= limits.METADATA_LATE_MAX
         )
         if is_full and self._breaker.state(now=now) == "closed":
-            self.counted["refused_full"] += 1
+            self.counts["refused_full"] += 1
             raise Refused("metadata_unavailable", f"too many wait for {self._name}", 1.0)
         ticket = self._breaker.admit(now=now)
         if ticket is None:
-            self.counted["refused_open"] += 1
+            self.counts["refused_open"] += 1
             after_s = max(0.1, self._breaker.retry_after_s(now=now))
             raise Refused("metadata_unavailable", f"{self._name} does not answer", after_s)
-        self.counted["calls"] += 1
+        self.counts["calls"] += 1
         task = loop.create_task(begin(), name=f"metadata {kind}")
         self._under_way.add(task)
         self._timely[kind] += 1
         is_late = False
 
-        def deadline() -> None:
+        def on_deadline() -> None:
             nonlocal is_late
             is_late = True
-            self.counted["timeouts"] += 1
+            self.counts["timeouts"] += 1
             self._timely[kind] -= 1
             self._late += 1
             self._breaker.failed(ticket, now=loop.time())
-            self._told()
+            self._log_state()
             if not is_change:
                 task.cancel()
 
-        timer = loop.call_later(deadline_s, deadline)
+        timer = loop.call_later(deadline_s, on_deadline)
 
-        def ended(task: "asyncio.Task[ResultT]") -> None:
+        def on_end(task: "asyncio.Task[ResultT]") -> None:
             timer.cancel()
             self._under_way.discard(task)
             if is_late:
                 self._late -= 1
-                self.counted["late"] += 1
+                self.counts["late"] += 1
             else:
                 self._timely[kind] -= 1
             if not task.cancelled():
                 self._judge(ticket, task.exception(), is_late=is_late)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
         return task
 
     def _judge(self, ticket: int, error: BaseException | None, *, is_late: bool) -> None:
@@ -147,13 +148,13 @@ class GuardedCalls:
             not isinstance(error, TocsinError) or error.code.name in FAILURES
         )
         if is_failure:
-            self.counted["failures"] += 1
+            self.counts["failures"] += 1
         if not is_late:
             if is_failure:
                 self._breaker.failed(ticket, now=asyncio.get_running_loop().time())
             else:
                 self._breaker.succeeded(ticket)
-        self._told()
+        self._log_state()
 
     async def _await(self, task: "asyncio.Task[ResultT]", deadline_s: float) -> ResultT:
         await asyncio.wait((task,), timeout=deadline_s)  # who is cancelled does not cancel it
@@ -175,7 +176,7 @@ class GuardedCalls:
             detail = f"{self._name} failed: {type(error).__name__}"
             raise Unavailable("metadata_unavailable", detail, 1.0) from error
 
-    def _told(self) -> None:
+    def _log_state(self) -> None:
         is_open = self._breaker.state(now=asyncio.get_running_loop().time()) != "closed"
         if is_open != self._was_open:
             self._was_open = is_open
@@ -190,14 +191,14 @@ class GuardedCalls:
             await asyncio.wait(self._under_way, timeout=seconds)
 
     def facts(self) -> dict[str, object]:
-        """For looking at."""
+        """Return counts and state, for operators."""
         now = asyncio.get_running_loop().time()
         return {
             "breaker": self._breaker.state(now=now),
             "opened": self._breaker.opened_total,
             "under_way": len(self._under_way),
             **{
-                name: self.counted[name]
+                name: self.counts[name]
                 for name in (
                     "calls",
                     "shared",

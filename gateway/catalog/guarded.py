@@ -1,25 +1,20 @@
-"""A client of any metadata that keeps the broker calm when the metadata is slow, gone or mad.
+"""Guard the metadata: a client of any metadata that keeps the broker calm when that is slow or
+gone.
 
-    looking up a name        from memory (`gateway.catalog.lookups`), for METADATA_STALE_S also
+    look up a name           from memory (`gateway.catalog.lookups`), for METADATA_STALE_S also
                              when nobody answers: publishing and pushing on known queues go on
-    who is in a group        one gateway: what it knows, which alone changes it; what could not be
-                             told the metadata is told when it answers again. Several: what the
+    members of a group       one gateway: what it knows, which alone changes it; what the metadata
+                             has not taken is written when it answers again. Several: what the
                              metadata says, each time; a change that it did not take did not happen
-    changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
+    change                   within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
                              begun is finished, and its late answer is in `Late.outcome`
-    being there              several gateways: whether anything else fails has no bearing on it. It
-                             waits for every copy, or for a service that is away; a gateway that may
-                             not beat gives nothing out (R14)
+    token                    looked up in memory; created and revoked within the deadline
+    beat                     several gateways: no other failure has a bearing on it. It waits for
+                             every copy, or for a service that is away; a gateway that may not beat
+                             gives nothing out (R14)
 
 Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
 group's members is the newest there is, and may go on alone (R14). Where several do, none may.
-
-Who is in which group, where the metadata is slow or gone: the part of
-`gateway.catalog.guarded` that one gateway may go on with alone, and several may not
-(R14).
-
-API tokens behind the guard of the metadata: whom they admit is known from memory; making and
-revoking one is done within the deadline, or `metadata_unavailable`.
 """
 
 import asyncio
@@ -30,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.catalog.calls import FAILURES, GuardedCalls
-from gateway.catalog.lookups import CatchingUp, Lookups, Oddities
+from gateway.catalog.lookups import CatchUp, Lookups, Oddities
 from gateway.counters import HitRate
 from metadata.catalog import (
     Group,
@@ -48,12 +43,17 @@ from metadata.tokens import TokenRecord
 from push import limits
 from push.errors import Refused, TocsinError, Unavailable
 
+logger = logging.getLogger("tocsin.metadata")
+GROUPS_KNOWN_MAX: Final = 200_000
+"""Number of groups remembered, twice as many as there may be queues; beyond it those looked up
+longest ago are forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Through which the calls go: changes; reads of rows, on every copy; glances at them, of which
-    one copy answers; and what a gateway that is there must be able to say. What one of them waits
-    for may be away without the others being refused for it."""
+    """Guards of the kinds of calls: changes; reads of rows, on every copy; glances at rows, which
+    one copy answers; and beats. What one of them waits for may be away without the others being
+    refused for it."""
 
     calls: GuardedCalls
     looks: GuardedCalls
@@ -62,59 +62,61 @@ class Guards:
 
 
 class GuardedMemberships:
-    """See the module. `counted`: where lies are counted."""
+    """Rows of groups' members: the part that one gateway may go on with alone, and several may not
+    (R14). `oddities`: where lies are counted."""
 
-    def __init__(self, inner: Metadata, guards: Guards, counted: Oddities) -> None:
+    def __init__(self, inner: Metadata, guards: Guards, oddities: Oddities) -> None:
         self._inner = inner
         self._is_shared = inner.is_shared
         self._calls, self._looks = guards.calls, guards.looks
         self._glances, self._beats = guards.glances, guards.beats
-        self._counted = counted
+        self._oddities = oddities
         self._rows: dict[str, Membership] = {}
-        """The newest row of each group that somebody here asked about."""
+        """Newest row of each group that somebody here asked about."""
         self._ahead: dict[str, None] = {}
         """Groups whose row the metadata has not taken yet."""
-        self._ending: set[str] = set()
+        self._deleting: set[str] = set()
         """Groups that are deleted unless their row changes: no change of it holds here alone."""
         self._deletions = 0
-        self._telling: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
         self._closed = False
 
     def __len__(self) -> int:
-        """How many rows the metadata has not taken yet."""
+        """Return the number of rows that the metadata has not taken yet."""
         return len(self._ahead)
 
-    def deleted(self, group_id: str) -> None:
-        """The group is gone."""
+    def on_delete(self, group_id: str) -> None:
+        """Forget the row of a group that is deleted."""
         self._forget_row(group_id)
         self._deletions += 1
 
     @contextmanager
-    def ending(self, row: Membership | None) -> Iterator[None]:
-        """Inside, the group of this row is deleted unless its row changes. None: whatever does."""
+    def deleting(self, row: Membership | None) -> Iterator[None]:
+        """Within the block the group of this row is deleted, unless its row changes. None: it is
+        deleted in any case."""
         if row is not None:
-            self._ending.add(row.group_id)
+            self._deleting.add(row.group_id)
         try:
             yield
         finally:
             if row is not None:
-                self._ending.discard(row.group_id)
+                self._deleting.discard(row.group_id)
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Write no row any more."""
         self._closed = True
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
 
     async def membership(self, group_id: str) -> Membership:
-        """See Metadata. What is known here is the answer, where nobody else could know better; else
-        Unavailable or Refused: metadata_unavailable."""
+        """Return the row that is known here, where nobody else could know better; else that of the
+        metadata. Raises Unavailable or Refused: metadata_unavailable."""
         if self._is_shared:
-            return await self._ask_membership(group_id)
+            return await self._read_membership(group_id)
         row = self._rows.get(group_id)
         if row is None:
             deletions = self._deletions
-            row = await self._ask_membership(group_id)
+            row = await self._read_membership(group_id)
             newer = self._rows.get(group_id)
             if newer is not None and newer.generation >= row.generation:
                 return newer
@@ -122,7 +124,7 @@ class GuardedMemberships:
                 self._rows[group_id] = row
         return row
 
-    async def _ask_membership(self, group_id: str) -> Membership:
+    async def _read_membership(self, group_id: str) -> Membership:
         if self._is_shared:  # what was asked before is perhaps of before
             row = await self._looks.run(
                 "membership", lambda: self._inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
@@ -135,24 +137,24 @@ class GuardedMemberships:
                 limits.MEMBERSHIP_DEADLINE_S,
                 is_change=False,
             )
-        return self._of(group_id, row)
+        return self._check_answer(group_id, row)
 
     async def glance(self, group_id: str) -> Membership:
-        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        """Raises Unavailable or Refused: metadata_unavailable, too."""
         row = await self._glances.run(
             "glance", lambda: self._inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
         )
-        return self._of(group_id, row)
+        return self._check_answer(group_id, row)
 
-    def _of(self, group_id: str, row: Membership) -> Membership:
+    def _check_answer(self, group_id: str, row: Membership) -> Membership:
         if row.group_id != group_id:
-            self._counted.lies += 1
+            self._oddities.lies += 1
             raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
         return row
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """See Metadata. When it does not answer, the row holds here, and is told it later; where
-        others may change it too, nothing holds, and it may have been changed."""
+        """Change a row. When the metadata does not answer, the new row holds here and is written
+        later; where others may change it too, nothing holds, and it may have been changed."""
         if self._is_shared:
             return await self._write_membership(new, expected_generation)
         known = self._rows.get(new.group_id)
@@ -169,7 +171,7 @@ class GuardedMemberships:
             except TocsinError as error:
                 if known is None or error.code.name not in FAILURES:
                     raise
-                if new.group_id in self._ending:
+                if new.group_id in self._deleting:
                     raise
             else:
                 if is_changed:
@@ -181,14 +183,14 @@ class GuardedMemberships:
             return False
         self._rows[new.group_id] = new
         self._ahead[new.group_id] = None
-        if self._telling is None and not self._closed:
-            self._telling = asyncio.get_running_loop().create_task(self._tell_later())
+        if self._writer is None and not self._closed:
+            self._writer = asyncio.get_running_loop().create_task(self._write_later())
         return True
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        """Raises Unavailable or Refused: metadata_unavailable, too."""
         return await self._beats.run(
             "beat",
             lambda: self._inner.beat(gateway, number, forget, says),
@@ -196,11 +198,10 @@ class GuardedMemberships:
         )
 
     async def said(self) -> dict[str, str]:
-        """See Metadata. Raises as `beat`."""
+        """Raises as `beat`."""
         return await self._beats.run("said", self._inner.said, limits.MEMBERSHIP_DEADLINE_S)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See Metadata."""
         self._inner.on_membership_changed(listener)
 
     async def _write_membership(self, new: Membership, expected_generation: int) -> bool:
@@ -214,24 +215,24 @@ class GuardedMemberships:
         self._rows.pop(group_id, None)
         self._ahead.pop(group_id, None)
 
-    async def _tell_later(self) -> None:
-        """What holds here and was not taken is told until it is."""
+    async def _write_later(self) -> None:
+        """Write what holds here and was not taken, until it is."""
         try:
             while self._ahead:
                 await asyncio.sleep(limits.BREAKER_OPEN_S)
                 for group_id in list(self._ahead):
                     try:
-                        await self._tell(group_id)
+                        await self._write_row(group_id)
                     except TocsinError as error:
                         if error.code.name in FAILURES:
                             break
                         self._forget_row(group_id)  # the group is gone
         finally:
-            self._telling = None
+            self._writer = None
 
-    async def _tell(self, group_id: str) -> None:
+    async def _write_row(self, group_id: str) -> None:
         new = self._rows.get(group_id)
-        there = await self._ask_membership(group_id)
+        there = await self._read_membership(group_id)
         if new is None or new is not self._rows.get(group_id):
             return
         # What came late may have been written after all: it is ours too, and older.
@@ -244,7 +245,8 @@ class GuardedMemberships:
 
 
 class GuardedTokens:
-    """`metadata.port.Tokens` around those of another metadata."""
+    """`metadata.port.Tokens` around those of another metadata: changes are guarded, look-ups are
+    answered from memory as they are there."""
 
     def __init__(self, inner: Metadata, calls: GuardedCalls) -> None:
         self._inner = inner
@@ -252,56 +254,42 @@ class GuardedTokens:
 
     @property
     def is_known(self) -> bool:
-        """See Tokens."""
         return self._inner.tokens.is_known
 
     def find(self, token_id: str) -> TokenRecord | None:
-        """See Tokens."""
         return self._inner.tokens.find(token_id)
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """See Tokens."""
         return self._inner.tokens.of_certificate(certificate)
 
     def listed(self) -> list[TokenRecord]:
-        """See Tokens."""
         return self._inner.tokens.listed()
 
     async def create(self, record: TokenRecord) -> None:
-        """See Tokens. Raises Unavailable or Refused: metadata_unavailable."""
+        """Raises Unavailable or Refused: metadata_unavailable."""
         await self._calls.run(
             "change", lambda: self._inner.tokens.create(record), limits.METADATA_DEADLINE_S
         )
 
     async def revoke(self, token_id: str) -> TokenRecord:
-        """See Tokens, and create."""
         return await self._calls.run(
             "change", lambda: self._inner.tokens.revoke(token_id), limits.METADATA_DEADLINE_S
         )
 
     def note_used(self, token_id: str, *, unix_ms: int) -> None:
-        """See Tokens."""
         self._inner.tokens.note_used(token_id, unix_ms=unix_ms)
 
     def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
-        """See Tokens."""
         self._inner.tokens.on_revoked(listener)
 
 
-logger = logging.getLogger("tocsin.metadata")
-GROUPS_KNOWN_MAX: Final = 200_000
-"""Twice as many groups as there may be queues: beyond it those looked up longest ago are looked up
-again."""
-
-
 class GuardedMetadata:
-    """`metadata.port.Metadata` around another one; see the module."""
+    """`metadata.port.Metadata` around another one."""
 
     def __init__(self, inner: Metadata) -> None:
         self.inner = inner
-        """What is guarded."""
+        """The metadata that is guarded."""
         self.is_shared = inner.is_shared
-        """See Metadata."""
         self._calls = GuardedCalls("the metadata")
         self._looks = self._glances = self._beats = self._calls
         if inner.is_shared:  # a copy that is away holds up the first two, a service all but beats
@@ -310,10 +298,9 @@ class GuardedMetadata:
             self._glances = GuardedCalls("the metadata, where groups are looked at,")
             self._beats = GuardedCalls("whoever is told that this gateway is there,")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
-        """See Metadata."""
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
         self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys, refresh)
-        """See Metadata. Here are those that were told to be durable: one whose answer came late is
+        """Here are those that were told to be durable: one whose answer came late is
         put again by whoever made it."""
         inner.data_keys.on_learned(self.data_keys.learn)
         self._queues: Lookups[tuple[str, str], Queue] = Lookups(
@@ -323,26 +310,25 @@ class GuardedMetadata:
             "group_not_found", known_max=GROUPS_KNOWN_MAX
         )
         guards = Guards(self._calls, self._looks, self._glances, self._beats)
-        rows = GuardedMemberships(inner, guards, self._groups.counted)
+        rows = GuardedMemberships(inner, guards, self._groups.oddities)
         self._memberships = rows
         self.membership, self.glance = rows.membership, rows.glance
         self.change_membership, self.beat, self.said = rows.change_membership, rows.beat, rows.said
-        """See Metadata, and there."""
-        self._catching_up = CatchingUp(
+        self._catch_up = CatchUp(
             lambda: self._calls.run("catch up", inner.catch_up, limits.METADATA_DEADLINE_S)
         )
         self.on_membership_changed = inner.on_membership_changed
-        inner.on_queue_changed(self._changed)
+        inner.on_queue_changed(self._on_queue_changed)
 
     @property
     def hit_rates(self) -> dict[str, HitRate]:
-        """Of what is looked up here."""
+        """Hit rates of the look-ups, by kind."""
         return {"queues": self._queues.hit_rate, "groups": self._groups.hit_rate}
 
     # --- Looking up ------------------------------------------------------------------------------
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """See Metadata. Raises Refused(metadata_unavailable) too: it is not known here, and nobody
+        """Raises Refused(metadata_unavailable) too: it is not known here, and nobody
         can be asked."""
         tenant, queues = principal.tenant, self._queues
         fresh = queues.fresh.get((tenant, name))
@@ -357,7 +343,6 @@ class GuardedMetadata:
         )
 
     def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        """See Metadata, and find_queue."""
         if queue.tenant != principal.tenant:
             raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
         groups = self._groups
@@ -373,49 +358,41 @@ class GuardedMetadata:
         )
 
     async def catch_up(self) -> None:
-        """See Metadata."""
         if self.is_shared:
-            await self._catching_up()
+            await self._catch_up()
 
     def queue_by_id(self, queue_id: str) -> Queue | None:
-        """See Metadata."""
         return self.inner.queue_by_id(queue_id)
 
     def list_queues(self, principal: Principal) -> list[Queue]:
-        """See Metadata."""
         return self.inner.list_queues(principal)
 
     def list_all_queues(self) -> list[Queue]:
-        """See Metadata."""
         return self.inner.list_all_queues()
 
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
-        """See Metadata."""
         return self.inner.list_groups(principal, queue)
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """See Metadata."""
         return self.inner.dropped()
 
     def secret(self, name: str) -> bytes:
-        """See Metadata."""
         return self.inner.secret(name)
 
     def mark(self, name: str) -> str | None:
-        """See Metadata."""
         return self.inner.mark(name)
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """See Metadata. What is known here is right before the listener is called."""
+        """What is known here is right before the listener is called."""
         self.inner.on_queue_changed(listener)
 
-    def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+    def _on_queue_changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         now = asyncio.get_running_loop().time()
         if group is not None:
             place = (queue.queue_id, group.name)
             if deleted:
                 self._groups.drop(place)
-                self._memberships.deleted(group.group_id)
+                self._memberships.on_delete(group.group_id)
             else:
                 self._groups.put(place, group, now)
         elif deleted:
@@ -432,7 +409,7 @@ class GuardedMetadata:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """See Metadata. Raises Unavailable or Refused: metadata_unavailable."""
+        """Raises Unavailable or Refused: metadata_unavailable."""
         (queue, created), is_first = await self._calls.run_shared(
             "change",
             (principal, name, settings, named),
@@ -445,7 +422,6 @@ class GuardedMetadata:
     async def change_queue(
         self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
     ) -> tuple[QueueSettings, Queue] | None:
-        """See Metadata, and put_queue."""
         return await self._calls.run(
             "change",
             lambda: self.inner.change_queue(principal, name, named, was=was),
@@ -453,7 +429,6 @@ class GuardedMetadata:
         )
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """See Metadata, and put_queue."""
         return await self._calls.run(
             "change",
             lambda: self.inner.pause_queue(principal, name, paused=paused),
@@ -461,7 +436,6 @@ class GuardedMetadata:
         )
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """See Metadata, and put_queue."""
         return await self._calls.run(
             "change",
             lambda: self.inner.delete_queue(principal, name),
@@ -478,7 +452,6 @@ class GuardedMetadata:
         *,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """See Metadata, and put_queue."""
         (group, created), is_first = await self._calls.run_shared(
             "change",
             (principal, queue.queue_id, name, settings, start, named),
@@ -497,7 +470,6 @@ class GuardedMetadata:
         *,
         was: Group | None = None,
     ) -> tuple[GroupSettings, Group] | None:
-        """See Metadata, and put_queue."""
         return await self._calls.run(
             "change",
             lambda: self.inner.change_group(principal, queue, name, named, was=was),
@@ -507,22 +479,19 @@ class GuardedMetadata:
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
-        """See Metadata, and put_queue."""
 
         async def delete() -> Group:
-            with self._memberships.ending(row):
+            with self._memberships.deleting(row):
                 return await self.inner.delete_group(principal, queue, name, row=row)
 
         return await self._calls.run("change", delete, limits.METADATA_DEADLINE_S)
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """See Metadata, and put_queue."""
         await self._calls.run(
             "change", lambda: self.inner.forget(queue_id, group_id), limits.METADATA_DEADLINE_S
         )
 
     async def set_mark(self, name: str, value: str) -> None:
-        """See Metadata, and put_queue."""
         await self._calls.run(
             "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
         )
@@ -549,11 +518,10 @@ class GuardedMetadata:
 
     @property
     def age_s(self) -> float:
-        """See Metadata."""
         return self.inner.age_s
 
     async def state(self) -> tuple[bool, str]:
-        """See Metadata. Who does not answer does not make this gateway unready: what is known here
+        """Who does not answer does not make this gateway unready: what is known here
         goes on, and `facts` tells."""
         try:
             state, _ = await self._calls.run_shared(
@@ -564,7 +532,7 @@ class GuardedMetadata:
         return state
 
     def facts(self) -> dict[str, object]:
-        """For looking at: how calls went, and what was answered from here."""
+        """Return counts of calls and of look-ups, for operators."""
         return {
             **self._calls.facts(),
             **(
@@ -583,7 +551,7 @@ class GuardedMetadata:
         }
 
     async def close(self) -> None:
-        """See Metadata. What is under way is waited for, for METADATA_DEADLINE_S at most."""
+        """What is under way is waited for, for METADATA_DEADLINE_S at most."""
         self._memberships.close()
         self._queues.close()
         self._groups.close()

@@ -1,18 +1,16 @@
-"""Names that were looked up: what they stand for, believed a moment, and longer while
-nobody can be asked.
+"""Look up names: believe an answer for a moment, and longer while the catalog does not answer.
 
     fresh     looked up less than METADATA_FRESH_S ago: the answer
     missing   unknown less than METADATA_FRESH_S ago: the same refusal, without asking again
-    stale     nobody can be asked: what was known counts for METADATA_STALE_S
+    stale     the catalog does not answer: what was known counts for METADATA_STALE_S
 
-Who learns of a change says so with `put` or `drop`, and it counts at once.
+A change that is notified is put or dropped, and counts at once.
 
-What other gateways have changed in the catalog a moment ago, for who asks for a name that is not
-known here: perhaps the same client has just made it, through another one.
-
-Everybody who comes while the catalog is read waits for the next time that it is: what is being read
-may be from before. So there is one read at a time, and not more than one in CATCH_UP_EVERY_S,
-however many names that nobody has are asked for.
+`CatchUp` reads what other gateways have changed in the catalog a moment ago, before a name that is
+not known here is refused: perhaps the same client has just made it, through another gateway. A
+caller that comes while the catalog is being read waits for the next read, because this one may have
+begun too early. There is one read at a time, and not more than one in CATCH_UP_EVERY_S, however
+many unknown names are asked for.
 """
 
 import asyncio
@@ -32,7 +30,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(slots=True)
 class Oddities:
-    """What was not simply a hit or a miss, since this gateway began."""
+    """Counts of what was neither a plain hit nor a plain miss, since this gateway began."""
 
     unknown_hits: int = 0
     """Refused from here: unknown a moment ago. Hits, too."""
@@ -49,31 +47,31 @@ class _Known(Generic[ValueT]):
 
 
 class Lookups(Generic[KeyT, ValueT]):
-    """See the module. Times are those of the loop's clock."""
+    """Names of one kind. Times are those of the loop's clock."""
 
     def __init__(self, unknown: str, *, known_max: int) -> None:
         """`unknown`: the code with which a name that is not there is refused."""
         self._unknown = unknown
         self._known_max = known_max
         self.fresh: dict[KeyT, ValueT] = {}
-        """What was looked up within METADATA_FRESH_S; whoever finds it here counts a hit. It
-        is cleared by a timer: this is on the path of every publish."""
+        """Answers of the last METADATA_FRESH_S; callers that find theirs here count a hit. A timer
+        clears it, because it is on the path of every publish."""
         self._clearing: asyncio.TimerHandle | None = None
         self._known: dict[KeyT, _Known[ValueT]] = {}
         self._missing: dict[KeyT, tuple[float, str, str]] = {}
-        """Until when, and with which code and detail it is refused."""
+        """End, code and detail of each refusal."""
         self.hit_rate = HitRate()
-        self.counted = Oddities()
+        self.oddities = Oddities()
 
     def find(
         self,
         key: KeyT,
         now: float,
         ask: Callable[[], ValueT],
-        is_meant: Callable[[ValueT], bool],
+        is_answer: Callable[[ValueT], bool],
     ) -> ValueT:
-        """What the name stands for, where it is not `fresh`. `ask` looks it up; `is_meant`: whether
-        its answer is one to this question.
+        """Return what the name stands for, where it is not `fresh`. `ask` looks it up; `is_answer`:
+        whether its answer is one to this question.
 
         Raises:
             TocsinError: what `ask` raised: it is unknown, or was never known and nobody can be
@@ -81,21 +79,21 @@ class Lookups(Generic[KeyT, ValueT]):
         """
         missing = self._missing.get(key)
         if missing is not None and now < missing[0]:
-            self.counted.unknown_hits += 1
+            self.oddities.unknown_hits += 1
             self.hit_rate.hits += 1
             raise Refused(missing[1], missing[2])
         self.hit_rate.misses += 1
         known = self._known.get(key)
         try:
             value = ask()
-            if not is_meant(value):
-                self.counted.lies += 1
+            if not is_answer(value):
+                self.oddities.lies += 1
                 raise Refused("metadata_unavailable", "the metadata answered something else", 1.0)
         except TocsinError as error:
             if error.code.name == self._unknown:
                 self.drop(key)
             elif known is not None and now < known.stale_at:
-                self.counted.stale += 1
+                self.oddities.stale += 1
                 self._freshen(key, known.value)  # asked again, but not each time
                 return known.value
             self._miss(key, now, error)
@@ -110,7 +108,7 @@ class Lookups(Generic[KeyT, ValueT]):
         self._missing[key] = (now + limits.METADATA_FRESH_S, error.code.name, error.detail)
 
     def put(self, key: KeyT, value: ValueT, now: float) -> None:
-        """It stands for this from here on."""
+        """Let the name stand for this value from now on."""
         self._missing.pop(key, None)
         self._known.pop(key, None)
         while len(self._known) >= self._known_max:
@@ -129,25 +127,26 @@ class Lookups(Generic[KeyT, ValueT]):
         self.fresh.clear()
 
     def close(self) -> None:
-        """Nothing is looked up any more."""
+        """Look up nothing any more."""
         if self._clearing is not None:
             self._clearing.cancel()
 
     def drop(self, key: KeyT) -> None:
-        """It stands for nothing any more. Unknown: nothing happens."""
+        """Forget a name that stands for nothing any more. Unknown: nothing happens."""
         self._known.pop(key, None)
         self.fresh.pop(key, None)
 
     def facts(self) -> dict[str, object]:
-        """For looking at."""
-        return {**self.hit_rate.shown(), **asdict(self.counted), "known": len(self._known)}
+        """Return the counts, for operators."""
+        return {**self.hit_rate.shown(), **asdict(self.oddities), "known": len(self._known)}
 
 
 CATCH_UP_EVERY_S: Final = 0.02
 
 
-class CatchingUp:
-    """See the module. `read` reads what has changed, and raises TocsinError: nobody answers."""
+class CatchUp:
+    """Reads of what other gateways have changed. `read` raises TocsinError: the catalog does not
+    answer."""
 
     def __init__(self, read: Callable[[], Awaitable[None]]) -> None:
         self._read = read
@@ -156,8 +155,8 @@ class CatchingUp:
         self._began = float("-inf")
 
     async def __call__(self) -> None:
-        """What had been changed before this was called is known when it returns. Raises what the
-        reading raises."""
+        """Wait until everything is known that had been changed before this call. Raises what `read`
+        raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._in_turn())
         await asyncio.shield(self._next)
@@ -173,7 +172,7 @@ class CatchingUp:
 
 
 async def find_queue(metadata: Metadata, principal: Principal, name: str) -> Queue:
-    """The queue of this name, also where it was made through another gateway just now. Raises
+    """Return the queue of this name, also if it was made through another gateway just now. Raises
     Refused: queue_not_found, metadata_unavailable."""
     try:
         return metadata.find_queue(principal, name)

@@ -1,27 +1,22 @@
-"""The storage has what the catalog has (R11), and nothing of what the catalog has dropped (R12).
+"""Changes of queues and groups go through the catalog and the storage; what is half done is
+finished.
 
-A change goes through the catalog first and through the storage then (`gateway.catalog.reconcile`).
-In between its maker may die, or be told that nobody knows what became of the first half. So every
-gateway that reads or hears of something in the catalog sees to it that the storage has done its
-half, too:
+`Changes` creates and deletes: through the catalog first and through the storage then. A change that
+has begun is finished, also when its caller is cancelled (its client went away, an owner ended) or
+was answered that the metadata is late. The storage's half may be done twice: where the storage is
+away for a moment, it is tried again before its caller hears of that.
 
-    at the start   all that there is, before anything else
-    from then on   what has come or changed, or was dropped and is not forgotten, DUE_S later: as a
-                   rule it was done at once
+In between its maker may die, or nobody may know what became of the first half. So every gateway
+that reads or hears of something in the catalog sees to it that the storage has what the catalog has
+(R11), and nothing of what the catalog has dropped (R12). `Reconciler` does that:
+
+    at the start   for all that there is, before anything else
+    from then on   for what has come or changed, or was dropped and is not forgotten, DUE_S later:
+                   as a rule it was done at once
 
 Making something twice changes nothing, nor does dropping it, and what was dropped is never made
 again, however late its maker comes (`Storage.create_group`): so several gateways need not agree on
 who does it, and one that stood still does no harm.
-
-Queues and groups come and go: in the catalog and in the storage.
-
-A change that has begun is finished, also when its caller is cancelled (its client went away, a slot
-ended) or was told that the metadata is late. Creating and deleting go through the catalog first;
-what a crash, or an answer that nobody got, leaves undone in the storage then, is done by every
-gateway that knows of it (`gateway.catalog.reconcile`). The storage's half may be done twice: where
-the storage is away for a moment, it is tried again before its caller hears of that.
-
-Where the cursors of a new group begin.
 """
 
 import asyncio
@@ -45,9 +40,33 @@ from push.errors import TocsinError
 from push.places import Partition
 from push.storage_port import Start, Storage
 
+logger = logging.getLogger("tocsin.agreement")
+changes_logger = logging.getLogger("tocsin.changes")
+EVERY_S: Final = 1.0
+DUE_S: Final = 5.0
+"""Time that the maker of a change has to do its second half."""
+BATCH_MAX: Final = 1000
+"""Number of queues, groups or drops that are done at a time."""
+LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
+"""Codes of failures that may go well in the next round."""
+GONE: Final = ("queue_not_found", "group_not_found")
+"""Codes of what was dropped before it was made."""
+UNSEEN: Final = "the storage does not have it: it is being made, or was deleted just now"
+"""Detail of a refusal for a caller that has found a queue or group in the catalog just before."""
+RETRY_S: Final = 2.0
+"""Time for which the storage's half is tried again."""
+RETRY_BASE_S: Final = 0.05
+"""Pause before the second try; each further one is twice as long."""
+RETRIED: Final = frozenset({"storage_unavailable", "unknown"})
+"""Codes of failures that may go well a moment later."""
+T = TypeVar("T")
+Place = tuple[str, str | None]
+"""(queue id, group id); None: the queue itself."""
+
 
 async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequence[Start]:
-    """One for each partition. Raises TocsinError: the storage does not say what was when."""
+    """Return where the cursors of a new group begin, one for each partition. Raises TocsinError:
+    the storage does not say what was when."""
     if isinstance(start, int):
         return [
             await storage.offset_at(Partition(queue.queue_id, number), start)
@@ -56,25 +75,151 @@ async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequen
     return [start] * len(queue.members)
 
 
-logger = logging.getLogger("tocsin.agreement")
-EVERY_S: Final = 1.0
-DUE_S: Final = 5.0
-"""So long whoever makes or drops something has to do it."""
-AT_ONCE: Final = 1000
-"""Queues, groups or drops that are asked for at a time."""
-LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
-"""Codes of what may go well the next time."""
-GONE: Final = ("queue_not_found", "group_not_found")
-"""What was to be made was dropped."""
-UNSEEN: Final = "the storage does not have it: it is being made, or was deleted just now"
-"""To whoever has found a queue or group in the catalog a moment before."""
-T = TypeVar("T")
-Place = tuple[str, str | None]
-"""(queue id, group id); None: the queue itself."""
+# --- Changes -------------------------------------------------------------------------------------
 
 
-class Agreement:
-    """See the module."""
+class Changes:
+    """Changes of queues and groups through this gateway."""
+
+    def __init__(self, metadata: Metadata, storage: Storage) -> None:
+        self._metadata = metadata
+        self._storage = storage
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def run(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry a change out to its end, whatever becomes of the caller."""
+        return await asyncio.shield(self._start(change))
+
+    def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(change)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _change_both(
+        self, catalog: Coroutine[Any, Any, T], storage: Callable[[T], Awaitable[None]]
+    ) -> T:
+        """Change the catalog and then the storage, which follows also when the caller has not
+        waited for the catalog to the end."""
+
+        async def change() -> T:
+            try:
+                changed = await catalog
+            except Late as late:
+                self._start(self._follow(late.outcome, storage))
+                raise
+            await _retry(storage, changed)
+            return changed
+
+        return await self.run(change())
+
+    async def _follow(
+        self, catalog: "asyncio.Future[T]", storage: Callable[[T], Awaitable[None]]
+    ) -> None:
+        try:
+            await _retry(storage, await asyncio.shield(catalog))
+        except TocsinError as error:
+            changes_logger.warning("a change that came late: %s", error)
+
+    async def finish(self) -> None:
+        """Wait for what is under way, as long as the metadata may take; what is left undone in the
+        storage then is done by other gateways, or at the next start."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
+
+    async def create_queue(
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Queue, bool]:
+        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
+
+        async def make(made: tuple[Queue, bool]) -> None:
+            queue, _ = made
+            await self._storage.create_queue(queue.queue_id, queue.settings.partitions)
+
+        return await self._change_both(
+            self._metadata.put_queue(principal, name, settings, named), make
+        )
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """Delete it with its messages and groups."""
+
+        async def drop(queue: Queue) -> None:
+            await self._storage.drop_queue(queue.queue_id)
+            await self._forget(queue.queue_id, None)
+
+        return await self._change_both(self._metadata.delete_queue(principal, name), drop)
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+        *,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Group, bool]:
+        """Create it, durably with all its cursors (R11), or find it as it is (False). Raises
+        Refused: as Metadata.put_group."""
+        asked = settings.start if start is None else start
+        starts = await starts_of(self._storage, queue, asked)
+
+        async def make(made: tuple[Group, bool]) -> None:
+            group, is_new = made
+            # One that was there begins as it was asked to: its maker may not have come so far.
+            begins = starts if is_new else await starts_of(self._storage, queue, group.begins)
+            await self._storage.create_group(group.group_id, queue.queue_id, begins)
+
+        catalog = self._metadata.put_group(principal, queue, name, settings, asked, named=named)
+        return await self._change_both(catalog, make)
+
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
+    ) -> None:
+        """Delete it with its cursors; with a row, only as Metadata.delete_group does."""
+
+        async def drop(group: Group) -> None:
+            await self._storage.drop_group(group.group_id, queue.queue_id)
+            await self._forget(queue.queue_id, group.group_id)
+
+        await self._change_both(self._metadata.delete_group(principal, queue, name, row=row), drop)
+
+    async def _forget(self, queue_id: str, group_id: str | None) -> None:
+        """Take what both have dropped off the catalog's list. Where the catalog does not answer,
+        the `Reconciler` does it later."""
+        try:
+            await self._metadata.forget(queue_id, group_id)
+        except TocsinError as error:
+            changes_logger.warning(
+                "%s is gone and stays on the list: %s", group_id or queue_id, error
+            )
+
+
+async def _retry(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
+    """Do the storage's half, repeatedly for RETRY_S where the storage is away."""
+    clock = asyncio.get_running_loop().time
+    give_up_at, pause_s = clock() + RETRY_S, RETRY_BASE_S
+    while True:
+        try:
+            await storage(changed)
+        except TocsinError as error:
+            if error.code.name not in RETRIED or clock() + pause_s > give_up_at:
+                raise
+        else:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+
+
+# --- Reconciliation ------------------------------------------------------------------------------
+
+
+class Reconciler:
+    """Finishes what is half done, for a gateway."""
 
     def __init__(self, metadata: Metadata, storage: Storage, *, may_wait: bool = False) -> None:
         """`may_wait`: a storage cluster may be away at the start, and what is missing there is made
@@ -83,13 +228,13 @@ class Agreement:
         self._metadata = metadata
         self._storage = storage
         self._due: dict[Place, float] = {}
-        """What is to be looked after, and from when on, in seconds of the loop's clock."""
+        """Times from which on something is to be made, in seconds of the loop's clock."""
         self._dropped: dict[Place, float] = {}
-        """The same for what the catalog has dropped."""
+        """Times from which on something is to be dropped, which the catalog has dropped."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
-        """Catalog news."""
+    def on_change(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        """Make what the catalog has created or changed, DUE_S later."""
         if not deleted:
             place = (queue.queue_id, group.group_id if group is not None else None)
             self._due[place] = asyncio.get_running_loop().time() + DUE_S
@@ -109,21 +254,22 @@ class Agreement:
             TocsinError: the storage or the catalog does not do it.
         """
         for place in self._metadata.dropped():
-            await self._now(place, self._drop(place), self._dropped)
+            await self._do_now(place, self._drop(place), self._dropped)
         queues = self._metadata.list_all_queues()
         for batch in _batches(queues):
             await asyncio.gather(*map(self._make_now, batch))
         loop = asyncio.get_running_loop()
         # apart: a drop goes in slices, and may take minutes
-        self._tasks = [loop.create_task(self._run(look)) for look in (self._drops, self._makes)]
+        rounds = (self._drop_due, self._make_due)
+        self._tasks = [loop.create_task(self._run(act)) for act in rounds]
 
     async def _make_now(self, queue: Queue) -> None:
-        await self._now((queue.queue_id, None), self._make_whole(queue), self._due)
+        await self._do_now((queue.queue_id, None), self._make_whole(queue), self._due)
         if (queue.queue_id, None) in self._due:
             for group in self._groups(queue):
                 self._due[queue.queue_id, group.group_id] = asyncio.get_running_loop().time()
 
-    async def _now(self, place: Place, work: Awaitable[None], due: dict[Place, float]) -> None:
+    async def _do_now(self, place: Place, work: Awaitable[None], due: dict[Place, float]) -> None:
         try:
             await work
         except TocsinError as error:
@@ -132,34 +278,34 @@ class Agreement:
             due[place] = asyncio.get_running_loop().time()
 
     @property
-    def waiting(self) -> int:
-        """Things that are left to do."""
+    def pending(self) -> int:
+        """Number of things that are left to do."""
         return len(self._due) + len(self._dropped)
 
     async def stop(self) -> None:
-        """End, in the middle of a round."""
+        """End, also in the middle of a round."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run(self, look: Callable[[float], Awaitable[None]]) -> None:
+    async def _run(self, act: Callable[[float], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             try:
-                await look(asyncio.get_running_loop().time())
+                await act(asyncio.get_running_loop().time())
             except Exception:
                 logger.exception("a round was cut off: unexpected")  # the next one still comes
 
-    async def _drops(self, now: float) -> None:
+    async def _drop_due(self, now: float) -> None:
         dropped = self._metadata.dropped()
         self._dropped = {place: self._dropped.get(place, now + DUE_S) for place in dropped}
-        await self._each(self._dropped, self._drop, now)
+        await self._do_due(self._dropped, self._drop, now)
 
-    async def _makes(self, now: float) -> None:
-        await self._each(self._due, self._make, now)
+    async def _make_due(self, now: float) -> None:
+        await self._do_due(self._due, self._make, now)
 
-    async def _each(
+    async def _do_due(
         self, due: dict[Place, float], act: Callable[[Place], Awaitable[None]], now: float
     ) -> None:
         """Do what is due; what does not succeed is due again, after the same time."""
@@ -182,7 +328,7 @@ class Agreement:
             count = len(errors)
             logger.warning("%d changes of the catalog wait for the storage: %s", count, errors[0])
 
-    # --- What is done ----------------------------------------------------------------------------
+    # --- Acts ------------------------------------------------------------------------------------
 
     async def _drop(self, place: Place) -> None:
         queue_id, group_id = place
@@ -217,7 +363,7 @@ class Agreement:
 
 
 async def _unless_gone(making: Awaitable[None]) -> None:
-    """Make it. It was dropped since the catalog was read: nothing happens."""
+    """Await the making. It was dropped since the catalog was read: nothing happens."""
     try:
         await making
     except TocsinError as error:
@@ -226,148 +372,4 @@ async def _unless_gone(making: Awaitable[None]) -> None:
 
 
 def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[first : first + AT_ONCE] for first in range(0, len(items), AT_ONCE))
-
-
-changes_logger = logging.getLogger("tocsin.changes")
-AGAIN_S: Final = 2.0
-"""For so long the storage's half is tried again."""
-AGAIN_BASE_S: Final = 0.05
-"""Before the second time; doubles from time to time."""
-AGAIN: Final = frozenset({"storage_unavailable", "unknown"})
-"""Codes of what may go well a moment later."""
-
-
-class Changes:
-    """See the module."""
-
-    def __init__(self, metadata: Metadata, storage: Storage) -> None:
-        self._metadata = metadata
-        self._storage = storage
-        self._under_way: set[asyncio.Task[Any]] = set()
-
-    async def whole(self, change: Coroutine[Any, Any, T]) -> T:
-        """Carry it out to its end, whatever becomes of the caller."""
-        return await asyncio.shield(self._start(change))
-
-    def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(change)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
-
-    async def _in_both(
-        self, catalog: Coroutine[Any, Any, T], storage: Callable[[T], Awaitable[None]]
-    ) -> T:
-        """A change of the catalog and what follows from it in the storage, which follows also when
-        the caller has not waited for the catalog so long."""
-
-        async def change() -> T:
-            try:
-                changed = await catalog
-            except Late as late:
-                self._start(self._follow(late.outcome, storage))
-                raise
-            await _again(storage, changed)
-            return changed
-
-        return await self.whole(change())
-
-    async def _follow(
-        self, catalog: "asyncio.Future[T]", storage: Callable[[T], Awaitable[None]]
-    ) -> None:
-        try:
-            await _again(storage, await asyncio.shield(catalog))
-        except TocsinError as error:
-            changes_logger.warning("a change that came late: %s", error)
-
-    async def finish(self) -> None:
-        """Wait for what is under way, as long as the metadata may take; what is left undone in the
-        storage then is done by other gateways, or at the next start."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
-
-    async def create_queue(
-        self,
-        principal: Principal,
-        name: str,
-        settings: QueueSettings,
-        named: frozenset[str] = frozenset(),
-    ) -> tuple[Queue, bool]:
-        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
-
-        async def make(made: tuple[Queue, bool]) -> None:
-            queue, _ = made
-            await self._storage.create_queue(queue.queue_id, queue.settings.partitions)
-
-        return await self._in_both(self._metadata.put_queue(principal, name, settings, named), make)
-
-    async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete it with its messages and groups."""
-
-        async def drop(queue: Queue) -> None:
-            await self._storage.drop_queue(queue.queue_id)
-            await self._forget(queue.queue_id, None)
-
-        return await self._in_both(self._metadata.delete_queue(principal, name), drop)
-
-    async def put_group(
-        self,
-        principal: Principal,
-        queue: Queue,
-        name: str,
-        settings: GroupSettings,
-        start: GroupStart | None,
-        *,
-        named: frozenset[str] = frozenset(),
-    ) -> tuple[Group, bool]:
-        """Create it, durably with all its cursors (R11), or find it as it is (False). Raises
-        Refused: as Metadata.put_group."""
-        asked = settings.start if start is None else start
-        starts = await starts_of(self._storage, queue, asked)
-
-        async def make(made: tuple[Group, bool]) -> None:
-            group, is_new = made
-            # One that was there begins as it was asked to: its maker may not have come so far.
-            begins = starts if is_new else await starts_of(self._storage, queue, group.begins)
-            await self._storage.create_group(group.group_id, queue.queue_id, begins)
-
-        catalog = self._metadata.put_group(principal, queue, name, settings, asked, named=named)
-        return await self._in_both(catalog, make)
-
-    async def delete_group(
-        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
-    ) -> None:
-        """Delete it with its cursors; with a row, only as Metadata.delete_group does."""
-
-        async def drop(group: Group) -> None:
-            await self._storage.drop_group(group.group_id, queue.queue_id)
-            await self._forget(queue.queue_id, group.group_id)
-
-        await self._in_both(self._metadata.delete_group(principal, queue, name, row=row), drop)
-
-    async def _forget(self, queue_id: str, group_id: str | None) -> None:
-        """Both have dropped it. Where the catalog cannot be told, `gateway.catalog.reconcile` does
-        it."""
-        try:
-            await self._metadata.forget(queue_id, group_id)
-        except TocsinError as error:
-            changes_logger.warning(
-                "%s is gone and stays on the list: %s", group_id or queue_id, error
-            )
-
-
-async def _again(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
-    """Do the storage's half, again and again for AGAIN_S where the storage is away."""
-    clock = asyncio.get_running_loop().time
-    give_up_at, pause_s = clock() + AGAIN_S, AGAIN_BASE_S
-    while True:
-        try:
-            await storage(changed)
-        except TocsinError as error:
-            if error.code.name not in AGAIN or clock() + pause_s > give_up_at:
-                raise
-        else:
-            return
-        await asyncio.sleep(pause_s)
-        pause_s *= 2
+    return (items[first : first + BATCH_MAX] for first in range(0, len(items), BATCH_MAX))

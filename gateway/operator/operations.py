@@ -79,7 +79,7 @@ class QueueOperations:
         if begin is not None:
             await begin(removed)
         work = self._storage.seek(group.group_id, queue.queue_id, starts)
-        await self._changes.whole(self._anew(work, queue, lambda: [group]))
+        await self._changes.run(self._anew(work, queue, lambda: [group]))
         return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
@@ -91,7 +91,7 @@ class QueueOperations:
             return self._metadata.list_groups(principal, queue) if found is None else [found]
 
         work = self._storage.purge(queue.queue_id, found.group_id if found is not None else None)
-        return Purged(messages=await self._changes.whole(self._anew(work, queue, groups)))
+        return Purged(messages=await self._changes.run(self._anew(work, queue, groups)))
 
     async def _anew(self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]) -> T:
         """It makes the cursors of these groups fresh ones; where nobody knows, it has perhaps:
@@ -136,7 +136,7 @@ class QueueOperations:
         settings = GroupSettings()
         group, _ = await self._changes.put_group(principal, dead, GROUP, settings, None)
         try:
-            return await self._changes.whole(self._redriver.redrive(queue, dead, group, look))
+            return await self._changes.run(self._redriver.redrive(queue, dead, group, look))
         finally:
             self._touched(dead)
 

@@ -96,7 +96,7 @@ class SettingsChanges:
             removed = await self._removed_of_queue(principal, queue, wanted)
             await _agreed(f"the queue {name!r}", removed, deletes_max, begin)
             work = self._metadata.change_queue(principal, name, named, was=queue)
-            done = await self._changes.whole(work)
+            done = await self._changes.run(work)
             if done is not None:
                 return ChangedSettings(changes(done[0], done[1].settings), removed)
         raise _contended()
@@ -119,7 +119,7 @@ class SettingsChanges:
             removed = await self._removed_of_group(principal, queue, group, wanted)
             await _agreed(f"the group {name!r}", removed, deletes_max, begin)
             work = self._metadata.change_group(principal, queue, name, named, was=group)
-            done = await self._changes.whole(work)
+            done = await self._changes.run(work)
             if done is not None:
                 return ChangedSettings(changes(done[0], done[1].settings), removed)
         raise _contended()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.reconcile import Agreement
+from gateway.catalog.reconcile import Reconciler
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from push.errors import Refused, Unknown
 from push.places import Partition
@@ -221,7 +221,7 @@ async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town)
         ("create_group", other.broker.delete_group(ANYBODY, queue, group.name)),
         ("create_queue", other.broker.delete_queue(ANYBODY, queue.name)),
     ):
-        agreement = Agreement(starting.broker.metadata, starting.storage)
+        agreement = Reconciler(starting.broker.metadata, starting.storage)
         starting.storage.stall(call)
         start = asyncio.create_task(agreement.start())
         await becomes(partial(starting.storage.under_way.__getitem__, call))
@@ -325,7 +325,7 @@ async def test_a_queue_that_the_storage_has_not_made_yet_is_not_gone(house: MadH
         await house.read(queue, start="earliest")
     house.storage.fail = lambda name: None
     assert await house.publish(queue, numbered(1)) == ["storage_unavailable"]
-    took_s = await becomes(lambda: house.broker.agreement.waiting == 0)
+    took_s = await becomes(lambda: house.broker.reconciler.pending == 0)
     assert took_s < 2, "whoever publishes hurries it on"
     assert await house.publish(queue, numbered(1)) == [(0, 0, False)]
 

@@ -136,10 +136,10 @@ async def test_a_queue_that_one_cluster_could_not_make_is_made_later(house: Clus
     with pytest.raises(Unknown):
         await house.queue(partitions=2)
     queue = house.find()
-    assert house.broker.agreement.waiting
+    assert house.broker.reconciler.pending
     house.b.well()
     await asyncio.sleep(3 * DUE_S)
-    assert not house.broker.agreement.waiting
+    assert not house.broker.reconciler.pending
     assert await house.publish(queue, [message(1, key_at(house, queue, 1))]) == [(1, 0, False)]
 
 
@@ -157,10 +157,10 @@ async def test_a_gateway_starts_without_a_cluster_and_catches_up(house: Clusters
     await house.open()
     session, _ = await house.subscribe(house.find(), group)
     await session.take(1)
-    assert house.broker.agreement.waiting
+    assert house.broker.reconciler.pending
     house.b.well()
     await asyncio.sleep(3 * DUE_S)
-    assert not house.broker.agreement.waiting
+    assert not house.broker.reconciler.pending
     assert await house.b.real.partitions(dropped.queue_id) == []
     assert await house.publish(queue, there) == [(1, 0, False)]
     await session.take(2)

@@ -224,7 +224,7 @@ async def test_what_could_not_be_made_is_made_when_it_is_back(world: World) -> N
     await becomes(lambda: is_avoided(one))
     world.b.start()
     early = one.find("early")
-    await becomes(lambda: not one.broker.agreement.waiting)
+    await becomes(lambda: not one.broker.reconciler.pending)
     number = lane_of(early, "b")
     answers: list[Any] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.lookups import CATCH_UP_EVERY_S, CatchingUp
+from gateway.catalog.lookups import CATCH_UP_EVERY_S, CatchUp
 from push.errors import Refused
 from tests.conformance.virtual import run
 
@@ -24,7 +24,7 @@ class Catalog:
         self.error: Exception | None = None
 
     async def read(self) -> None:
-        """As CatchingUp's `read`."""
+        """As CatchUp's `read`."""
         self.reads.append(asyncio.get_running_loop().time())
         found = self.now
         await asyncio.sleep(self.READ_S)
@@ -33,10 +33,10 @@ class Catalog:
         self.known = found
 
 
-def in_virtual_time(history: Callable[[Catalog, CatchingUp], Coroutine[Any, Any, None]]) -> None:
+def in_virtual_time(history: Callable[[Catalog, CatchUp], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         catalog = Catalog()
-        await history(catalog, CatchingUp(catalog.read))
+        await history(catalog, CatchUp(catalog.read))
 
     run(whole())
 
@@ -45,7 +45,7 @@ def test_what_was_changed_before_is_known_whatever_is_being_read() -> None:
     """[A reading that had begun before the change is taken for an answer: what its client has made
     a moment ago is not there]"""
 
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         first = asyncio.create_task(catch_up())
         await asyncio.sleep(catalog.READ_S / 2)
         catalog.now = 1
@@ -59,7 +59,7 @@ def test_what_was_changed_before_is_known_whatever_is_being_read() -> None:
 def test_all_who_come_meanwhile_share_the_next_reading() -> None:
     """P9: a thousand names that nobody has are two readings, one after the other."""
 
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         one = asyncio.create_task(catch_up())
         await asyncio.sleep(catalog.READ_S / 2)
         await asyncio.gather(one, *(catch_up() for _ in range(1000)))
@@ -72,7 +72,7 @@ def test_all_who_come_meanwhile_share_the_next_reading() -> None:
 def test_readings_that_take_no_time_are_kept_apart() -> None:
     """However often somebody asks."""
 
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         catalog.READ_S = 0.0
         for _ in range(5):
             await catch_up()
@@ -83,7 +83,7 @@ def test_readings_that_take_no_time_are_kept_apart() -> None:
 
 
 def test_who_shares_a_reading_that_fails_is_told_and_the_next_one_is_another() -> None:
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         catalog.error = Refused("metadata_unavailable", "nobody answers", 1.0)
         both = await asyncio.gather(catch_up(), catch_up(), return_exceptions=True)
         assert [*both] == [catalog.error, catalog.error]
@@ -100,7 +100,7 @@ def test_who_shares_a_reading_that_fails_is_told_and_the_next_one_is_another() -
 def test_who_waits_for_one_that_fails_is_told_of_his_own(error: Exception) -> None:
     """Whatever it fails of. [A bug in one reading is told everybody who asks from then on]"""
 
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         catalog.error = error
         first = asyncio.create_task(catch_up())
         await asyncio.sleep(catalog.READ_S / 2)
@@ -115,7 +115,7 @@ def test_who_waits_for_one_that_fails_is_told_of_his_own(error: Exception) -> No
 
 
 def test_who_goes_away_takes_the_reading_from_nobody() -> None:
-    async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
+    async def history(catalog: Catalog, catch_up: CatchUp) -> None:
         catalog.now = 1
         first, second = asyncio.create_task(catch_up()), asyncio.create_task(catch_up())
         await asyncio.sleep(catalog.READ_S / 2)
