@@ -21,7 +21,7 @@ of the two.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -176,9 +176,16 @@ CHANGES_KEPT: Final = 1000
 """Who has missed more changes reads everything again."""
 Write = tuple[str, str, bytes]
 """Kind, id, value; b"": no longer there."""
-RowCondition = tuple[str, int]
-"""A group's id, and the generation that its row must have; 0: there is no row yet."""
-NO_CONDITION: Final[RowCondition] = ("", 0)
+
+
+class RowCondition(NamedTuple):
+    """The generation that a group's row must have; 0: there is no row yet."""
+
+    group_id: str
+    generation: int
+
+
+NO_CONDITION: Final = RowCondition("", 0)
 """No row is held to anything."""
 Raw = dict[str, dict[str, bytes | None]]
 """Kind → id → value; None: it is no longer there."""

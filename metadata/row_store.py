@@ -358,7 +358,7 @@ class RowStore:
                 ("memberships", group_id, b""),
                 _dropped(group_id, queue_id),
             ],
-            NO_CONDITION if generation is None else (group_id, generation),
+            NO_CONDITION if generation is None else RowCondition(group_id, generation),
         )
         del self._groups[group_id]
         self._dropped[group_id] = queue_id

@@ -416,8 +416,9 @@ class MemoryStorage:
 
     def epoch_of(self, place: CursorPlace) -> int | None:
         """The newest epoch of a place; None: there is no such place. For `MemoryInbox`."""
-        found = self._cursor(place)
-        return found[1].epoch if found is not None else None
+        at = self._find(place.partition)
+        cursor = at.cursors.get(place.group_id) if at is not None else None
+        return cursor.epoch if cursor is not None else None
 
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
@@ -440,16 +441,18 @@ class MemoryStorage:
         if applied is False:
             raise Unknown("the answer of the storage was lost")
         found = [self._cursor(write.place) for write in writes]
-        for write, place in zip(writes, found, strict=True):
-            if place is not None:
-                check_write(write, place[0].log.next_offset)
+        for write, owned in zip(writes, found, strict=True):
+            if owned is not None:
+                at, _ = owned
+                check_write(write, at.log.next_offset)
         answers: list[Written] = []
-        for write, place in zip(writes, found, strict=True):
-            if place is None:
+        for write, owned in zip(writes, found, strict=True):
+            if owned is None:
                 answers.append(Written(fenced=True))
                 continue
-            aside = place[0].aside[write.place.group_id]
-            change = place[1].apply(
+            at, cursor = owned
+            aside = at.aside[write.place.group_id]
+            change = cursor.apply(
                 write,
                 lambda first, last, aside=aside: [  # type: ignore[misc]
                     (offset, key) for offset, key in aside.items() if first <= offset <= last
@@ -523,7 +526,10 @@ class MemoryStorage:
     async def cursor(self, place: CursorPlace) -> Cursor | None:
         self._check_open()
         found = self._cursor(place)
-        return found[1].snapshot() if found is not None else None
+        if found is None:
+            return None
+        _, cursor = found
+        return cursor.snapshot()
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
         self._check_open()
@@ -535,12 +541,18 @@ class MemoryStorage:
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
         self._check_open()
         found = self._cursor(place)
-        return found[0].parked(place.group_id) if found is not None else []
+        if found is None:
+            return []
+        at, _ = found
+        return at.parked(place.group_id)
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         self._check_open()
         found = self._cursor(place)
-        return found[0].standings(place.group_id, first, last) if found is not None else []
+        if found is None:
+            return []
+        at, _ = found
+        return at.standings(place.group_id, first, last)
 
     def on_certified(self, wake_up: WakeUp) -> None:
         self._wake_up = wake_up

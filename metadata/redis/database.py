@@ -219,22 +219,21 @@ async def read_since(shard: CatalogShard, seen: CatalogPlace) -> CatalogRows | N
     at = seen
     for _ in range(READ_AGAIN_MAX):
         answer = await shard.look("catalog_since", KEYS, [at.version, at.stamp])
-        kind = bytes(answer[4])
-        if answer[0] is None or kind == b"other" or _is_other(seen, answer[0]):
-            await _check_lost(shard, seen, is_empty=answer[0] is None)
+        incarnation, version, stamp, secret, kind, changed = answer
+        if incarnation is None or kind == b"other" or _is_other(seen, incarnation):
+            await _check_lost(shard, seen, is_empty=incarnation is None)
             raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
-        at = CatalogPlace(answer[0].decode(), int(answer[1]), answer[2].decode())
-        secret = bytes(answer[3])
+        at = CatalogPlace(incarnation.decode(), int(version), stamp.decode())
         if kind == b"all":
             raw, is_all = await _all_rows(shard), True
             continue  # with what has changed meanwhile
         if kind == b"same" and at == seen:
             return None
-        for name, rows in raw_rows(answer[5]).items():
+        for name, rows in raw_rows(changed).items():
             raw.setdefault(name, {}).update(rows)
         if await _confirm(shard, at) != 1:
             raise Refused("storage_unavailable", "the primary of the catalog is being replaced")
-        return CatalogRows(at, raw, is_all, secret)
+        return CatalogRows(at, raw, is_all, bytes(secret))
     raise Refused("storage_unavailable", "the catalog changes faster than it can be read")
 
 
@@ -268,8 +267,7 @@ async def _all_rows(shard: CatalogShard) -> Raw:
         rows: dict[str, bytes | None] = {}
         cursor: str | bytes = "0"
         while True:
-            answer = await shard.look("catalog_rows", [key_of(kind)], [cursor, PAGE_ROWS])
-            cursor, flat = bytes(answer[0]), answer[1]
+            cursor, flat = await shard.look("catalog_rows", [key_of(kind)], [cursor, PAGE_ROWS])
             rows.update((flat[i].decode(), flat[i + 1]) for i in range(0, len(flat), 2))
             if cursor == b"0":
                 break
@@ -323,7 +321,7 @@ class RedisDatabase:
             args += [NUMBERS[kind], row_id, value]
         answer = await self._shard.act("catalog_change", KEYS, args, level="all")
         if answer == -1:
-            raise other_generation(row[0])
+            raise other_generation(row.group_id)
         return bool(answer == 1)
 
     async def is_taken(self, any_id: str) -> bool:

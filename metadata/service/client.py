@@ -441,7 +441,7 @@ class RemoteDatabase:
                 is_sent, last = is_sent or error.is_sent, error
                 continue
             if answer.fenced:  # the catalog is as it was seen: who was asked before did not either
-                raise other_generation(row[0])
+                raise other_generation(row.group_id)
             is_changed = answer.changed
             if not is_changed and is_sent:
                 is_changed = await self._is_made(

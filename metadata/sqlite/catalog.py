@@ -262,9 +262,12 @@ class CatalogFile(LockedFile):
         row = self._connection.execute(
             "SELECT value, checksum FROM facts WHERE name = ?", (name,)
         ).fetchone()
-        if row is not None and not is_intact(row[0], row[1]):
+        if row is None:
+            return None
+        value, checksum = row
+        if not is_intact(value, checksum):
             raise unusable(self.path, f"its row of the fact {name!r} is damaged, restore a copy")
-        return None if row is None else bytes(row[0])
+        return bytes(value)
 
     def _set_fact(self, name: str, value: bytes) -> None:
         self._connection.execute(

@@ -103,10 +103,11 @@ class RowFile(LockedFile):
             ).fetchall()
             if len(changes) != now.version - seen.version + 1:
                 return CatalogRows(now, self._all_rows(), True, state.secret)
-            if changes[0][1] != seen.stamp:
+            (_, stamp, _), *later = changes
+            if stamp != seen.stamp:
                 raise self._lost(seen)
             raw: Raw = {}
-            for _, _, rows in changes[1:]:
+            for _, _, rows in later:
                 for kind, row_id in msgspec.json.decode(rows, type=list[tuple[str, str]]):
                     raw.setdefault(kind, {})[row_id] = self._row(kind, row_id)
             return CatalogRows(now, raw, False, state.secret)

@@ -67,6 +67,15 @@ def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: 
     ]
 
 
+_CODE: Final = 7
+"""The place, in `append_args`, of the code with which every new message is refused."""
+
+
+def refuse_args(args: Sequence[Arg], code: str) -> list[Arg]:
+    """The arguments of `append_refused`: duplicates are answered, and the order is kept (R7)."""
+    return [*args[:_CODE], code, *args[_CODE + 1 :]]
+
+
 @dataclass(frozen=True, slots=True)
 class AppendReply:
     """The answer to an append, before everything in it is certified."""
@@ -76,11 +85,11 @@ class AppendReply:
 
 
 def placed(answer: Sequence[Any], count: int) -> AppendReply:
-    """What `append` answered about a record of `count` messages."""
+    """Decode the reply of `append` about a record of `count` messages."""
     if not answer:
         return AppendReply(nowhere(count), 0)
-    first, stored, certified, next_offset, generation = answer[:5]
-    outcomes = tuple(_outcome(raw) for raw in answer[5:])
+    first, stored, certified, next_offset, generation, *judged = answer
+    outcomes = tuple(_outcome(raw) for raw in judged)
     skips = tuple(
         index
         for index, outcome in enumerate(outcomes)
@@ -255,7 +264,7 @@ class RedisAppender:
                 if refused.code.name != "storage_full":
                     raise
                 lane = None  # what was asked behind it is refused by now, and this stores nothing
-        args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
+        args = refuse_args(args, "storage_full")
         answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
         return placed(answer, header.count)
 

@@ -278,10 +278,11 @@ class Subscriber:
             asked = False
             if isinstance(message, RedisError):
                 raise message
-            if message[0] == b"psubscribe":
-                self.is_heard.set()
-            elif message[0] == b"pmessage":
-                self._heard(message[2], message[3])
+            match message:
+                case [b"psubscribe", *_]:
+                    self.is_heard.set()
+                case [b"pmessage", _, channel, content]:
+                    self._heard(channel, content)
 
 
 def pattern_of(prefix: str) -> str:

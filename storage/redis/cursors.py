@@ -77,25 +77,37 @@ class RedisCursors:
         self._kept.pop(place, None)
         args = [*_at(place), token, token[:OWNER_BYTES], assignment, epoch_seen]
         answer = await self._shard.act("own", [_queue_key(place)], args, level="all")
-        previous = answer[0] if answer[0] >= 0 else None
-        kept = _kept_of(answer[1:])
+        previous, *row = answer
+        kept = _kept_of(row)
         self._keep(place, kept)
         cursor = kept.cursor
-        return Owned(cursor.epoch, cursor.snapshot(), kept.certified, kept.generation, previous)
+        return Owned(
+            cursor.epoch,
+            cursor.snapshot(),
+            kept.certified,
+            kept.generation,
+            previous if previous >= 0 else None,
+        )
 
     async def load(
         self, place: CursorPlace, ranges: Iterable[Range] = ()
     ) -> "tuple[GroupCursor, dict[int, int]] | None":
         """The cursor as it is stored, and what stands aside in these ranges; None: unknown."""
         found = await self._look(place, ranges)
-        return (found[0].cursor, found[1]) if found is not None else None
+        if found is None:
+            return None
+        kept, aside = found
+        return kept.cursor, aside
 
     async def _look(
         self, place: CursorPlace, ranges: Iterable[Range]
     ) -> tuple[_Kept, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
         answer = await self._shard.look("cursor", [_queue_key(place)], args)
-        return (_kept_of(answer), _aside(answer[13])) if answer else None
+        if not answer:
+            return None
+        *row, aside = answer
+        return _kept_of(row), _aside(aside)
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """As Storage.write_cursors: writes to one place in their order, places side by side."""
@@ -144,7 +156,7 @@ class RedisCursors:
                 if found is None:
                     self._kept.pop(place, None)
                     continue
-                kept = found[0]
+                kept, _ = found
                 self._keep(place, kept)
             for write in mine:
                 check_write(write, kept.certified)
@@ -154,9 +166,9 @@ class RedisCursors:
             kept = self._kept.get(write.place)
             if kept is None or not _is_owners(kept.cursor, write):
                 found = await self._look(write.place, ())
-                if found is None or not _is_owners(found[0].cursor, write):
+                kept, _ = found if found is not None else (None, None)
+                if kept is None or not _is_owners(kept.cursor, write):
                     return Written(fenced=True)
-                kept = found[0]
             aside: dict[int, int] = {}
             if kept.cursor.lines:
                 ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
@@ -320,8 +332,22 @@ def _aside(members: Sequence[bytes]) -> dict[int, int]:
 
 
 def _kept_of(answer: Sequence[Any]) -> _Kept:
-    """A cursor as `cursor` answers it."""
-    version, epoch, token, assignment, floor, passed, retries, lines, parked = answer[:9]
+    """Decode a cursor, as the functions `own` and `cursor` answer it."""
+    (
+        version,
+        epoch,
+        token,
+        assignment,
+        floor,
+        passed,
+        retries,
+        lines,
+        parked,
+        certified,
+        generation,
+        ended,
+        dead,
+    ) = answer
     cursor = GroupCursor(floor)
     cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
     cursor.passed = _ranges(passed)
@@ -330,9 +356,9 @@ def _kept_of(answer: Sequence[Any]) -> _Kept:
     cursor.lines = {int(key_hash): int(count) for key_hash, count in _pairs(lines)}
     for key_hash, row in _pairs(parked):
         cursor.parked[int(key_hash)] = _parked(key_hash, row)
-    cursor.ended = _ranges(answer[11])
-    cursor.dead = dead_of(answer[12].decode())
-    return _Kept(cursor, version, answer[9], answer[10])
+    cursor.ended = _ranges(ended)
+    cursor.dead = dead_of(dead.decode())
+    return _Kept(cursor, version, certified, generation)
 
 
 def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:

@@ -180,13 +180,16 @@ class ReplicatedPipeline:
 
     def _doubt(self, link: Connection, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
-        touched = ending[0]
+        if self.level == "local":
+            (touched,) = ending
+        else:
+            touched, counted, info = ending
         if not isinstance(touched, list):
             return f"the group could not be ended: {touched}"
-        touches, replicas = int(touched[0]), int(touched[1])
+        touches, replicas, out = touched
+        touches, replicas = int(touches), int(replicas)
         link.replicas = replicas  # what the next group waits for
         if self.level != "local":
-            counted, info = ending[1], ending[2]
             if not isinstance(counted, int) or not isinstance(info, bytes):
                 return f"the copies could not be counted: {counted}"
             # as the shard says it now: it may have been raised since the connection was made
@@ -194,7 +197,7 @@ class ReplicatedPipeline:
             if counted - link.unready < needed:
                 return f"{counted - link.unready} of {needed} replicas have confirmed it"
             told = fields(info)
-            doubt = doubt_of(told, replicas, out_of(touched[2]))
+            doubt = doubt_of(told, replicas, out_of(out))
             if doubt:
                 return doubt
             if needed and told.get("sync_full") != link.syncs:

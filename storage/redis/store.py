@@ -349,7 +349,10 @@ class RedisStorage:
         """As StorageInspection.cursor."""
         self._check_open()
         found = await self._cursors.load(place)
-        return found[0].snapshot() if found is not None else None
+        if found is None:
+            return None
+        cursor, _ = found
+        return cursor.snapshot()
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         """As StorageInspection.standings."""
@@ -465,10 +468,10 @@ class RedisPool:
         for ask in asks:
             args += [ask.name, ask.rate.units, ask.rate.per_s, ask.rate.burst, *ask[2:-1]]
             args.append(int(ask.leaving))
-        answer = await self._act("limits_ask", args)
-        if answer[0] == 0:
+        is_seated, *answer = await self._act("limits_ask", args)
+        if not is_seated:
             return None
-        _, recalled, grants = answer
+        recalled, grants = answer
         return RateReply(
             [_recalled(one.decode()) for one in recalled],
             [RateGrant(*numbers) for numbers in grants],

@@ -73,8 +73,9 @@ class SideRows:
         ).fetchall():
             if codec.row_checksum(row_id, *parked) != checksum:
                 self._report(f"damaged: why a key is parked in {name}")
-            key_hash = codec.unsigned(parked[0])
-            cursor.parked[key_hash] = Parked(key_hash, *parked[1:])
+            signed_hash, reason, since_unix_ms = parked
+            key_hash = codec.unsigned(signed_hash)
+            cursor.parked[key_hash] = Parked(key_hash, reason, since_unix_ms)
         self._load_dead(row_id, cursor, name)
         for ranges, checksum in select(
             "SELECT ranges, checksum FROM ended WHERE cursor = ?", (row_id,)

@@ -103,7 +103,9 @@ def open_store(
             was_clean = _check_structure(writer, path)
             _migrate(writer, steps)
             writer.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
-            row = writer.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()
+            (incarnation,) = writer.execute(
+                "SELECT value FROM meta WHERE name = 'incarnation'"
+            ).fetchone()
             _sync_wal(path)
             sync_folder(path.parent)
             reader = _connect_reader(path)
@@ -119,7 +121,7 @@ def open_store(
             raise _refused(f"{path} cannot be opened: {error}") from error
         undo.pop_all()
     return StoreConnections(
-        path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean
+        path, writer, reader, mark, slicer, file, incarnation, lock, synchronous, was_clean
     )
 
 

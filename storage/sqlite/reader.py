@@ -124,8 +124,9 @@ def unpack_log(row: codec.Found) -> PartitionLog:
     """A row of PARTITION_COLUMNS. Raises Refused: it is damaged."""
     log = codec.unpack_partition(row)
     if log is None:
+        *_, queue_id, number = row
         raise Refused(
-            "storage_unavailable", f"the row of partition {row[-1]} of {row[-2]} is damaged"
+            "storage_unavailable", f"the row of partition {number} of {queue_id} is damaged"
         )
     return log
 
@@ -163,9 +164,10 @@ def read_records(
         try:
             record = codec.unpack_record(row, partition, sealer)
         except RecordDamaged as error:
-            bad[row[0]] = str(error)
+            row_id, *_ = row
+            bad[row_id] = str(error)
             if len(bad) == _BAD_MAX:
-                read_until = codec.offset_of(row[0]) + 1
+                read_until = codec.offset_of(row_id) + 1
                 break
             continue
         if record.last >= offset:
@@ -257,10 +259,12 @@ def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int
         ).fetchone()
         if row is None:
             low = middle + 1
-        elif row[2] >= unix_ms:
-            high = codec.offset_of(row[0])
+            continue
+        row_id, count, published_unix_ms = row
+        if published_unix_ms >= unix_ms:
+            high = codec.offset_of(row_id)
         else:
-            low = max(middle + 1, codec.offset_of(row[0]) + row[1])
+            low = max(middle + 1, codec.offset_of(row_id) + count)
     return min(low, log.next_offset)
 
 
@@ -387,9 +391,10 @@ def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, Gr
     ).fetchone()
     if row is None:
         return None
-    cursor = GroupCursor(row[1])
-    cursor.passed = _passed(connection, row[0], row[2])
-    return row[0], cursor
+    row_id, floor, passed = row
+    cursor = GroupCursor(floor)
+    cursor.passed = _passed(connection, row_id, passed)
+    return row_id, cursor
 
 
 def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:

@@ -107,7 +107,7 @@ class IdState:
         for digest in digests:
             unwritten = self.unwritten.get((partition_row, digest))
             if unwritten is not None:
-                found[digest] = unwritten[0]
+                found[digest], _ = unwritten
             else:
                 ask.append(digest)
         live = self.buckets(partition_row).live(wall_unix_ms)
@@ -422,7 +422,8 @@ class WriteState:
         if line is None:
             # Its messages are there; only a repetition of one in flight would not be recognised.
             self.report(f"the row of a producer in partition row {key[0]} is damaged: begun anew")
-            return ProducerLine(bucket, row_id=row[0])
+            line_row, *_ = row
+            return ProducerLine(bucket, row_id=line_row)
         return line
 
     # --- Writing down --------------------------------------------------------------------------

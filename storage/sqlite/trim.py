@@ -148,14 +148,14 @@ class Trimmer:
         return slice_.freed, more or more_ids
 
     def _move_start(self, log: PartitionLog) -> None:
-        row = self._connection.execute(
+        (first,) = self._connection.execute(
             "SELECT min(id) FROM record WHERE id >= ? AND id < ?",
             (
                 codec.record_row_id(log.row_id, log.start),
                 codec.record_row_id(log.row_id, log.next_offset),
             ),
         ).fetchone()
-        log.start = log.next_offset if row[0] is None else codec.offset_of(row[0])
+        log.start = log.next_offset if first is None else codec.offset_of(first)
         self._state.changed(log)
 
     # --- Garbage and idle producers ------------------------------------------------------------
@@ -184,8 +184,8 @@ class Trimmer:
         ).fetchall()
         if rows:
             freed = last = 0
-            for row in rows:
-                last, freed = row[0], freed + row[1]
+            for record_row, size in rows:
+                last, freed = record_row, freed + size
                 if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
                     break
             connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))

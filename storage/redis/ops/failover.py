@@ -80,12 +80,12 @@ class ReplicaControl:
         told only to one whose link is up (`must_be_linked`), or that is the primary."""
         key = self._watched.settings.managed
         whose = packed("HMGET", key, "holder", "term")
-        replies = await self.ask(at, [packed("WATCH", key), whose, LINK])
-        before, latest = replies[1][0] or b"", int(replies[1][1] or 0)
+        _, (before, term_before), link = await self.ask(at, [packed("WATCH", key), whose, LINK])
+        before, latest = before or b"", int(term_before or 0)
         if latest > term or (latest == term and before.decode() not in ("", holder)):
             await self.ask(at, [packed("UNWATCH")])
             raise TermSuperseded(latest)
-        if must_be_linked and not is_linked(replies[2]):
+        if must_be_linked and not is_linked(link):
             await self.ask(at, [packed("UNWATCH")])
             raise unavailable(f"{at}: it has not everything yet")
         done = (await self.ask(at, [packed("MULTI"), *words, packed("EXEC")]))[-1]

@@ -73,12 +73,12 @@ async def managed_at(
     )
     if isinstance(replies, str):
         return replies
-    managed, (replicas, out) = replies
-    if managed[0] == 0:
-        raise TermSuperseded(int(managed[1]))
+    (is_accepted, latest, *row), (replicas, out) = replies
+    if not is_accepted:
+        raise TermSuperseded(int(latest))
     if replicas is None:
         return "it was never provisioned, or it was emptied"
-    flat = managed[2]
+    (flat,) = row
     users = {
         flat[at][len(_USER) :].decode(): flat[at + 1].decode()
         for at in range(0, len(flat), 2)
@@ -150,7 +150,8 @@ class ShardObserver:
         if isinstance(replies, str):
             return replies
         try:
-            (master,), known, others = [rows_of([replies[0]]), *map(rows_of, replies[1:])]
+            named, *lists = replies
+            (master,), known, others = [rows_of([named]), *map(rows_of, lists)]
             return Sentinel(
                 place_of(master),
                 master["flags"] == "master",
@@ -201,7 +202,8 @@ class ShardObserver:
         if isinstance(replies, str):
             return replies
         try:
-            return server_of(place, fields(replies[0]), as_mapping(replies[1]), replies[2])
+            info, config, users = replies
+            return server_of(place, fields(info), as_mapping(config), users)
         except (TypeError, KeyError, ValueError) as error:
             return f"not understood: {error!r}"
 

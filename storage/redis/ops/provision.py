@@ -68,6 +68,16 @@ async def retire(settings: Settings, link: Connection) -> list[str]:
     return gone
 
 
+async def _electable(settings: Settings, link: Connection) -> tuple[int, frozenset[str]]:
+    """The number of replicas that could be elected, and the places of those that are out. Raises
+    Refused."""
+    held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+    match held:
+        case [bytes(replicas), out]:
+            return int(replicas), out_of(out)
+    raise unavailable(f"{link.address} was never provisioned: {held}")
+
+
 async def set_replicas(settings: Settings, replicas: int) -> None:
     """Say how many replicas could be elected: raised before one is attached, lowered only when the
     one that went cannot be elected any more.
@@ -80,16 +90,13 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
     link = await settings.open()
     try:
         await settings.load(link)
-        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
-        if not isinstance(held, list) or held[0] is None:
-            raise unavailable(f"{link.address} was never provisioned: {held}")
-        before, out = held[0], out_of(held[1])
+        before, out = await _electable(settings, link)
         info = await settings.ask(link, packed("INFO", "replication"))
         doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
         if doubt:
             raise Refused("invalid_request", f"{link.address}: {doubt}")
         # One that is yet to be attached cannot confirm, nor can one that has gone.
-        copies = min(int(before), replicas)
+        copies = min(before, replicas)
         await govern(
             settings,
             link,
@@ -115,10 +122,8 @@ async def forget_server(settings: Settings, place: str) -> bool:
     link = await settings.open()
     try:
         await settings.load(link)
-        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
-        if not isinstance(held, list) or held[0] is None:
-            raise unavailable(f"{link.address} was never provisioned: {held}")
-        if place not in out_of(held[1]):
+        replicas, out = await _electable(settings, link)
+        if place not in out:
             return False
         info = await settings.ask(link, packed("INFO", "replication"))
         if not isinstance(info, bytes) or place in places(fields(info)):
@@ -129,9 +134,9 @@ async def forget_server(settings: Settings, place: str) -> bool:
             "forget_server",
             [settings.managed, settings.key],
             [place],
-            copies=int(held[0]),
-            replicas=int(held[0]),
-            out=out_of(held[1]) - {place},
+            copies=replicas,
+            replicas=replicas,
+            out=out - {place},
         )
     finally:
         await link.close()
