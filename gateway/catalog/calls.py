@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, TypeVar
 
 from push import limits
-from push.breaker import Breaker
 from push.errors import Refused, TocsinError, Unavailable
+from push.retry import Breaker
 
 logger = logging.getLogger("tocsin.metadata")
 ResultT = TypeVar("ResultT")

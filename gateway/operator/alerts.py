@@ -24,7 +24,6 @@ from gateway.publish.batch import PendingPublish
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
 from metadata.port import Metadata
-from push.breaker import Alarm
 from push.errors import Refused, TocsinError
 from push.message import Message
 from runtime.metrics.exposition import Samples
@@ -36,8 +35,45 @@ PUBLISH_S: Final = 10.0
 TRIES: Final = 5
 """Of a webhook, one each time that the queue is looked at."""
 _LOG: Final = logging.getLogger("tocsin.alerts")
+CLEARS_S: Final = 60.0
+"""Longest time for which a value must be below its threshold before the alarm clears."""
+Change = Literal["fires", "clears"]
 Post = Callable[[str, bytes], Awaitable[None]]
 """(address, body). Raises HookFailed."""
+
+
+class Alarm:
+    """The state of one alert: when its threshold is breached, and when that is over.
+
+    A value has to be above the threshold for as long as the alert says before the alarm fires. It
+    has to be not above it for as long (CLEARS_S at most) before the alarm clears. So a value that
+    goes to and fro does not notify anybody each time.
+    """
+
+    __slots__ = ("_since", "fires")
+
+    def __init__(self, *, fires: bool = False) -> None:
+        """`fires`: whether it fired when it was judged last, perhaps by another gateway."""
+        self.fires = fires
+        self._since: float | None = None
+        """When the value came to the other side of the threshold; None: it is not there."""
+
+    def __repr__(self) -> str:
+        return f"Alarm(fires={self.fires}, other side since {self._since})"
+
+    def judge(self, value: float, above: float, lasts_s: float, *, now: float) -> Change | None:
+        """Return what changes with this value; None: nothing does. `above`: the threshold.
+        `lasts_s`: how long the value must be above it."""
+        if (value > above) is self.fires:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = now
+        needed_s = min(lasts_s, CLEARS_S) if self.fires else lasts_s
+        if now - self._since < needed_s:
+            return None
+        self.fires, self._since = not self.fires, None
+        return "fires" if self.fires else "clears"
 
 
 class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -173,7 +209,7 @@ class AlertEvaluator:
             value = await self._value(queue, alert)
             if name in kept and kept[name].owed:
                 pass  # what has changed is told first: the queue hears of each change, in order
-            elif alarm.look(value, alert.above, alert.lasts_s, now=now):
+            elif alarm.judge(value, alert.above, alert.lasts_s, now=now):
                 kept[name] = AlertState(
                     state="firing" if alarm.fires else "cleared",
                     since_unix_ms=int(time.time() * 1000),

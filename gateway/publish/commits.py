@@ -42,12 +42,12 @@ from gateway.publish.batch import (
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.breaker import Breaker
 from push.commit_sharing import REST_S, FairShare, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
 from push.record import Header, Record
+from push.retry import Breaker
 from push.storage_port import Append, Appended, Lane, NotStored, Storage
 
 logger = logging.getLogger("tocsin.commits")

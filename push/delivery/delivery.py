@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from push import limits
-from push.breaker import backoff_s
 from push.delivery.key_lines import Line, loose
 from push.delivery.leases import ADOPTED, Leases, Push, offsets_of, ranges_of
 from push.delivery.scan import Scan, Share
@@ -40,6 +39,7 @@ from push.delivery.waiting import DeadLetter, Waiting
 from push.places import CursorPlace, ParkedLine, Verb
 from push.ranges import Range
 from push.record import Record
+from push.retry import backoff_s
 from push.storage_port import CursorWrite, Owned, Written
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from push import limits
-from push.breaker import clamp_due
 from push.delivery.delivery import Delivery
 from push.delivery.key_lines import Line, loose
 from push.delivery.leases import Push, offsets_of
+from push.retry import clamp_due
 from push.storage_port import MessageStatus
 
 KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]

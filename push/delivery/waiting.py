@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from push import limits
-from push.breaker import clamp_due
 from push.delivery.cursor_write import PendingWrite
 from push.delivery.key_lines import Decision, Line, Lines
 from push.delivery.values import Notices, Tally
 from push.places import CursorPlace, ParkedLine, Verb
 from push.ranges import Dead, DeadRanges, RangeSet
+from push.retry import clamp_due
 from push.storage_port import Cursor, CursorWrite, Owned, Retry, Written
 
 

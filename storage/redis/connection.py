@@ -21,8 +21,8 @@ from redis import asyncio as aioredis
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as Broken
 
-from push.breaker import backoff_s
 from push.errors import Refused, TocsinError
+from push.retry import backoff_s
 from storage.redis.answers import refusal, unavailable
 from storage.redis.port import Arg, OnMessage
 

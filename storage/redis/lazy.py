@@ -11,9 +11,9 @@ from random import random
 from typing import Any, Final, Protocol
 
 from push import limits
-from push.breaker import Breaker, backoff_s
 from push.errors import Fenced, Refused, TocsinError
 from push.places import Durability
+from push.retry import Breaker, backoff_s
 from push.storage_port import Lane
 from storage.redis.answers import FunctionRefusal, unavailable
 from storage.redis.port import Arg, OnMessage, Shard, ShardHealth

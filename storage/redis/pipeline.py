@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from push.breaker import backoff_s
 from push.errors import Refused, Unknown
 from push.histogram import Histogram
 from push.places import Durability
+from push.retry import backoff_s
 from storage.redis.answers import answer, is_sure, unavailable
 from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Connection, packed
 from storage.redis.replication import copies_needed, doubt_of, fields, out_of

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from push import limits
-from push.breaker import backoff_s
 from push.delivery import scan as shares
 from push.delivery.checks import Outside, check
 from push.delivery.delivery import Delivery
@@ -19,6 +18,7 @@ from push.delivery.values import DeliverySettings, Judged, Notices
 from push.places import CursorPlace, Partition, Verb
 from push.ranges import RangeSet
 from push.record import Record
+from push.retry import backoff_s
 from push.storage_port import CursorWrite
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.breaker import backoff_s, clamp_due
+from push.retry import backoff_s, clamp_due
 
 draws = st.floats(0, 1, exclude_max=True)
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from push.breaker import Breaker
+from push.retry import Breaker
 
 
 def fresh() -> Breaker:

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.breaker import CLEARS_S, Alarm, Change
+from gateway.operator.alerts import CLEARS_S, Alarm, Change
 
 
 def looked(*steps: tuple[float, float], above: float = 10, lasts_s: float = 30) -> list[Change]:
     """What changes with these (time, value)."""
     alarm = Alarm()
-    found = [alarm.look(value, above, lasts_s, now=at) for at, value in steps]
+    found = [alarm.judge(value, above, lasts_s, now=at) for at, value in steps]
     return [one for one in found if one is not None]
 
 
@@ -42,8 +42,8 @@ def test_without_a_time_it_fires_at_once() -> None:
 
 def test_one_that_fired_elsewhere_only_clears() -> None:
     alarm = Alarm(fires=True)
-    assert alarm.look(11, 10, 0, now=0) is None
-    assert alarm.look(1, 10, 0, now=1) == "clears"
+    assert alarm.judge(11, 10, 0, now=0) is None
+    assert alarm.judge(1, 10, 0, now=1) == "clears"
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=40), st.floats(0, 60))
