@@ -271,10 +271,11 @@ class Broker:
         if broker.keyring is not None:
             broker.keyring.guard(broker.metadata.data_keys)
             if broker.metadata.is_shared:
-                broker.groups.presence.says = broker.keyring.says
-                broker.keyring.meet(broker.groups.presence.said)
+                presence = broker.groups.presence
+                presence.announce(broker.keyring.says)
+                broker.keyring.meet(presence.announcements)
         try:
-            await begin_log(broker.delivery_log, config, broker.groups.presence.gateway)
+            await begin_log(broker.delivery_log, config, broker.gateway)
             await broker.start()
         except BaseException:
             await broker.stop()
@@ -289,7 +290,7 @@ class Broker:
     @property
     def gateways(self) -> tuple[str, ...]:
         """The names of all live gateways, this one included; empty: there are never others."""
-        return self.groups.presence.there()
+        return self.groups.presence.live()
 
     @property
     def draining(self) -> bool:

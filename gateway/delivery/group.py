@@ -79,6 +79,7 @@ class GroupRuntime:
         self._context = context
         self.tail, self.log = context.tail, context.log
         self._metadata = metadata
+        self._presence = presence
         self.queue = queue
         self.group = group
         self.members: dict[str, Member] = {}
@@ -305,17 +306,16 @@ class GroupRuntime:
         del self._asked[number]
         slot = OwnedPartition(
             self._context,
+            self._presence,
             self.queue,
             self.group,
-            place,
+            place=place,
             owned=owned,
             token=token,
             owner=member,
             gone=self._slot_gone,
         )
         self.slots[number] = member.slots[number] = slot
-        # Records may have been certified while the epoch was on its way.
-        slot.delivery.certify(self._context.tail.ends.get(partition, 0))
         member.pump()
 
     def count_stale(self) -> None:

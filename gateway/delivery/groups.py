@@ -31,7 +31,12 @@ class Groups:
     def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
         self._context = context
         self._metadata = metadata
-        self.presence = Presence(context, metadata)
+        self.presence = Presence(
+            metadata,
+            on_return=self._catch_up,
+            on_resume=self._pump,
+            on_dead=self._gateways_dead,
+        )
         """This gateway, among the others that serve groups."""
         self.runtimes: dict[str, GroupRuntime] = {}
         self.closed = False
@@ -44,9 +49,6 @@ class Groups:
         """From now on this gateway is there."""
         if self.presence.is_shared:
             self._metadata.on_membership_changed(self._row_changed)
-            self.presence.came_back = self._came_back
-            self.presence.goes_on = self._pump
-            self.presence.have_gone = self._gateways_gone
         self.presence.start()
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
@@ -79,7 +81,7 @@ class Groups:
         row = await self._metadata.membership(group.group_id)
         if not self.presence.is_shared:
             return self.presence.started + max(row.lingers.values(), default=0.0) > now
-        lingers = missing(row, self.presence.gone(row.gateways))
+        lingers = missing(row, self.presence.dead(row.gateways))
         if not lingers:
             self._missed.pop(group.group_id, None)
             return False
@@ -103,13 +105,13 @@ class Groups:
         """Consumer → its gateway, of those that are connected to other gateways."""
         if row is None:
             return {}
-        return others(row, self.presence.gateway, self.presence.gone(row.gateways))
+        return others(row, self.presence.gateway, self.presence.dead(row.gateways))
 
     def elsewhere(self, row: Membership | None) -> dict[int, str]:
         """Partition → the other gateway whose consumer has it, or is to have it."""
         if row is None:
             return {}
-        return elsewhere(row, self.presence.gateway, self.presence.gone(gateways_in(row)))
+        return elsewhere(row, self.presence.gateway, self.presence.dead(gateways_in(row)))
 
     def consumer(
         self,
@@ -151,12 +153,12 @@ class Groups:
         if runtime is not None and (runtime.members or runtime.has()):
             runtime.part.noticed(generation)
 
-    def _gateways_gone(self, gone: set[str]) -> None:
+    def _gateways_dead(self, dead: set[str]) -> None:
         for runtime in self.runtimes.values():
             if runtime.members or runtime.has():
-                runtime.part.gateways_gone(gone)
+                runtime.part.on_dead(dead)
 
-    async def _came_back(self) -> None:
+    async def _catch_up(self) -> None:
         await _few_at_a_time(runtime.catch_up() for runtime in list(self.runtimes.values()))
 
     def _pump(self) -> None:

@@ -301,9 +301,9 @@ class MembershipRow:
             self._noticed = max(self._noticed, generation)
             self._begin()
 
-    def gateways_gone(self, gone: set[str]) -> None:
-        """These gateways are not there any more."""
-        if not gone.isdisjoint(gateways_in(self.row)):
+    def on_dead(self, dead: set[str]) -> None:
+        """Bring the row up to date where it names a dead gateway."""
+        if not dead.isdisjoint(gateways_in(self.row)):
             self.write_soon()
 
     def _begin(self) -> None:
@@ -492,10 +492,10 @@ class MembershipRow:
         elif claimed:
             self._host.fence(lambda number, owner: owner in claimed)
         for back in self._taken_out.intersection(row.gateways):
-            self._presence.heard(back)  # it has written its part again
+            self._presence.on_write(back)  # it has written its part again
         self._taken_out.difference_update(row.gateways)
         self.begun_anew = row.begun_anew
-        return self._presence.gone(gateways_in(row))
+        return self._presence.dead(gateways_in(row))
 
     # --- What is known ---------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from gateway.counters import Counters
 from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.log_reader import DEAD, LINES_PER_READ_MAX, LogPrefetch
+from gateway.delivery.presence import Presence
 from gateway.deliverylog.deliveries import LoggedPlace, OwnedPartitionLog
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.log import CommitTimes, DeliveryLog
@@ -144,9 +145,6 @@ class DeliveryContext:
     """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
-    gives_until: float = float("inf")
-    """The moment of the loop's clock from which on others must take this gateway for gone, and it
-    gives out nothing; see gateway.delivery.presence."""
     orphans: set[str] = field(default_factory=set)
     """Queues, by id, of which slots have ended while dead letters were not moved."""
     stale_settlements: int = 0
@@ -272,16 +270,18 @@ class OwnedPartition:
     def __init__(
         self,
         context: DeliveryContext,
+        presence: Presence,
         queue: Queue,
         group: Group,
-        place: CursorPlace,
         *,
+        place: CursorPlace,
         owned: Owned,
         token: bytes,
         owner: PartitionOwner,
         gone: "Callable[[OwnedPartition], None]",
     ) -> None:
         self._context = context
+        self._presence = presence
         self._cursor_writer = context.cursor_writer
         self._deadlines = context.deadlines
         self.queue, self.group = queue, group
@@ -313,22 +313,28 @@ class OwnedPartition:
         self._unsent: list[UnsentPush] = []
         self._writing_unsent: list[UnsentPush] = []
         self._ack_waiters = AckWaiters()
-        self.log = OwnedPartitionLog(
-            context.log,
-            queue,
-            group,
-            partition.number,
-            place=owner.log_place,
-            end=delivery.end,
-            pushes=delivery.pushes,
-            tally=delivery.tally,
-        )
+        self.log = self._new_log()
         self.log.on_own(delivery.epoch, owned.cursor)
         self._abandoned = 0
         """Messages that were in flight when the consumer went, and are in nobody's count now."""
         context.tail.follow(partition, self._certified)
+        # Records may have been certified while the epoch was on its way.
+        delivery.certify(context.tail.ends.get(partition, 0))
         if delivery.has_dead_letters:  # the owner before left some
             self._move_dead_letters()
+
+    def _new_log(self) -> OwnedPartitionLog:
+        delivery = self.delivery
+        return OwnedPartitionLog(
+            self._context.log,
+            self.queue,
+            self.group,
+            self.partition.number,
+            place=self.owner.log_place,
+            end=delivery.end,
+            pushes=delivery.pushes,
+            tally=delivery.tally,
+        )
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -350,7 +356,7 @@ class OwnedPartition:
             return False
         delivery, owner = self.delivery, self.owner
         now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
-        if now >= self._context.gives_until:  # it may be another gateway's by now
+        if now >= self._presence.gives_until:  # it may be another gateway's by now
             self.blocked = "moving"
             return False
         left = count_max

@@ -1,15 +1,12 @@
-"""This gateway among the others that work on one catalog: says that it is there, hears who is not
-any more, and knows when others must take it for gone itself (R14).
+"""Presence of this gateway among those of one catalog (R14), and its readiness for traffic.
 
     beats     one call every BEAT_S for all groups; `metadata.heartbeats` judges the answers
-    alone     nobody has answered for GONE_S: others may have taken over by now, so nothing is given
-              out from that moment on (`Context.gives_until`), also where the process stood still
-              and has not noticed yet
-    back      answered again: every group's row is looked at before anything is given again
+    alone     no beat was answered for GONE_S. Others may have taken over by now, so nothing is
+              given out from that moment on (`gives_until`), also where the process stood still and
+              has not noticed yet
+    return    beats are answered again: every group's row is read before anything is given again
 
-Where one gateway works on a catalog, it has no name, is never alone, and nothing happens here.
-
-Whether this gateway is ready for traffic, and if not, why.
+Where one gateway works on a catalog, it has no name, is never alone, and sends no beats.
 """
 
 import asyncio
@@ -19,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from hashlib import blake2b
 from typing import Final
 
-from gateway.delivery.owned_partition import DeliveryContext
 from metadata.heartbeats import BEAT_S, FORGOTTEN_S, GONE_S, Heartbeats
 from metadata.port import Metadata
 from push.errors import TocsinError
@@ -31,49 +27,58 @@ _FORGET_S: Final = 1.0
 
 
 class Presence:
-    """See the module."""
+    """Beats of this gateway, and what the beats of the others tell."""
 
-    def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        on_return: Callable[[], Awaitable[None]],
+        on_resume: Callable[[], None],
+        on_dead: Callable[[set[str]], None],
+    ) -> None:
+        """`on_return` is awaited after this gateway was alone; when it returns nothing is served
+        that others may have, and `on_resume` is called. `on_dead` is called with the dead gateways,
+        when they are others than before. None of them is called where `is_shared` is False."""
         self.is_shared = metadata.is_shared
+        """Whether other gateways may work on the catalog."""
         self.gateway = secrets.token_hex(8) if metadata.is_shared else ""
         """This process's name; another one after each start."""
         self.started = float("-inf")
-        """When this gateway began to wait for who had a place in a group before it (R22)."""
-        self.came_back: Callable[[], Awaitable[None]] | None = None
-        """Called after it was alone; when it returns nothing is served that others may have."""
-        self.goes_on: Callable[[], None] = lambda: None
-        """Called when things may be given out again after that."""
-        self.have_gone: Callable[[set[str]], None] = lambda gone: None
-        """Called with those that are gone, when they are others than before."""
-        self.says: Callable[[], str] = lambda: ""
-        """What others may know of this gateway (`said`), as of its next beat."""
-        self._context = context
+        """When this gateway began to wait for members that had a place in a group before (R22)."""
+        self.gives_until = float("inf")
+        """The moment of the loop's clock from which on others must take this gateway for dead, and
+        it gives out nothing."""
+        self._on_return = on_return
+        self._on_resume = on_resume
+        self._on_dead = on_dead
+        self._announcement: Callable[[], str] | None = None
         self._metadata = metadata
         self._heartbeats = Heartbeats()
         self._number = 0
-        """Of its last beat, whether or not that was answered: none is said twice."""
-        self._gone: set[str] = set()
+        """The number of its last beat, answered or not: none is sent twice."""
+        self._dead: set[str] = set()
         self._asked_at = 0.0
         self._gaps = 0
-        """How often nobody answered for too long."""
-        self._told_alone = False
-        """Whether people were told since it was alone."""
-        self._beating: asyncio.Task[None] | None = None
-        self._returning: asyncio.Task[None] | None = None
+        """Number of times that no beat was answered for too long."""
+        self._has_warned = False
+        """Whether the log has a warning since it was alone."""
+        self._beat_task: asyncio.Task[None] | None = None
+        self._return_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """It is there from now on."""
+        """Begin to send beats."""
         loop = asyncio.get_running_loop()
         self.started = loop.time()
         if self.is_shared:
             logger.info("this is the gateway %s", self.gateway)
             self._asked_at = self.started
-            self._context.gives_until = self._asked_at + GONE_S
-            self._beating = loop.create_task(self._beat(), name="beats")
+            self.gives_until = self._asked_at + GONE_S
+            self._beat_task = loop.create_task(self._beat(), name="beats")
 
     async def stop(self) -> None:
-        """Beat no longer, and have this gateway forgotten, if somebody listens."""
-        tasks = [task for task in (self._beating, self._returning) if task is not None]
+        """Send no more beats, and have this gateway forgotten, if the catalog answers."""
+        tasks = [task for task in (self._beat_task, self._return_task) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -85,15 +90,19 @@ class Presence:
             except (TimeoutError, TocsinError):
                 logger.info("the others find out themselves that this gateway has gone")
 
-    # --- What is known of the others -------------------------------------------------------------
+    def announce(self, announcement: Callable[[], str]) -> None:
+        """Send this text with each beat from now on, for others to read (`announcements`)."""
+        self._announcement = announcement
+
+    # --- The other gateways ----------------------------------------------------------------------
 
     @property
     def is_alone(self) -> bool:
-        """Whether others must take this gateway for gone, or it has not yet caught up since."""
-        return asyncio.get_running_loop().time() >= self._context.gives_until
+        """Whether others must take this gateway for dead, or it has not yet caught up since."""
+        return asyncio.get_running_loop().time() >= self.gives_until
 
-    def gone(self, gateways: Iterable[str]) -> set[str]:
-        """Those of these that are not there any more. Never this one."""
+    def dead(self, gateways: Iterable[str]) -> set[str]:
+        """Return the gateways of these that are considered dead; never includes this one."""
         now = asyncio.get_running_loop().time()
         return {
             one
@@ -101,39 +110,38 @@ class Presence:
             if one != self.gateway and self._heartbeats.is_gone(one, now=now)
         }
 
-    async def said(self) -> dict[str, str]:
-        """What the other gateways say that are there, by gateway; "": nothing. Raises TocsinError:
-        nobody can tell."""
-        said = await self._metadata.said()
-        gone = self.gone(said)
-        return {one: said[one] for one in said if one != self.gateway and one not in gone}
+    async def announcements(self) -> dict[str, str]:
+        """The texts that the other live gateways announce, by gateway; "": none. Raises
+        TocsinError: the catalog does not answer."""
+        texts = await self._metadata.said()
+        dead = self.dead(texts)
+        return {one: texts[one] for one in texts if one != self.gateway and one not in dead}
 
-    def number_of(self, gateway: str) -> int:
-        """Its last number; 0: it has none."""
-        return self._heartbeats.number_of(gateway)
-
-    def heard(self, gateway: str) -> None:
-        """It has written something: it is there."""
+    def on_write(self, gateway: str) -> None:
+        """Take a gateway for alive, because it has written something."""
         self._heartbeats.heard(gateway, now=asyncio.get_running_loop().time())
 
     def is_chosen(self, group_id: str) -> bool:
-        """Whether it is this gateway of all that looks after a group that has no consumers: what
-        two did at once, they would do twice."""
+        """Whether this gateway, and no other, looks after a group that has no consumers: two would
+        do everything twice."""
         there = {*self._heartbeats.there(), self.gateway}
         return self.gateway == max(
             there, key=lambda one: blake2b(f"{one} {group_id}".encode()).digest()
         )
 
-    def there(self) -> tuple[str, ...]:
-        """All gateways that are there, with this one; none: there are never others."""
+    def live(self) -> tuple[str, ...]:
+        """All live gateways, with this one; none: there are never others."""
         return tuple(sorted({*self._heartbeats.there(), self.gateway})) if self.is_shared else ()
 
     def facts(self) -> dict[str, object]:
-        """For looking at."""
+        """Describe this gateway's presence to operators."""
         if not self.is_shared:
             return {}
-        there = list(self.there())
-        return {"gateway": self.gateway, "gateways": there, "is_alone": self.is_alone}
+        return {
+            "gateway": self.gateway,
+            "gateways": list(self.live()),
+            "is_alone": self.is_alone,
+        }
 
     # --- Beating ---------------------------------------------------------------------------------
 
@@ -143,12 +151,12 @@ class Presence:
             asked_at = loop.time()
             self._number += 1
             try:
-                beats = await self._metadata.beat(
-                    self.gateway, self._number, self._heartbeats.gone(FORGOTTEN_S), self.says()
-                )
+                text = self._announcement() if self._announcement is not None else ""
+                forget = self._heartbeats.gone(FORGOTTEN_S)
+                beats = await self._metadata.beat(self.gateway, self._number, forget, text)
             except TocsinError as error:
-                if self.is_alone and self._returning is None and not self._told_alone:
-                    self._told_alone = True
+                if self.is_alone and self._return_task is None and not self._has_warned:
+                    self._has_warned = True
                     logger.warning("this gateway is cut off, and gives nothing out: %s", error)
             except Exception:
                 logger.exception("a beat failed: unexpected")  # the next one still comes
@@ -162,39 +170,38 @@ class Presence:
         if asked_at - self._asked_at >= GONE_S or loop.time() >= self._asked_at + GONE_S:
             self._gaps += 1
         self._asked_at = asked_at
-        if self._returning is None:
+        if self._return_task is None:
             if self.is_alone or self._gaps:
                 self._gaps = max(1, self._gaps)
-                self._returning = loop.create_task(self._return(), name="return")
+                self._return_task = loop.create_task(self._return(), name="return")
             else:
-                self._context.gives_until = asked_at + GONE_S
-        gone = {*self._heartbeats.gone()} - {self.gateway}
-        if gone != self._gone:
-            for one in sorted(gone - self._gone):
+                self.gives_until = asked_at + GONE_S
+        dead = {*self._heartbeats.gone()} - {self.gateway}
+        if dead != self._dead:
+            for one in sorted(dead - self._dead):
                 logger.warning("the gateway %s is not heard any more: others take over", one)
-            self._gone = gone
-            self.have_gone(gone)
+            self._dead = dead
+            self._on_dead(dead)
 
     async def _return(self) -> None:
-        """Others may have taken over: know what they have, then go on."""
+        """Learn what others have taken over, then give out again."""
         try:
             while self._gaps:
                 self._gaps = 0
-                if self.came_back is not None:
-                    await self.came_back()
-            self._context.gives_until = self._asked_at + GONE_S
+                await self._on_return()
+            self.gives_until = self._asked_at + GONE_S
             logger.warning("this gateway was not heard for %g s or more, and goes on now", GONE_S)
-            self._told_alone = False
-            self.goes_on()
+            self._has_warned = False
+            self._on_resume()
         except Exception:
             logger.exception("cannot come back: unexpected")
             self._gaps = 1  # with the next beat
         finally:
-            self._returning = None
+            self._return_task = None
 
 
 class Availability:
-    """See the module. It leaves once, and is not ready from then on."""
+    """Readiness of this gateway for traffic. It leaves once, and is not ready from then on."""
 
     def __init__(self, storage: Storage, metadata: Metadata, presence: Presence) -> None:
         self._storage = storage
@@ -203,11 +210,11 @@ class Availability:
         self.is_leaving = False
 
     def leave(self) -> None:
-        """The gateway is going down."""
+        """Be not ready from now on, because the gateway is going down."""
         self.is_leaving = True
 
     async def reasons(self) -> list[str]:
-        """What is not ready, one sentence each; empty: ready."""
+        """Name what is not ready, one sentence each; empty: ready."""
         reasons: list[str] = []
         if self.is_leaving:
             reasons.append("draining: this gateway is going down")

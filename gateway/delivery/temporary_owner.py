@@ -113,9 +113,10 @@ class TemporaryOwner:
         log_place = LoggedPlace(self._context.log, queue, group.name, is_internal=True)
         slot = OwnedPartition(
             self._context,
+            self._groups.presence,
             queue,
             group,
-            place,
+            place=place,
             owned=owned,
             token=token,
             owner=NullConsumer(log_place),

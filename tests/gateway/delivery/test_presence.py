@@ -1,15 +1,14 @@
 """This gateway among the others: when it is alone, and what it hears of them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from gateway.catalog.guarded import GuardedMetadata
-from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.presence import Presence
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.heartbeats import BEAT_S, GONE_S
@@ -48,21 +47,50 @@ class Beats:
         return answer
 
 
-def presence() -> tuple[Presence, DeliveryContext, Beats]:
-    parts = cast(Any, None)
-    context, beats = DeliveryContext(parts, parts, parts, parts, parts, parts, parts), Beats()
-    made = Presence(context, cast(Metadata, beats))
+async def at_once() -> None:
+    """Catch up, where nothing is to be caught up with."""
+
+
+def nothing() -> None:
+    """Resume, where nothing is to be given."""
+
+
+def ignore(dead: set[str]) -> None:
+    """Take over nothing from dead gateways."""
+
+
+def presence_of(
+    metadata: object,
+    on_return: Callable[[], Awaitable[None]] = at_once,
+    on_resume: Callable[[], None] = nothing,
+    on_dead: Callable[[set[str]], None] = ignore,
+) -> Presence:
+    return Presence(
+        cast(Metadata, metadata), on_return=on_return, on_resume=on_resume, on_dead=on_dead
+    )
+
+
+def presence(
+    on_return: Callable[[], Awaitable[None]] = at_once,
+    on_resume: Callable[[], None] = nothing,
+    on_dead: Callable[[set[str]], None] = ignore,
+) -> tuple[Presence, Beats]:
+    beats = Beats()
+    made = presence_of(beats, on_return, on_resume, on_dead)
     made.start()
-    return made, context, beats
+    return made, beats
 
 
 def test_who_is_not_answered_is_alone_and_looks_before_it_goes_on() -> None:
     """R14: from the moment on from which others must take it for gone, and not a beat later."""
 
     async def main() -> None:
-        one, context, beats = presence()
         loop, looks, goes = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        one.came_back, one.goes_on = looks.wait, goes.set  # type: ignore[assignment]
+
+        async def until_looked() -> None:
+            await looks.wait()
+
+        one, beats = presence(until_looked, goes.set)
         await asyncio.sleep(10.5)
         assert not one.is_alone
         asked_at = loop.time() - 0.5
@@ -71,7 +99,7 @@ def test_who_is_not_answered_is_alone_and_looks_before_it_goes_on() -> None:
         assert not one.is_alone
         await asyncio.sleep(0.1)
         assert one.is_alone
-        assert context.gives_until == asked_at + GONE_S
+        assert one.gives_until == asked_at + GONE_S
         beats.is_away = False
         await asyncio.sleep(3 * BEAT_S)
         assert one.is_alone, "the groups' rows are still being read"
@@ -88,10 +116,9 @@ def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> 
     """It says nothing about now: neither that this gateway is there nor that others are not."""
 
     async def main() -> None:
-        one, _, beats = presence()
         loop = cast(VirtualLoop, asyncio.get_running_loop())
         told: list[set[str]] = []
-        one.have_gone = told.append
+        one, beats = presence(on_dead=told.append)
         beats.others = {"x"}
         await asyncio.sleep(2.5)
         beats.others, beats.answers_after_s = set(), 0.2
@@ -100,13 +127,13 @@ def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> 
         loop.now += 90
         assert one.is_alone
         await asyncio.sleep(0.001)
-        assert (one.gone(["x"]), told) == (set(), [])
+        assert (one.dead(["x"]), told) == (set(), [])
         await asyncio.sleep(2 * BEAT_S)
         assert not one.is_alone
-        assert one.gone(["x", "never-seen"]) == set()
+        assert one.dead(["x", "never-seen"]) == set()
         beats.others = set()
         await asyncio.sleep(GONE_S + 2 * BEAT_S)
-        assert one.gone(["x", one.gateway]) == {"x"}
+        assert one.dead(["x", one.gateway]) == {"x"}
         await one.stop()
 
     run(main())
@@ -118,10 +145,9 @@ def test_beats_that_a_failover_took_back_make_nobody_gone() -> None:
     there, knows of nothing, and goes on giving what the new owner's consumers have settled (P5)."""
 
     async def main() -> None:
-        (one, _, beats), (other, _, others_beats) = presence(), presence()
-        others_beats.numbers = beats.numbers  # one store; each reaches it or does not
         told: list[set[str]] = []
-        other.have_gone = told.append
+        (one, beats), (other, others_beats) = presence(), presence(on_dead=told.append)
+        others_beats.numbers = beats.numbers  # one store; each reaches it or does not
         await asyncio.sleep(10.5)
         copied = dict(beats.numbers)
         await asyncio.sleep(2 * BEAT_S)  # a replica lags behind
@@ -146,14 +172,7 @@ def test_all_gateways_choose_the_same_one() -> None:
 
     async def main() -> None:
         beats = Beats()
-        parts = cast(Any, None)
-        all_of_them = [
-            Presence(
-                DeliveryContext(parts, parts, parts, parts, parts, parts, parts),
-                cast(Metadata, beats),
-            )
-            for _ in range(3)
-        ]
+        all_of_them = [presence_of(beats) for _ in range(3)]
         for one in all_of_them:
             one.start()
         await asyncio.sleep(3)
@@ -171,10 +190,9 @@ def test_all_gateways_choose_the_same_one() -> None:
 
 def test_one_gateway_alone_does_nothing() -> None:
     async def main() -> None:
-        parts, beats = cast(Any, None), Beats()
+        beats = Beats()
         beats.is_shared = False
-        context = DeliveryContext(parts, parts, parts, parts, parts, parts, parts)
-        one = Presence(context, cast(Metadata, beats))
+        one = presence_of(beats)
         one.start()
         await asyncio.sleep(100)
         assert (one.gateway, one.is_alone, one.facts(), beats.numbers) == ("", False, {}, {})
@@ -190,8 +208,7 @@ def test_a_gateway_is_there_while_whoever_has_the_rows_is_away(tmp_path: Path) -
     async def main() -> None:
         mad = SharedMetadata(await open_catalog(tmp_path), [])
         guard = GuardedMetadata(cast(Metadata, mad))
-        parts = cast(Any, None)
-        made = Presence(DeliveryContext(parts, parts, parts, parts, parts, parts, parts), guard)
+        made = presence_of(guard)
         made.start()
         away = Refused("metadata_unavailable")
         mad.fail = lambda name: away if name in {"membership", "glance"} else None
@@ -217,9 +234,7 @@ def test_a_gateway_is_there_while_changes_alone_are_not_confirmed(tmp_path: Path
         guard = GuardedMetadata(cast(Metadata, mad))
         queue, _ = await guard.put_queue(ANYBODY, "orders", QueueSettings())
         group, _ = await guard.put_group(ANYBODY, queue, "billing", GroupSettings())
-        parts = cast(Any, None)
-        context = DeliveryContext(parts, parts, parts, parts, parts, parts, parts)
-        made = Presence(context, guard)
+        made = presence_of(guard)
         made.start()
         changes: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()

@@ -173,7 +173,7 @@ async def test_a_master_key_is_rotated_when_every_gateway_has_said_that_it_has_i
             brokers.append(broker)
         keyring = brokers[0].keyring
         assert keyring is not None
-        await becomes(brokers[0].groups.presence.said)  # its first beat
+        await becomes(brokers[0].groups.presence.announcements)  # its first beat
         with pytest.raises(Refused, match=f"is not known to .*{tmp_path}/b.key"):
             await keyring.rotate(new)
         replace_keys(tmp_path / "b.key", [old, new])
