@@ -28,7 +28,7 @@ from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.broker import Broker
 from gateway.config import Config, describe
-from gateway.net.connections import Registry, drain_sessions
+from gateway.net.connections import Connections, drain_sessions
 from gateway.net.longpoll import Polls
 from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
@@ -103,18 +103,18 @@ class Server:
             certificate_header=config.client_certificate_header,
             is_plain_allowed=config.plain or config.is_loopback,
         )
-        self.registry = Registry(services, sessions_max=_sessions_max(), addresses=addresses)
-        broker.hit_rates["framed_messages"] = self.registry.framed
+        self.connections = Connections(services, sessions_max=_sessions_max(), addresses=addresses)
+        broker.hit_rates["framed_messages"] = self.connections.framed
         broker.hit_rates |= self.credentials.hit_rates
         broker.audit = accounting.audit
         application = Application(
             broker,
             auth,
-            Polls(self.registry),
+            Polls(self.connections),
             origins=config.origins,
             routes=pages.routes,
             public=pages.public,
-            incoming=self.registry.incoming,
+            incoming=self.connections.incoming,
             accounting=accounting,
             limiter=broker.limiter,
             tracer=tracer,
@@ -127,8 +127,8 @@ class Server:
         self._listener = Listener(
             application,
             bound,
-            http=http_class(addresses, self.registry.large_reads, services.arrivals),
-            ws=websocket_class(self.registry),
+            http=http_class(addresses, self.connections.large_reads, services.arrivals),
+            ws=websocket_class(self.connections),
             tls=tls.context if tls is not None else None,
             arrivals=services.arrivals,
         )
@@ -192,8 +192,8 @@ class Server:
         return server
 
     def _measure(self, samples: Samples) -> None:
-        samples.put("tocsin_sessions", len(self.registry), "connected")
-        samples.put("tocsin_sessions", len(self.registry.services.sessions), "lingering")
+        samples.put("tocsin_sessions", len(self.connections), "connected")
+        samples.put("tocsin_sessions", len(self.connections.services.sessions), "lingering")
         samples.put("tocsin_sessions_max", _sessions_max())
         for code, count in sorted(self.accounting.usage.refusals().items()):
             samples.put("tocsin_refusals_total", count, code)
@@ -215,7 +215,7 @@ class Server:
         await asyncio.sleep(self.config.drain_notice_s)
         self._listener.close()
         deadline_s = self.config.drain_s - min(FINISH_S, self.config.drain_s / 2)
-        leaving = drain_sessions(self.registry, deadline_s=deadline_s, random=Random())
+        leaving = drain_sessions(self.connections, deadline_s=deadline_s, random=Random())
         try:
             async with asyncio.timeout(deadline_s + 0.5):
                 await asyncio.gather(self.broker.drain(), leaving)
@@ -233,7 +233,7 @@ class Server:
         ends = await asyncio.gather(
             self._admin.stop(), self._listener.finish(FINISH_S / 2), return_exceptions=True
         )
-        self.registry.deadlines.close()
+        self.connections.deadlines.close()
         await self.broker.stop()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)

@@ -10,7 +10,7 @@ import secrets
 from typing import Final
 
 from gateway.models import Admission, Transport
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.session.directory import SessionDirectory, fresh_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
@@ -36,14 +36,14 @@ _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
 class Poll:
-    """One session's transport: the Outlet of its session, a Connection of the registry."""
+    """One session's transport: the Outlet of its session, a Connection of the connections."""
 
     transport: Final[Transport] = "long-poll"
 
-    def __init__(self, polls: "Polls", registry: Registry, address: ClientAddress) -> None:
+    def __init__(self, polls: "Polls", connections: Connections, address: ClientAddress) -> None:
         self.address = address
         self._polls = polls
-        self._registry = registry
+        self._connections = connections
         self.session: Session | None = None
         self.poll_id = secrets.token_urlsafe(16)
         """Its own, not the session's: a request to a transport that the session has left, late or
@@ -81,10 +81,10 @@ class Poll:
     def open(self, admission: Admission, hello: bytes) -> None:
         """Begin with the client's first message; it is over when the right is."""
         now = asyncio.get_running_loop().time()
-        registry = self._registry
+        connections = self._connections
         self._opened_at = now
         self.session = Session(
-            registry.services,
+            connections.services,
             self,
             fresh_session_id(),
             admission,
@@ -92,8 +92,8 @@ class Poll:
         )
         began = self.session
         self.principal = admission.principal
-        refusal = registry.refusal()
-        registry.add(self)
+        refusal = connections.refusal()
+        connections.add(self)
         if refusal is not None:
             self.close(refusal)
             return
@@ -202,7 +202,7 @@ class Poll:
                 self._mark(size, self._taken_at)
             self._is_owed = bool(self._frames)
             if self.session is not None and not self._frames:
-                self._registry.log.on_take(self.session.session_id)
+                self._connections.log.on_take(self.session.session_id)
         return self._batch, self._answered
 
     def _mark(self, size: int, now: float) -> None:
@@ -235,7 +235,7 @@ class Poll:
 
     def _schedule(self) -> None:
         if self.session is not None:
-            self._registry.deadlines.set(self, self.session.next_deadline())
+            self._connections.deadlines.set(self, self.session.next_deadline())
 
     # --- Outlet ---------------------------------------------------------------------------------
 
@@ -316,11 +316,11 @@ class Poll:
         session, self.session = self.session, None
         if session is not None:
             self.end = close
-            self._registry.log.on_leave(session.session_id)
+            self._connections.log.on_leave(session.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()
-            self._registry.discard(self)
+            self._connections.discard(self)
             self._forget_at = asyncio.get_running_loop().time() + KEPT_S
             self._polls.ended(self)
             self._wake()
@@ -337,7 +337,7 @@ class Poll:
 
     def schedule_forgetting(self) -> None:
         """It has ended, and is found until KEPT_S later."""
-        self._registry.deadlines.set(self, self._forget_at)
+        self._connections.deadlines.set(self, self._forget_at)
 
     # --- Connection -----------------------------------------------------------------------------
 
@@ -365,14 +365,14 @@ class Poll:
         elif now >= self._forget_at:
             self._polls.forget(self)
         else:
-            self._registry.deadlines.set(self, self._forget_at)
+            self._connections.deadlines.set(self, self._forget_at)
 
 
 class Polls:
     """The long polls of one gateway."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._by_id: dict[str, Poll] = {}
         self._ended: dict[Poll, int] = {}
         """In the order of their ends; what each keeps, in bytes."""
@@ -381,7 +381,7 @@ class Polls:
     @property
     def sessions(self) -> SessionDirectory:
         """Those of the gateway, over whatever transport."""
-        return self._registry.services.sessions
+        return self._connections.services.sessions
 
     def open(self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN) -> Poll:
         """A new session, or one that goes on here, for a client at this address.
@@ -390,9 +390,9 @@ class Polls:
             Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many:
                 there is none.
         """
-        limiter, now = self._registry.services.limiter, asyncio.get_running_loop().time()
+        limiter, now = self._connections.services.limiter, asyncio.get_running_loop().time()
         limiter.connect(name_of(address.text), now=now)
-        poll = Poll(self, self._registry, address)
+        poll = Poll(self, self._connections, address)
         poll.open(admission, hello)
         if poll.end is not None and poll.session is None:
             raise _refusal(poll.end)

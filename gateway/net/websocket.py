@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway.models import Admission, Transport
-from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Registry
+from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Connections
 from gateway.net.handshake import shake_hands
 from gateway.session.directory import fresh_session_id
 from gateway.session.session import Session
@@ -92,7 +92,7 @@ class SessionEnd(enum.Enum):
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """One socket: the Outlet of its session, a Connection of the registry."""
+    """One socket: the Outlet of its session, a Connection of the connections."""
 
     __slots__ = (
         "__weakref__",
@@ -117,7 +117,7 @@ class WebSocketConnection(asyncio.Protocol):
         "scheduled",
     )
     transport: Final[Transport] = "websocket"
-    registry: ClassVar[Registry]
+    connections: ClassVar[Connections]
     close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
 
     def __init__(
@@ -173,7 +173,7 @@ class WebSocketConnection(asyncio.Protocol):
         else:
             self._is_begun = True
             self._shake_hands(data)
-        self.registry.large_reads.after_read()
+        self.connections.large_reads.after_read()
 
     def eof_received(self) -> None:
         """The client says no more: the transport closes itself."""
@@ -184,9 +184,9 @@ class WebSocketConnection(asyncio.Protocol):
         session = self._session
         if session is not None:
             if self._is_dirty:
-                self.registry.log.on_gone(session.session_id)
+                self.connections.log.on_gone(session.session_id)
             self._detach(session)
-            self.registry.lost(partial(self._tell_lost, session))
+            self.connections.lost(partial(self._tell_lost, session))
 
     def _tell_lost(self, session: Session) -> None:
         if session.carrier is self:  # its client has not come back meanwhile
@@ -201,10 +201,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._write_is_paused = False
         self._large = 0
         if self._session is not None:
-            self.registry.log.on_take(self._session.session_id)
+            self.connections.log.on_take(self._session.session_id)
         if not self._goes_on:
             self._goes_on = True
-            self.registry.resumed.add(self._write_on)
+            self.connections.resumed.add(self._write_on)
 
     def _write_on(self) -> None:
         self._goes_on = False
@@ -223,14 +223,14 @@ class WebSocketConnection(asyncio.Protocol):
     # --- The handshake --------------------------------------------------------------------------
 
     def _shake_hands(self, data: bytes) -> None:
-        services = self.registry.services
+        services = self.connections.services
         handshake = shake_hands(
             data,
             services.auth,
             now=asyncio.get_running_loop().time(),
             wall=services.wall(),
             peer=peer_of(self._transport.get_extra_info),
-            addresses=self.registry.addresses,
+            addresses=self.connections.addresses,
             limiter=services.limiter,
         )
         self.address = handshake.address
@@ -243,27 +243,27 @@ class WebSocketConnection(asyncio.Protocol):
             self._transport.close()
 
     def _open(self, admission: Admission | None) -> None:
-        registry, now = self.registry, asyncio.get_running_loop().time()
-        refusal = registry.refusal()
+        connections, now = self.connections, asyncio.get_running_loop().time()
+        refusal = connections.refusal()
         self._opened_at = now
-        self._session = Session(registry.services, self, fresh_session_id(), admission, now=now)
-        registry.add(self)
+        self._session = Session(connections.services, self, fresh_session_id(), admission, now=now)
+        connections.add(self)
         if refusal is not None:
             # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
             self.close(refusal)
             return
-        registry.deadlines.set(self, self._session.next_deadline())
+        connections.deadlines.set(self, self._session.next_deadline())
 
     # --- Reading --------------------------------------------------------------------------------
 
     def _hear(self, session: Session, data: bytes) -> None:
         """Bytes of the client."""
         events = Portions(self._reader.receive(data))
-        if self.registry.waits(self, len(data)):
+        if self.connections.waits(self, len(data)):
             self._hold(ReadHold.TURN)
-            self.registry.later(self, events)
+            self.connections.later(self, events)
             return
-        self._work(session, events, self.registry.part_bytes(len(data)))
+        self._work(session, events, self.connections.part_bytes(len(data)))
         if len(data) >= FULL_READ_BYTES and self._session is not None:
             self._hold(ReadHold.FULL_READ)
             asyncio.get_running_loop().call_soon(self._breathe)
@@ -279,7 +279,7 @@ class WebSocketConnection(asyncio.Protocol):
         """As LargeReadGate.wait; waiting already: nothing happens."""
         if not self._read_holds & ReadHold.LARGE_READ:
             self._hold(ReadHold.LARGE_READ)
-            self.registry.large_reads.wait(self._read_on)
+            self.connections.large_reads.wait(self._read_on)
 
     def _breathe(self) -> None:
         """The others have been heard."""
@@ -319,7 +319,7 @@ class WebSocketConnection(asyncio.Protocol):
         elif self._is_holding or not reader.is_idle:
             self._hold_incomplete(reader.held_bytes)
             session.heard_part(now=now)
-        self.registry.deadlines.set(self, session.next_deadline())
+        self.connections.deadlines.set(self, session.next_deadline())
         self._flush_early()
 
     def _control(self, session: Session, opcode: int, payload: bytes) -> None:
@@ -356,7 +356,7 @@ class WebSocketConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(later, self._ask_again, events)
         elif is_cut:
             self._hold(ReadHold.TURN)
-            self.registry.later(self, events)
+            self.connections.later(self, events)
         else:
             self._unhold(ReadHold.TURN)
         held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
@@ -374,13 +374,13 @@ class WebSocketConnection(asyncio.Protocol):
     def go_on(self, rest: Portions) -> None:
         """As Talker.go_on; then the socket is read again."""
         if self._session is not None:  # else nobody listens any more
-            self._work(self._session, rest, self.registry.part_bytes(PART_BYTES_MAX))
+            self._work(self._session, rest, self.connections.part_bytes(PART_BYTES_MAX))
 
     # --- What is not complete -------------------------------------------------------------------
 
     def _hold_incomplete(self, size: int) -> None:
         self._is_holding = size > 0
-        self.registry.incoming.hold(self, size)
+        self.connections.incoming.hold(self, size)
 
     def give_up(self) -> None:
         """As BytesHolder.give_up."""
@@ -422,7 +422,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._outbox.add(frame)
         if not self._is_dirty:
             self._is_dirty = True
-            self.registry.dirty(self)
+            self.connections.dirty(self)
 
     def writable(self) -> bool:
         """As Outlet.writable."""
@@ -481,7 +481,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._write_out()
             self._transport.write(last_words)
         elif self._is_dirty:
-            self.registry.log.on_gone(session.session_id)
+            self.connections.log.on_gone(session.session_id)
         self._detach(session)
         if end is SessionEnd.OVER:
             session.closed()
@@ -491,16 +491,16 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _detach(self, session: Session) -> None:
         """This socket says and hears nothing more of it."""
-        self.registry.log.on_leave(session.session_id)
+        self.connections.log.on_leave(session.session_id)
         self._session = None
-        self.registry.discard(self)
+        self.connections.discard(self)
         self._reader.forget()
         if self._is_holding:
             self._hold_incomplete(0)
 
     def _half_close(self) -> None:
         self._cut_off_at = asyncio.get_running_loop().time() + self.close_timeout_s
-        self.registry.deadlines.set(self, self._cut_off_at)
+        self.connections.deadlines.set(self, self._cut_off_at)
         if self._transport.is_closing():
             return
         # Closing a socket with unread input resets it, and the reset overtakes our close frame. So
@@ -511,7 +511,7 @@ class WebSocketConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    # --- Connection: what the registry calls ----------------------------------------------------
+    # --- Connection: what the connections calls ----------------------------------------------------
 
     def take(self) -> list[bytes]:
         """As Connection.take."""
@@ -534,7 +534,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._flush_early()
         self._feed()
         if self._write_is_paused and self._session is not None:
-            self.registry.log.on_full(self._session.session_id)
+            self.connections.log.on_full(self._session.session_id)
 
     def tick(self) -> None:
         """As Timed.tick: a deadline, or one that has moved on."""
@@ -543,10 +543,10 @@ class WebSocketConnection(asyncio.Protocol):
             if now >= self._cut_off_at:
                 self._transport.abort()
             else:
-                self.registry.deadlines.set(self, self._cut_off_at)
+                self.connections.deadlines.set(self, self._cut_off_at)
             return
         session.expire(now=now)
-        self.registry.deadlines.set(self, session.next_deadline())
+        self.connections.deadlines.set(self, session.next_deadline())
         if self._transit is not None and self._transit.is_awaited:
             self._transit.look(self.taken_bytes(), now=now)
             if self._transit.give_up(now=now):
@@ -634,11 +634,11 @@ class WebSocketConnection(asyncio.Protocol):
             self._session.resume()
 
 
-def websocket_class(registry: Registry) -> type[WebSocketConnection]:
-    """The class for `uvicorn.Config(ws=…)` whose connections belong to this registry."""
+def websocket_class(connections: Connections) -> type[WebSocketConnection]:
+    """The class for `uvicorn.Config(ws=…)` whose connections belong to this connections."""
 
     class BoundWebSocketConnection(WebSocketConnection):
         __slots__ = ()
 
-    BoundWebSocketConnection.registry = registry
+    BoundWebSocketConnection.connections = connections
     return BoundWebSocketConnection

@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.websocket import WebSocketConnection, websocket_class
 from runtime.http1 import Http11Protocol
 
@@ -42,7 +42,7 @@ async def no_application(scope: Any, receive: Any, send: Any) -> None:
 class Gateway:
     """A gateway's sockets."""
 
-    registry: Registry
+    connections: Connections
     port: int
     state: ServerState
     websockets: type[WebSocketConnection]
@@ -50,7 +50,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serve(
-    registry: Registry,
+    connections: Connections,
     http: type[Http11Protocol] = Http11Protocol,
     app: Any = no_application,
     keep_alive_s: int = 5,
@@ -59,7 +59,7 @@ async def serve(
     websockets: type[WebSocketConnection] | None = None,
 ) -> AsyncIterator[Gateway]:
     """uvicorn's protocols, ours among them, on a free port, without uvicorn's own main loop."""
-    websockets = websockets or websocket_class(registry)
+    websockets = websockets or websocket_class(connections)
     websockets.close_timeout_s = close_timeout_s
     config = uvicorn.Config(
         app, http=http, ws=websockets, lifespan="off", log_config=None,
@@ -71,7 +71,7 @@ async def serve(
         lambda: http(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
     try:
-        yield Gateway(registry, server.sockets[0].getsockname()[1], state, websockets)
+        yield Gateway(connections, server.sockets[0].getsockname()[1], state, websockets)
     finally:
         server.close()
         for connection in list(state.connections):
@@ -79,7 +79,7 @@ async def serve(
             transport.abort()
         for _ in range(5):  # connection_lost comes a turn of the loop later
             await asyncio.sleep(0)
-        registry.deadlines.close()
+        connections.deadlines.close()
 
 
 class Wire:
@@ -208,6 +208,6 @@ async def until(true: Callable[[], bool]) -> None:
 
 def connection_of(gateway: Gateway) -> WebSocketConnection:
     """The only one."""
-    (connection,) = gateway.registry.connections()
+    (connection,) = list(gateway.connections)
     assert isinstance(connection, WebSocketConnection)
     return connection

@@ -99,7 +99,7 @@ async def test_a_client_that_never_pongs_is_closed_after_two_heartbeats(
     """The setting holds for the ping and, as long again, for what comes back."""
     config = config_of(tmp_path, heartbeat_s=heartbeat_s)
     server = await Server.open(config, whole, on_fatal=never)
-    session = SessionProtocol(server.registry.services.timing, now=0.0)
+    session = SessionProtocol(server.connections.services.timing, now=0.0)
     session.receive(b'{"type": "hello"}', now=0.0)
     assert session.expire(now=heartbeat_s - 0.1) is None
     assert session.expire(now=heartbeat_s) == SendPing()
@@ -196,7 +196,7 @@ async def test_balancers_hear_of_a_drain_before_the_port_is_closed(tmp_path: Pat
             pass
     assert await ask(server, "/healthz") == 200
     assert await ask(server, "/v1/queues") == 200
-    assert not server.registry.is_draining
+    assert not server.connections.is_draining
     draining.cancel()
     await asyncio.wait((draining,))
     await server.stop()

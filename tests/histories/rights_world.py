@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.auth.auth import Authenticator
 from gateway.models import Admission
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices, fresh_session_id
@@ -142,8 +142,8 @@ class World:
         """Every tenant has three queues of the same names, and one that nobody else has."""
         self.ends = asyncio.get_running_loop().time() + LASTS_S
         self.around = SessionServices(self.house.broker, Doorman())
-        registry = Registry(self.around)
-        application = Application(self.house.broker, self.around.auth, Polls(registry))
+        connections = Connections(self.around)
+        application = Application(self.house.broker, self.around.auth, Polls(connections))
         self._http = client_of(application)
         await self._http.__aenter__()
         for boss in (actor for actor in ACTORS if actor.name == "boss"):

@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.auth.auth import Authenticator
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.publish.batch import PendingPublish
 from gateway.session.directory import SessionServices
 from push.places import Partition
@@ -14,8 +14,8 @@ from tests.histories.house import House, message
 async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(house: House) -> None:
     """R10: and not before."""
     queue, written = await house.queue(partitions=1), list[tuple[int, int]]()
-    async with serve(Registry(SessionServices(house.broker, Authenticator(None)))) as gateway:
-        framed = gateway.registry.framed
+    async with serve(Connections(SessionServices(house.broker, Authenticator(None)))) as gateway:
+        framed = gateway.connections.framed
 
         def certified(_: Partition) -> None:
             # This hears of it before the group does, and is the first to have the next turn.

@@ -11,7 +11,7 @@ from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_SESSION, parse_limits
-from gateway.net.connections import PART_FRAMES_MAX, Registry
+from gateway.net.connections import PART_FRAMES_MAX, Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -46,9 +46,9 @@ EMPTY_FRAGMENT = b"\0\x80\0\0\0\0"
 EMPTY_PING = b"\x89\x80\0\0\0\0"
 
 
-def paced(incoming: IncompleteBytesBudget | None = None) -> Registry:
+def paced(incoming: IncompleteBytesBudget | None = None) -> Connections:
     limiter = Limiter(session=parse_limits(f"frames={PER_S}/s+{BURST}", OF_SESSION))
-    return Registry(
+    return Connections(
         SessionServices(broker_in_memory(), Authenticator(None), limiter=limiter), incoming=incoming
     )
 
@@ -108,7 +108,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
     """They have limits of their own."""
     wire = await session(gateway)
     connection = connection_of(gateway)
-    broker = gateway.registry.services.broker
+    broker = gateway.connections.services.broker
     assert isinstance(broker, MemoryBroker)
     await broker.add_queue("q")
     one = msgspec.json.encode(
@@ -122,7 +122,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
 
 async def test_one_part_of_a_turn_has_so_many_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
-    async with serve(Registry(SessionServices(broker_in_memory(), Authenticator(None)))) as gateway:
+    async with serve(Connections(SessionServices(broker_in_memory(), Authenticator(None)))) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         connection.data_received(EMPTY_PING * (PART_FRAMES_MAX - 1))
@@ -171,9 +171,9 @@ class Counting(LargeReadGate):
 
 async def test_large_messages_that_are_not_complete_are_read_in_turns() -> None:
     """P9; and come through. What is small, or complete, never waits."""
-    registry = paced()
-    gate = registry.large_reads = Counting()
-    async with serve(registry) as gateway:
+    connections = paced()
+    gate = connections.large_reads = Counting()
+    async with serve(connections) as gateway:
         wire = await session(gateway)
         body = b'{"type":"ping","ref":7,"x":"' + b"x" * (limits.FRAME_BYTES_MAX - 100) + b'"}'
         connection = connection_of(gateway)
@@ -193,9 +193,9 @@ async def test_large_messages_that_are_not_complete_are_read_in_turns() -> None:
 
 async def test_what_is_not_wanted_any_more_is_read_in_turns_as_well() -> None:
     """P9: who is sent away may still have megabytes on their way."""
-    registry = paced()
-    gate = registry.large_reads = Counting()
-    async with serve(registry) as gateway:
+    connections = paced()
+    gate = connections.large_reads = Counting()
+    async with serve(connections) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         wire.writer.write(b"\x81\xff" + (2**24).to_bytes(8) + bytes(4))
@@ -260,8 +260,8 @@ async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early
 
 async def test_by_long_poll_the_pace_is_the_same() -> None:
     """The next post is heard when those before are paid for."""
-    registry = paced()
-    application = Application(broker_in_memory(), Authenticator(None), Polls(registry))
+    connections = paced()
+    application = Application(broker_in_memory(), Authenticator(None), Polls(connections))
     async with client_of(application) as http:
         opened = (await http.post("/v1/sessions", json={"type": "hello"})).json()
         path = f"/v1/sessions/{opened['session']}/frames"

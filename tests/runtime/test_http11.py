@@ -12,7 +12,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Authenticator
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.session.directory import SessionServices
 from push.errors import Refused
 from runtime.http1 import PART_BYTES_MIN, Http11Protocol, raw_problem
@@ -50,25 +50,25 @@ class BodyHurried(Patient):
     body_timeout_s = SHORT_S
 
 
-def registry() -> Registry:
-    return Registry(SessionServices(broker_in_memory(), Authenticator(None)))
+def connections() -> Connections:
+    return Connections(SessionServices(broker_in_memory(), Authenticator(None)))
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    async with serve(registry(), http=Patient) as gateway:
+    async with serve(connections(), http=Patient) as gateway:
         yield gateway.port
 
 
 @pytest.fixture
 async def header_hurried() -> AsyncIterator[int]:
-    async with serve(registry(), http=HeaderHurried) as gateway:
+    async with serve(connections(), http=HeaderHurried) as gateway:
         yield gateway.port
 
 
 @pytest.fixture
 async def body_hurried() -> AsyncIterator[int]:
-    async with serve(registry(), http=BodyHurried) as gateway:
+    async with serve(connections(), http=BodyHurried) as gateway:
         yield gateway.port
 
 
@@ -122,7 +122,7 @@ async def test_who_reads_a_body_is_woken_when_it_is_worth_it() -> None:
         await send({"type": "http.response.body", "body": b"read"})
 
     size = 3 * PART_BYTES_MIN
-    async with serve(registry(), http=Patient, app=reads) as gateway:
+    async with serve(connections(), http=Patient, app=reads) as gateway:
         wire = await dial(gateway.port, b"POST / HTTP/1.1\r\nHost: localhost\r\n")
         wire.writer.write(b"Content-Length: %d\r\n\r\n" % size)
         await until(lambda: bool(gateway.state.tasks))
@@ -200,7 +200,7 @@ async def test_the_next_request_has_the_deadline_too(header_hurried: int) -> Non
 
 
 async def test_an_idle_connection_is_left_to_uvicorns_keep_alive() -> None:
-    async with serve(registry(), http=HeaderHurried, keep_alive_s=1) as gateway:
+    async with serve(connections(), http=HeaderHurried, keep_alive_s=1) as gateway:
         wire = await dial(gateway.port, GET)
         assert await answer(wire) == b"0"
         (protocol,) = gateway.state.connections
@@ -276,7 +276,7 @@ async def test_who_is_not_read_is_not_late() -> None:
             expired.set()
             super()._expire(timeout_s)
 
-    async with serve(registry(), http=Noting, app=slow) as gateway:
+    async with serve(connections(), http=Noting, app=slow) as gateway:
         size = 1_000_000
         head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
         wire = await dial(gateway.port, head, b"x" * size)
@@ -297,7 +297,7 @@ async def test_an_answer_may_take_longer_than_any_deadline() -> None:
         header_timeout_s = SHORT_S
         body_timeout_s = SHORT_S
 
-    async with serve(registry(), http=Hurried, app=slow) as gateway:
+    async with serve(connections(), http=Hurried, app=slow) as gateway:
         wire = await dial(gateway.port, POST, b"abcd")
         assert await answer(wire) == b"4"
         await wire.close()
@@ -421,7 +421,7 @@ async def test_what_comes_behind_a_refusal_is_not_looked_at() -> None:
         await release.wait()
         await no_application(scope, receive, send)
 
-    async with serve(registry(), http=Patient, app=slow) as gateway:
+    async with serve(connections(), http=Patient, app=slow) as gateway:
         wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n", GET)
         (protocol,) = await until_refused(gateway)
         protocol.data_received(GET)
@@ -444,7 +444,7 @@ async def test_a_client_that_leaves_stops_the_request_that_runs_and_those_behind
         events.put_nowait(event["type"])
         await no_application(scope, receive, send)
 
-    async with serve(registry(), http=Patient, app=waiting) as gateway:
+    async with serve(connections(), http=Patient, app=waiting) as gateway:
         wire = await dial(gateway.port, GET, GET)
         await begun.wait()
         await wire.close()
@@ -465,7 +465,7 @@ async def test_a_refusal_is_not_written_into_an_answer_that_has_begun() -> None:
             pass
         await send({"type": "http.response.body", "body": b"rest"})
 
-    async with serve(registry(), http=Patient, app=eager) as gateway:
+    async with serve(connections(), http=Patient, app=eager) as gateway:
         head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         wire = await dial(gateway.port, head)
         await begun.wait()
@@ -488,7 +488,7 @@ async def test_a_server_that_stops_answers_what_is_owed_and_lingers_for_nobody()
             super().connection_lost(exc)
             lost.set()
 
-    async with serve(registry(), http=Noting, app=slow) as gateway:
+    async with serve(connections(), http=Noting, app=slow) as gateway:
         wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n")
         (protocol,) = await until_refused(gateway)
         protocol.shutdown()
@@ -511,7 +511,7 @@ async def test_a_refused_client_that_never_closes_is_cut_off() -> None:
             super().connection_lost(exc)
             lost.set()
 
-    async with serve(registry(), http=Short) as gateway:
+    async with serve(connections(), http=Short) as gateway:
         wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n")
         assert await answer(wire) == b"0"
         assert (await response(wire))[0] == 400
@@ -621,7 +621,7 @@ async def test_a_body_behind_an_offer_of_another_protocol_belongs_to_its_request
     asked = Asked()
     data = offer(method, token, framing)
     behind = b"PUT /behind HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nok"
-    async with serve(registry(), http=Patient, app=asked) as gateway:
+    async with serve(connections(), http=Patient, app=asked) as gateway:
         wire = await dial(gateway.port)
         await until(lambda: bool(gateway.state.connections))
         (connection,) = gateway.state.connections
@@ -671,7 +671,7 @@ async def test_an_answer_before_the_end_of_such_a_body_parses_nothing_of_it() ->
         await send({"type": "http.response.start", "status": 401, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async with serve(registry(), http=Patient, app=hasty) as gateway:
+    async with serve(connections(), http=Patient, app=hasty) as gateway:
         data = offer("POST", "h2c", "length")
         wire = await dial(gateway.port, data[:-20])
         assert (await response(wire))[0] == 401
@@ -803,7 +803,7 @@ async def test_a_body_whose_end_is_not_certain_is_refused(
 
 
 async def test_a_websocket_takes_no_deadline_along() -> None:
-    async with serve(registry(), http=HeaderHurried) as gateway:
+    async with serve(connections(), http=HeaderHurried) as gateway:
         wire = await session(gateway)
         await asyncio.sleep(2 * SHORT_S)
         await wire.send({"type": "ping"})

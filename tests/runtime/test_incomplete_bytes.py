@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
@@ -74,7 +74,7 @@ async def test_a_session_that_hoards_is_sent_away_and_the_others_go_on() -> None
     """And what it held is given back: at its own end, and when its message is whole."""
     incoming = IncompleteBytesBudget(2 * LARGE + 100)  # and the headers of their frames
     around = SessionServices(broker_in_memory(), Authenticator(None))
-    async with serve(Registry(around, incoming=incoming)) as gateway:
+    async with serve(Connections(around, incoming=incoming)) as gateway:
         first, second, third = [await session(gateway) for _ in range(3)]
         await begun(first)
         await until(lambda: incoming.total >= LARGE)
@@ -97,7 +97,7 @@ async def test_a_body_that_hoards_is_refused_and_the_others_go_on(broker: Broker
     incoming = IncompleteBytesBudget(2 * LARGE + 100)
     application = Application(broker, Authenticator(None), incoming=incoming)
     around = SessionServices(broker_in_memory(), Authenticator(None))
-    async with serve(Registry(around, incoming=incoming), app=application) as gateway:
+    async with serve(Connections(around, incoming=incoming), app=application) as gateway:
         sockets = [
             Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)
         ]

@@ -24,7 +24,7 @@ from websockets.frames import Opcode
 
 from gateway.auth.auth import Authenticator
 from gateway.config import Config
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.websocket import websocket_class
 from gateway.server import Server, _reload_on_hangup
 from gateway.session.directory import SessionServices
@@ -86,7 +86,7 @@ async def where(scope: Scope, receive: Receive, send: Send) -> None:
 class Gateway(NamedTuple):
     """What serves TLS here."""
 
-    registry: Registry
+    connections: Connections
     port: int
     tls: Tls
     wires: list[Wire]
@@ -137,18 +137,18 @@ async def serving(
     pair: Pair, client_ca: Path | None = None, addresses: Addresses = NO_PROXIES
 ) -> AsyncIterator[Gateway]:
     """The shipped listener, with the shipped protocol classes, on a free port."""
-    registry = Registry(
+    connections = Connections(
         SessionServices(broker_in_memory(), Authenticator(None)), addresses=addresses
     )
     tls = Tls(CertificateFiles(*pair, client_ca))
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
-    websockets = websocket_class(registry)
+    websockets = websocket_class(connections)
     websockets.close_timeout_s = SHORT_S
     listener = Listener(where, bound, http=http_class(addresses), ws=websockets, tls=tls.context)
     await listener.start()
     try:
-        gateway = Gateway(registry, port, tls, [])
+        gateway = Gateway(connections, port, tls, [])
         yield gateway
     finally:
         for wire in gateway.wires:
@@ -156,7 +156,7 @@ async def serving(
         for _ in range(10):  # uvloop does not close while a socket has an end to be told
             await asyncio.sleep(0)
         await end(listener)
-        registry.deadlines.close()
+        connections.deadlines.close()
 
 
 async def end(listener: Listener) -> None:
@@ -302,7 +302,7 @@ async def test_new_files_are_served_and_sessions_stay(
         for wire in (before, after):
             await wire.send_frame(Opcode.PING, b"still?")
             assert await wire.read() == (Opcode.PONG, b"still?")
-        assert len(gateway.registry) == 2
+        assert len(gateway.connections) == 2
         assert len(caplog.messages) == 1
         assert "is served from now on" in caplog.messages[0]
 
@@ -469,7 +469,7 @@ async def test_the_close_frame_arrives_though_tls_cannot_half_close(
 async def test_who_does_not_close_is_cut_off(authority: Authority, pair: Pair) -> None:
     async with serving(pair) as gateway:
         wire = await gateway.open_socket(trusting(authority))
-        (connection,) = gateway.registry.connections()
+        (connection,) = list(gateway.connections)
         lost = asyncio.Event()
         ending = type(connection).connection_lost  # type: ignore[attr-defined]
 
@@ -518,7 +518,7 @@ async def test_a_verified_certificate_has_a_name(
         here = ClientAddress("127.0.0.1", True, name)
         assert await gateway.ask(context) == here
         await gateway.open_socket(context)
-        (connection,) = gateway.registry.connections()
+        (connection,) = list(gateway.connections)
         assert connection.address == here  # type: ignore[attr-defined]
 
 
@@ -552,7 +552,7 @@ async def test_another_authoritys_certificate_or_an_old_one_lets_nobody_in(
                 await gateway.ask(trusting(authority, shown))
         with pytest.raises(OSError):  # where the certificate would be read on the way
             await gateway.dial(speaking(authority, ssl.TLSVersion.TLSv1_2))
-        assert len(gateway.registry) == 0
+        assert len(gateway.connections) == 0
 
 
 FORWARDED = ("X-Forwarded-For: 1.1.1.1, 198.51.100.4", "X-Forwarded-Proto: http", "X-Name: sensor")
@@ -567,7 +567,7 @@ async def test_a_trusted_proxy_tells_who_is_behind_it(authority: Authority, pair
         assert await gateway.ask(context, *FORWARDED) == behind
         assert await gateway.ask(context) == ClientAddress("127.0.0.1", True)
         await gateway.open_socket(context, *FORWARDED)
-        (connection,) = gateway.registry.connections()
+        (connection,) = list(gateway.connections)
         assert connection.address == behind  # type: ignore[attr-defined]
 
 
@@ -578,7 +578,7 @@ async def test_of_others_nothing_is_believed(authority: Authority, pair: Pair) -
         here = ClientAddress("127.0.0.1", True)
         assert await gateway.ask(context, *FORWARDED) == here
         await gateway.open_socket(context, *FORWARDED)
-        (connection,) = gateway.registry.connections()
+        (connection,) = list(gateway.connections)
         assert connection.address == here  # type: ignore[attr-defined]
 
 
@@ -595,12 +595,12 @@ async def test_without_tls_other_machines_are_told_to_use_it(
     target: str, authority: Authority, pair: Pair
 ) -> None:
     addresses = Abroad(is_plain_allowed=False)
-    registry = Registry(
+    connections = Connections(
         SessionServices(broker_in_memory(), Authenticator(None)), addresses=addresses
     )
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
-    listener = Listener(where, bound, http=http_class(addresses), ws=websocket_class(registry))
+    listener = Listener(where, bound, http=http_class(addresses), ws=websocket_class(connections))
     await listener.start()
     try:
         async with asyncio.timeout(WAIT_S):

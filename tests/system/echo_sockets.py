@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from gateway.auth.auth import Authenticator
 from gateway.models import Admission
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.websocket import WebSocketConnection
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
@@ -42,7 +42,7 @@ class _Echo(Session):
     def __init__(self, connection: "_EchoConnection") -> None:
         now = asyncio.get_running_loop().time()
         admission = Admission(ANYBODY)
-        super().__init__(connection.registry.services, connection, "echo", admission, now=now)
+        super().__init__(connection.connections.services, connection, "echo", admission, now=now)
         self._connection = connection
 
     is_welcome = True
@@ -76,11 +76,11 @@ class _EchoConnection(WebSocketConnection):
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
     """An echo server on a free port of loopback: the port."""
-    registry = Registry(SessionServices(broker_in_memory(), Authenticator(None)))
+    connections = Connections(SessionServices(broker_in_memory(), Authenticator(None)))
 
     class Bound(_EchoConnection):
         __slots__ = ()
 
-    Bound.registry = registry
-    async with serve(registry, websockets=Bound) as gateway:
+    Bound.connections = connections
+    async with serve(connections, websockets=Bound) as gateway:
         yield gateway.port

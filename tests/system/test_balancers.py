@@ -176,7 +176,7 @@ async def test_what_one_client_publishes_another_one_gets(
                     break
         assert bodies == 4 * [large, *range(50)]
         if kind == "haproxy":  # nginx sends all long polls of an address to one gateway
-            assert sum(bool(gateway.registry.connections()) for gateway in made.gateways) > 1
+            assert sum(bool(list(gateway.connections)) for gateway in made.gateways) > 1
 
 
 @each_kind
@@ -195,7 +195,7 @@ async def test_nobody_is_believed_who_he_says_he_is(tmp_path: Path, kind: Kind) 
             assert "welcome" in str(await socket.recv())
             assert (await http.post("/v1/sessions", content=b'{"type":"hello"}')).is_success
             entered = await http.post("/v1/access")
-            found = [one for gateway in made.gateways for one in gateway.registry.connections()]
+            found = [one for gateway in made.gateways for one in list(gateway.connections)]
             addresses = [one.address for one in found]  # type: ignore[attr-defined]
             assert addresses == 2 * [ClientAddress(HERE, True)]
             assert entered.headers["set-cookie"].endswith("; Secure")
@@ -219,7 +219,7 @@ async def test_each_request_of_a_long_poll_comes_to_the_gateway_that_has_it(
                     heard = await http.get(f"{path}/frames?after={number}&wait_s=5")
                     assert [frame["ref"] for frame in heard.json()["frames"]] == [number]
         if kind == "haproxy":
-            assert [len(gateway.registry.connections()) for gateway in made.gateways] == [3, 3, 3]
+            assert [len(list(gateway.connections)) for gateway in made.gateways] == [3, 3, 3]
 
 
 async def polled(made: Behind) -> str:
@@ -282,12 +282,12 @@ async def test_who_is_not_ready_keeps_its_sessions_and_gets_no_others(tmp_path: 
     async with behind("haproxy", tmp_path) as made:
         paths = [await polled(made) for _ in range(6)]
         leaving = made.gateways[0]
-        held = len(leaving.registry.connections())
+        held = len(list(leaving.connections))
         assert held
         leaving.broker.leave()
         await made.found(0, "NOLB")
         paths += [await polled(made) for _ in range(6)]
-        assert len(leaving.registry.connections()) == held
+        assert len(list(leaving.connections)) == held
         async with made.http() as http:
             for path in paths:
                 assert (await http.get(f"{path}/frames?after=1&wait_s=0")).status_code == 200

@@ -58,7 +58,7 @@ class Behind(NamedTuple):
 
     def addresses(self) -> list[ClientAddress]:
         """Where the clients of the open sessions are."""
-        found = self.server.registry.connections()
+        found = list(self.server.connections)
         return [one.address for one in found]  # type: ignore[attr-defined]
 
 

@@ -33,7 +33,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 def cut(server: Server) -> int:
     """Cut every socket, as a proxy would that dies; long polls just end. How many."""
-    connections = server.registry.connections()
+    connections = list(server.connections)
     for connection in connections:
         if isinstance(connection, WebSocketConnection):
             connection._transport.abort()
@@ -267,7 +267,7 @@ async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: 
         async with client.read("q") as messages, asyncio.timeout(10):
             await publish(client, 1)
             assert (await anext(messages)).body == 0
-        (session,) = server.registry.services.sessions._by_id.values()
+        (session,) = server.connections.services.sessions._by_id.values()
         assert isinstance(session, Session)
         assert session._protocol.subscribed == []
 
@@ -325,7 +325,7 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
     """The broker still works on it when the client, back again, says it once more."""
     async with tocsin.connect(server.url) as client, asyncio.timeout(10):
         await client.create_queue("q")
-        broker = server.registry.services.broker
+        broker = server.connections.services.broker
         put_group, stalls = broker.put_group, [asyncio.Event()]
         asked = asyncio.Event()
 

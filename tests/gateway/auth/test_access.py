@@ -12,7 +12,7 @@ import pytest
 from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Authenticator
 from gateway.auth.browser import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
 from gateway.models import Admission
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.handshake import shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
@@ -499,7 +499,7 @@ async def test_an_open_broker_wants_nothing() -> None:
 
 @pytest.fixture
 async def gateway(wall: Wall) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(broker_in_memory(), LOCKED, wall=wall))) as made:
+    async with serve(Connections(SessionServices(broker_in_memory(), LOCKED, wall=wall))) as made:
         yield made
 
 
@@ -556,7 +556,7 @@ async def test_a_token_in_hello_goes_on_where_the_cookie_ends(gateway: Gateway, 
     wire = await connect(gateway, Cookie=cookie(), Origin=f"http://127.0.0.1:{gateway.port}")
     await wire.send({"type": "hello", "token": TOKEN})
     assert (await wire.receive())["type"] == "welcome"
-    (connection,) = gateway.registry.connections()
+    (connection,) = list(gateway.connections)
     ends: Any = connection
     assert ends._session._protocol.right_ends == float("inf")
     await wire.close()
@@ -601,8 +601,8 @@ async def test_over_tls_a_page_without_it_is_foreign(application: Application) -
 
 async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: Wall) -> None:
     """P11: its request was admitted, and what it waits for would come too late."""
-    registry = Registry(SessionServices(house.broker, LOCKED))
-    application = Application(house.broker, LOCKED, Polls(registry), wall=wall)
+    connections = Connections(SessionServices(house.broker, LOCKED))
+    application = Application(house.broker, LOCKED, Polls(connections), wall=wall)
     async with client_of(application, origin=OURS, cookie=cookie()) as http:
         wall.now += ACCESS_S - 0.1
         opened = await http.post("/v1/sessions", json={"type": "hello"})
@@ -613,7 +613,7 @@ async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: W
         assert last.json()["close"]["code"] == 4401
         wall.now += 1
         check_problem(await http.get(path, params={"after": "1"}), "unauthorized")
-    registry.deadlines.close()
+    connections.deadlines.close()
 
 
 async def test_a_pull_waits_no_longer_than_its_cookie(house: House, wall: Wall) -> None:

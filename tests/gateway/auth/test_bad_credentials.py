@@ -14,7 +14,7 @@ from starlette.types import Message
 from gateway.auth.auth import OPERATORS, Authenticator
 from gateway.auth.jwt import ALGORITHMS, JwtTerms, JwtVerifier, parse_keys
 from gateway.models import Admission, Transport
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.handshake import TICKET, shake_hands
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
@@ -96,8 +96,8 @@ class Http:
 
     def __init__(self, auth: Authenticator) -> None:
         around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL)
-        registry = Registry(around)
-        self.application = Application(broker_in_memory(), auth, Polls(registry), wall=lambda: WALL)
+        connections = Connections(around)
+        self.application = Application(broker_in_memory(), auth, Polls(connections), wall=lambda: WALL)
 
     async def ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b""

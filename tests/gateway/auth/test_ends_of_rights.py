@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.auth.auth import Authenticator
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -37,10 +37,10 @@ class Guarded:
         self.auth = Authenticator("operator-0123456789", tokens=self.tokens)
         self.tokens.on_revoked(lambda one: self.auth.on_credential_ended(one.credential))
         around = SessionServices(house.broker, self.auth, wall=lambda: self.wall)
-        self.registry = Registry(around)
+        self.connections = Connections(around)
         self.sessions = around.sessions
         self.application = Application(
-            house.broker, self.auth, Polls(self.registry), wall=lambda: self.wall
+            house.broker, self.auth, Polls(self.connections), wall=lambda: self.wall
         )
 
     def http(self, token_id: str = "abcdefgh") -> Any:
@@ -55,7 +55,7 @@ async def guarded(house: House) -> Guarded:
 
 @pytest.fixture
 async def gateway(guarded: Guarded) -> AsyncIterator[Gateway]:
-    async with serve(guarded.registry) as made:
+    async with serve(guarded.connections) as made:
         yield made
 
 
@@ -165,7 +165,7 @@ async def test_what_is_asked_slowly_is_not_begun_when_the_token_has_ended(
 
     async with guarded.http() as http, asyncio.timeout(5):
         check_problem(await http.post(path, content=slowly()), "unauthorized")
-    assert len(guarded.registry) == 0
+    assert len(guarded.connections) == 0
     assert house.broker.publisher.commits.messages_total == 0
 
 
@@ -298,7 +298,7 @@ async def test_a_long_poll_takes_a_fresh_token(guarded: Guarded) -> None:
         assert (ok["type"], ok["right_lasts_s"]) == ("ok", None)
         waiting = await client.poll(0.5)
         assert "close" not in waiting.json()
-    guarded.registry.deadlines.close()
+    guarded.connections.deadlines.close()
 
 
 async def test_auth_before_hello_breaks_the_protocol(gateway: Gateway) -> None:

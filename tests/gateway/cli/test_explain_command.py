@@ -5,7 +5,7 @@ import json
 import tocsin
 
 from gateway.auth.auth import Authenticator
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -74,14 +74,14 @@ async def test_the_sdk_lists_page_by_page(house: House, queue: Queue, http: tocs
 
 
 async def test_the_sdk_lists_sessions(house: House) -> None:
-    registry = Registry(SessionServices(house.broker, Authenticator(None)))
+    connections = Connections(SessionServices(house.broker, Authenticator(None)))
     bound = bind("127.0.0.1", 0)
-    listener = Listener(Application(house.broker, Authenticator(None), Polls(registry)), bound)
+    listener = Listener(Application(house.broker, Authenticator(None), Polls(connections)), bound)
     await listener.start()
     for number in range(130):
-        Socket(house, registry.services, f"{number:022}").say(type="hello", client=f"c{number}")
+        Socket(house, connections.services, f"{number:022}").say(type="hello", client=f"c{number}")
     async with tocsin.Http(f"http://127.0.0.1:{bound.getsockname()[1]}") as http:
         names = [session["client"] async for session in http.sessions()]
     assert names == [f"c{number}" for number in range(130)]
-    registry.deadlines.close()
+    connections.deadlines.close()
     await listener.finish(1)

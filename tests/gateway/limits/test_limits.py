@@ -10,7 +10,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_ADDRESS, parse_limits
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -252,9 +252,9 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change(house: House) -
 
 async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: MemoryBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
-    registry = Registry(SessionServices(broker, Authenticator(None), limiter=limiter))
+    connections = Connections(SessionServices(broker, Authenticator(None), limiter=limiter))
     application = Application(
-        broker_in_memory(), Authenticator(None), Polls(registry), limiter=limiter
+        broker_in_memory(), Authenticator(None), Polls(connections), limiter=limiter
     )
     async with client_of(application) as http:
         first = await http.post("/v1/sessions", json={"type": "hello"})
@@ -264,9 +264,9 @@ async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: MemoryB
         assert second.headers["Retry-After"] == "1"
         await http.delete(f"/v1/sessions/{first.json()['session']}")
         assert (await http.post("/v1/sessions", json={"type": "hello"})).status_code == 201
-    for connection in registry.connections():
+    for connection in list(connections):
         connection.close(frames.DRAINING)
-    registry.deadlines.close()
+    connections.deadlines.close()
 
 
 def test_old_settings_of_a_queue_have_no_limit() -> None:

@@ -12,7 +12,7 @@ from gateway.auth.auth import Authenticator
 from gateway.deliverylog.lines import DispatchedLine
 from gateway.models import Admission
 from gateway.net import longpoll
-from gateway.net.connections import Registry, drain_sessions
+from gateway.net.connections import Connections, drain_sessions
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -65,21 +65,21 @@ class Client:
 
 
 @pytest.fixture
-def registry(house: House) -> Registry:
+def connections(house: House) -> Connections:
     timing = Timing(hello_timeout_s=5, heartbeat_s=0.1, heartbeat_timeout_s=0.1)
-    return Registry(SessionServices(house.broker, Authenticator(None), timing=timing))
+    return Connections(SessionServices(house.broker, Authenticator(None), timing=timing))
 
 
 @pytest.fixture
-def polls(registry: Registry) -> Polls:
-    return Polls(registry)
+def polls(connections: Connections) -> Polls:
+    return Polls(connections)
 
 
 @pytest.fixture
-async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(house: House, connections: Connections, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
-    registry.deadlines.close()
+    connections.deadlines.close()
 
 
 @pytest.fixture
@@ -172,18 +172,18 @@ async def test_a_second_poll_takes_over(client: Client, house: House) -> None:
     assert [frame["type"] for frame in (await second).json()["frames"]] == ["push"]
 
 
-async def test_who_holds_a_poll_open_is_alive(client: Client, registry: Registry) -> None:
+async def test_who_holds_a_poll_open_is_alive(client: Client, connections: Connections) -> None:
     """Three heartbeats: each answers the poll, and the next one is the sign of life."""
     for _ in range(3):
         assert await client.frames() == []
-    assert len(registry) == 1
+    assert len(connections) == 1
 
 
 async def test_who_polls_no_more_loses_the_transport_and_may_come_back(
-    client: Client, registry: Registry
+    client: Client, connections: Connections
 ) -> None:
     """R22: the session lingers; a poll hears why, and a hello finds its subscription."""
-    await eventually(lambda: not len(registry))
+    await eventually(lambda: not len(connections))
     batch = (await client.poll()).json()
     assert batch["close"]["code"] == 4001
     assert (await client.say({"type": "ping"})).json()["code"] == "session_not_found"
@@ -193,7 +193,7 @@ async def test_who_polls_no_more_loses_the_transport_and_may_come_back(
     held = {"type": "held", "ref": 7, "subscription": 1, "received": 0, "deliveries": []}
     await client.say(held)
     assert await client.frames() == [{"type": "ok", "ref": 7, "revoked": []}]
-    await eventually(lambda: not len(registry))  # it is watched again
+    await eventually(lambda: not len(connections))  # it is watched again
 
 
 async def test_an_ended_session_returns_what_it_held(client: Client, house: House) -> None:
@@ -299,12 +299,12 @@ async def test_a_large_backlog_comes_in_several_batches(
     [(b"{", "invalid_request"), (b'{"type":"ping"}', "invalid_request"), (b"", "invalid_request")],
 )
 async def test_what_does_not_begin_with_hello_opens_nothing(
-    http: httpx2.AsyncClient, registry: Registry, body: bytes, code: str
+    http: httpx2.AsyncClient, connections: Connections, body: bytes, code: str
 ) -> None:
     """P12."""
     answer = await http.post("/v1/sessions", content=body)
     assert (answer.status_code, answer.json()["code"]) == (400, code)
-    assert len(registry) == 0
+    assert len(connections) == 0
 
 
 async def test_nobody_s_session_is_not_found(http: httpx2.AsyncClient) -> None:
@@ -334,9 +334,9 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     assert poll.end is None
 
 
-async def test_a_gateway_that_goes_down_tells_who_polls(client: Client, registry: Registry) -> None:
+async def test_a_gateway_that_goes_down_tells_who_polls(client: Client, connections: Connections) -> None:
     """P14: the drain frame, then the end with its code."""
-    drained = asyncio.create_task(drain_sessions(registry, deadline_s=5, random=Random(1)))
+    drained = asyncio.create_task(drain_sessions(connections, deadline_s=5, random=Random(1)))
     answer = (await client.poll()).json()
     assert [frame["type"] for frame in answer["frames"]] == ["drain"]
     client.batch = answer["batch"]
@@ -397,7 +397,7 @@ async def test_the_poll_that_was_replaced_hears_why(client: Client) -> None:
 
 
 async def test_what_ended_polls_keep_has_a_bound(
-    http: httpx2.AsyncClient, polls: Polls, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    http: httpx2.AsyncClient, polls: Polls, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9: whoever opens and ends sessions all day costs no more; the last ones still tell why."""
     monkeypatch.setattr(longpoll, "ENDED_MAX", 2)
@@ -416,7 +416,7 @@ async def test_what_ended_polls_keep_has_a_bound(
     assert polls._ended_bytes <= 1000
     for _ in range(3):
         await http.post("/v1/sessions", content=b"{")
-    assert (len(polls._ended), len(registry)) == (1, 0)
+    assert (len(polls._ended), len(connections)) == (1, 0)
 
 
 async def test_what_is_pushed_is_logged_as_written_when_a_poll_takes_it(

@@ -24,7 +24,7 @@ from gateway.net.connections import (
     PART_BYTES_SHARED,
     PER_TURN,
     RESUMED_PER_TURN,
-    Registry,
+    Connections,
     drain_sessions,
 )
 from gateway.net.handshake import shake_hands
@@ -77,13 +77,13 @@ async def broker() -> AsyncIterator[MemoryBroker]:
 
 @pytest.fixture
 async def gateway(broker: MemoryBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(broker, Authenticator(None)))) as made:
+    async with serve(Connections(SessionServices(broker, Authenticator(None)))) as made:
         yield made
 
 
 @pytest.fixture
 async def locked(broker: MemoryBroker) -> AsyncIterator[Gateway]:
-    async with serve(Registry(SessionServices(broker, Authenticator(TOKEN)))) as made:
+    async with serve(Connections(SessionServices(broker, Authenticator(TOKEN)))) as made:
         yield made
 
 
@@ -438,7 +438,7 @@ async def test_every_close_code_reaches_the_client_behind_what_was_queued(
     connection.close(frames.PROTOCOL)  # once is enough
     connection.send(b'{"type":"pong","ref":1}')
     assert broker.consumers == []
-    assert len(gateway.registry) == 0
+    assert len(gateway.connections) == 0
     assert await wire.receive() == {"type": "pong"}
     assert await wire.closed() == (close.code, close.reason)
     assert await wire.ended() == b""
@@ -447,8 +447,8 @@ async def test_every_close_code_reaches_the_client_behind_what_was_queued(
 
 async def test_one_session_too_many_is_told_to_come_back_later(broker: MemoryBroker) -> None:
     """P9."""
-    registry = Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)
-    async with serve(registry) as gateway:
+    connections = Connections(SessionServices(broker, Authenticator(None)), sessions_max=1)
+    async with serve(connections) as gateway:
         first = await session(gateway)
         second = await connect(gateway)
         assert (await second.closed())[0] == 4003
@@ -461,8 +461,8 @@ async def test_one_session_too_many_is_told_to_come_back_later(broker: MemoryBro
 # --- Silence ------------------------------------------------------------------------------------
 
 
-def timed(broker: MemoryBroker, **timing: float) -> Registry:
-    return Registry(SessionServices(broker, Authenticator(None), timing=Timing(**timing)))
+def timed(broker: MemoryBroker, **timing: float) -> Connections:
+    return Connections(SessionServices(broker, Authenticator(None), timing=Timing(**timing)))
 
 
 async def test_no_hello_in_time_closes(broker: MemoryBroker) -> None:
@@ -474,8 +474,8 @@ async def test_no_hello_in_time_closes(broker: MemoryBroker) -> None:
 
 async def test_a_half_open_socket_is_pinged_found_dead_and_left(broker: MemoryBroker) -> None:
     """P6: what it held returns to its group."""
-    registry = timed(broker, heartbeat_s=0.4, heartbeat_timeout_s=0.05)
-    async with serve(registry) as gateway:
+    connections = timed(broker, heartbeat_s=0.4, heartbeat_timeout_s=0.05)
+    async with serve(connections) as gateway:
         wire = await subscribed(gateway)
         assert await wire.read() == (Opcode.PING, b"")
         assert (await wire.closed())[0] == 4001
@@ -488,8 +488,8 @@ async def test_a_client_that_takes_a_large_message_slowly_is_alive(
     broker: MemoryBroker, *, goes_on: bool
 ) -> None:
     """P6: and one that has ceased to take it is not."""
-    registry = timed(broker, heartbeat_s=0.2, heartbeat_timeout_s=0.4)
-    async with serve(registry) as gateway:
+    connections = timed(broker, heartbeat_s=0.2, heartbeat_timeout_s=0.4)
+    async with serve(connections) as gateway:
         with socket.socket() as narrow:
             narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
             narrow.setblocking(False)
@@ -510,9 +510,9 @@ async def test_a_client_that_takes_a_large_message_slowly_is_alive(
                 await asyncio.sleep(0.03)  # the line
             if goes_on:
                 assert loop.time() - began > 1.2, "it was slow"
-                assert len(registry) == 1
+                assert len(connections) == 1
             else:
-                await until(lambda: len(registry) == 0)
+                await until(lambda: len(connections) == 0)
                 assert loop.time() - began > 0.5
 
 
@@ -667,8 +667,8 @@ async def test_a_pong_keeps_a_session_alive(broker: MemoryBroker) -> None:
 
 
 async def test_a_socket_that_ignores_our_close_is_cut_off(broker: MemoryBroker) -> None:
-    registry = Registry(SessionServices(broker, Authenticator(None)))
-    async with serve(registry, close_timeout_s=0.05) as gateway:
+    connections = Connections(SessionServices(broker, Authenticator(None)))
+    async with serve(connections, close_timeout_s=0.05) as gateway:
         wire = await session(gateway)
         (connection,) = gateway.state.connections
         connection_of(gateway).close(frames.REVOKED)
@@ -685,9 +685,9 @@ async def test_while_something_is_stored_each_read_gives_way(broker: MemoryBroke
     """Of a WebSocket and of HTTP: on a core of their own the storage's thread and the loop's would
     else wait for each other's slices."""
     given = list[bool]()
-    registry = Registry(SessionServices(broker, Authenticator(None)))
-    registry.large_reads._give_way = lambda: given.append(True)
-    async with serve(registry, http_class(registry.addresses, registry.large_reads)) as gateway:
+    connections = Connections(SessionServices(broker, Authenticator(None)))
+    connections.large_reads._give_way = lambda: given.append(True)
+    async with serve(connections, http_class(connections.addresses, connections.large_reads)) as gateway:
         wire = await session(gateway)
         assert not given
         broker.messages.held = []
@@ -740,7 +740,7 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
     """P9: others are heard in between. One that is full again, or gone, by then is passed over."""
     wires = [await session(gateway) for _ in range(2 * RESUMED_PER_TURN + 3)]
     connections = [
-        one for one in gateway.registry.connections() if isinstance(one, WebSocketConnection)
+        one for one in list(gateway.connections) if isinstance(one, WebSocketConnection)
     ]
     for connection in connections:
         connection.pause_writing()
@@ -932,15 +932,15 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
         connection.data_received(said + bytes((0x89, 0x80, 0, 0, 0, 0)))
         before = messages_of(broker)
         assert before < 100
-        gateway.registry._lost.per_turn = 0
+        gateway.connections._lost.per_turn = 0
         connection._transport.abort()
         connection.connection_lost(None)
         wire = await session(gateway)
         connection_of(gateway).data_received(said)
         await until(lambda: messages_of(broker) == before + 100)
         assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
-        gateway.registry._lost.per_turn = 9
-        gateway.registry.lost(lambda: None)
+        gateway.connections._lost.per_turn = 9
+        gateway.connections.lost(lambda: None)
         await wire.close()
         lost.writer.close()
 
@@ -950,13 +950,13 @@ async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gat
     count = 2 * PER_TURN + 3
     wires = [await session(gateway) for _ in range(count)]
     conversations = []
-    emptied = asyncio.ensure_future(gateway.registry.emptied())
+    emptied = asyncio.ensure_future(gateway.connections.emptied())
     await asyncio.sleep(0)
-    for connection in gateway.registry.connections():
+    for connection in list(gateway.connections):
         assert isinstance(connection, WebSocketConnection)
         conversations.append(connection._session)
         connection.connection_lost(None)
-    assert len(gateway.registry) == 0
+    assert len(gateway.connections) == 0
     left = [count - PER_TURN]
     while left[-1]:
         assert not emptied.done()
@@ -985,7 +985,7 @@ async def test_a_fan_out_frames_a_payload_once(gateway: Gateway) -> None:
     """Thousands of sockets are given the same bytes object."""
     wires = [await session(gateway) for _ in range(3)]
     written: list[bytes] = []
-    for connection in gateway.registry.connections():
+    for connection in list(gateway.connections):
         assert isinstance(connection, WebSocketConnection)
         transport = connection._transport
 
@@ -999,7 +999,7 @@ async def test_a_fan_out_frames_a_payload_once(gateway: Gateway) -> None:
 
         connection._transport = Recording()  # type: ignore[assignment]
     push = b'{"type":"push"}'
-    for connection in gateway.registry.connections():
+    for connection in list(gateway.connections):
         connection.send(push)  # type: ignore[attr-defined]
     for wire in wires:
         assert await wire.receive() == {"type": "push"}
@@ -1013,7 +1013,7 @@ async def test_a_lost_socket_takes_no_other_sessions_frames_with_it(gateway: Gat
     broken = await session(gateway)
     lost = connection_of(gateway)
     wire = await session(gateway)
-    (other,) = {*gateway.registry.connections()} - {lost}
+    (other,) = {*list(gateway.connections)} - {lost}
     assert isinstance(other, WebSocketConnection)
     lost._transport.abort()
     for connection in (lost, other):
@@ -1031,7 +1031,7 @@ async def test_a_drain_tells_every_session_when_to_come_back(
 ) -> None:
     """P14."""
     wires = [await session(gateway) for _ in range(5)]
-    await drain_sessions(gateway.registry, deadline_s=10, random=Random(1))
+    await drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
     moments = set()
     for wire in wires:
         drain = await wire.receive()
@@ -1054,7 +1054,7 @@ async def test_a_drain_waits_for_what_is_unsettled(gateway: Gateway, broker: Mem
     received = [await wire.receive(), await wire.receive()]
     assert sorted(frame["type"] for frame in received) == ["ok", "push"]
     draining = asyncio.create_task(
-        drain_sessions(gateway.registry, deadline_s=10, random=Random(1))
+        drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
     )
     assert (await wire.receive())["type"] == "drain"
     await wire.send({"type": "credit", "subscription": 1, "granted": 2}, {"type": "ping"})
@@ -1072,7 +1072,7 @@ async def test_a_drain_ends_at_its_deadline(gateway: Gateway, broker: MemoryBrok
     await wire.send({"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]})
     received = [await wire.receive(), await wire.receive()]
     assert sorted(frame["type"] for frame in received) == ["ok", "push"]
-    await drain_sessions(gateway.registry, deadline_s=0.05, random=Random(1))
+    await drain_sessions(gateway.connections, deadline_s=0.05, random=Random(1))
     assert broker.consumers == []
     assert (await wire.receive())["type"] == "drain"
     assert (await wire.closed())[0] == 4000
@@ -1081,7 +1081,7 @@ async def test_a_drain_ends_at_its_deadline(gateway: Gateway, broker: MemoryBrok
 
 async def test_who_has_not_said_hello_is_sent_away_by_a_drain(gateway: Gateway) -> None:
     wire = await connect(gateway)
-    await drain_sessions(gateway.registry, deadline_s=10, random=Random(1))
+    await drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
     assert (await wire.receive())["type"] == "drain"
     assert (await wire.closed())[0] == 4000
     await wire.close()
@@ -1091,15 +1091,15 @@ async def test_uvicorn_itself_starts_serves_and_stops_with_these_protocols(
     broker: MemoryBroker,
 ) -> None:
     """The contract with uvicorn's server, whose private parts we stand on."""
-    registry = Registry(SessionServices(broker, Authenticator(None)))
-    websockets = websocket_class(registry)
+    connections = Connections(SessionServices(broker, Authenticator(None)))
+    websockets = websocket_class(connections)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         no_application, http=Http11Protocol, ws=websockets, lifespan="off", log_config=None
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    gateway = Gateway(registry, listening.getsockname()[1], server.server_state, websockets)
+    gateway = Gateway(connections, listening.getsockname()[1], server.server_state, websockets)
     wire = await session(gateway)
     assert len(server.server_state.connections) == 1
     server.should_exit = True
@@ -1107,7 +1107,7 @@ async def test_uvicorn_itself_starts_serves_and_stops_with_these_protocols(
     await wire.close()
     await serving
     assert len(server.server_state.connections) == 0
-    registry.deadlines.close()
+    connections.deadlines.close()
 
 
 # --- Once more ----------------------------------------------------------------------------------
@@ -1129,8 +1129,8 @@ def test_on_uvloop_too(test: Callable[..., Awaitable[None]]) -> None:
     async def run() -> None:
         async with (
             one_queue() as broker,
-            serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway,
-            serve(Registry(SessionServices(broker, Authenticator(TOKEN)))) as locked,
+            serve(Connections(SessionServices(broker, Authenticator(None)))) as gateway,
+            serve(Connections(SessionServices(broker, Authenticator(TOKEN)))) as locked,
         ):
             places = {"gateway": gateway, "broker": broker, "locked": locked}
             await test(**{name: places[name] for name in inspect.signature(test).parameters})

@@ -7,7 +7,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth.auth import Authenticator
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
 from gateway.wire.frames import OVERLOADED
@@ -22,7 +22,7 @@ HELLO = {"type": "hello", "linger_s": 30}
 async def gateway() -> AsyncIterator[Gateway]:
     async with (
         running(MemoryBroker()) as broker,
-        serve(Registry(SessionServices(broker, Authenticator(None)))) as gateway,
+        serve(Connections(SessionServices(broker, Authenticator(None)))) as gateway,
     ):
         await broker.add_queue("q")
         yield gateway
@@ -42,7 +42,7 @@ async def joined(gateway: Gateway) -> tuple[Wire, str]:
 
 def lose(gateway: Gateway) -> Session:
     """The only socket is lost, and its session not told before `tell`; it is given nothing more."""
-    gateway.registry._lost.per_turn = 0
+    gateway.connections._lost.per_turn = 0
     connection = connection_of(gateway)
     session = connection._session
     assert session is not None
@@ -54,11 +54,11 @@ def lose(gateway: Gateway) -> Session:
 
 async def tell(gateway: Gateway) -> None:
     """It is the turn of all that were lost."""
-    gateway.registry._lost.per_turn = 9
+    gateway.connections._lost.per_turn = 9
     turns: list[None] = []
-    gateway.registry.lost(lambda: turns.append(None))
-    gateway.registry.lost(lambda: turns.append(None))
-    await eventually(lambda: len(turns) == 2 and not gateway.registry._lost)
+    gateway.connections.lost(lambda: turns.append(None))
+    gateway.connections.lost(lambda: turns.append(None))
+    await eventually(lambda: len(turns) == 2 and not gateway.connections._lost)
 
 
 def text(value: object) -> bytes:
@@ -71,7 +71,7 @@ async def test_what_comes_right_behind_a_resuming_hello_reaches_the_session(
     """P12: two messages in one segment. The second is the resumed session's, and is answered."""
     wire, session = await joined(gateway)
     await wire.close()
-    sessions = gateway.registry.services.sessions
+    sessions = gateway.connections.services.sessions
     await eventually(lambda: len(sessions) == 1)
     back = await connect(gateway)
     back.writer.write(text({**HELLO, "session": session}) + text({"type": "ping", "ref": 7}))
@@ -92,7 +92,7 @@ async def test_the_socket_that_was_replaced_is_told_and_takes_nothing_along(
     assert (await back.receive())["resumed"] == [1]
     assert (await wire.closed())[0] == 4503
     await wire.close()
-    await eventually(lambda: len(gateway.registry) == 1)
+    await eventually(lambda: len(gateway.connections) == 1)
     await back.send({"type": "ping", "ref": 8})
     assert await back.receive() == {"type": "pong", "ref": 8}
     await back.close()
@@ -108,7 +108,7 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
     await back.send({**HELLO, "session": session})
     assert (await back.receive())["resumed"] == [1]
     await tell(gateway)
-    lingering = len(gateway.registry.services.sessions)
+    lingering = len(gateway.connections.services.sessions)
     if not lingering:
         await back.send({"type": "ping", "ref": 8})
         assert await back.receive() == {"type": "pong", "ref": 8}
@@ -121,20 +121,20 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
     """P9: else as many again are let in while those that were lost wait to linger."""
     async with (
         running(MemoryBroker()) as broker,
-        serve(Registry(SessionServices(broker, Authenticator(None)), sessions_max=1)) as gateway,
+        serve(Connections(SessionServices(broker, Authenticator(None)), sessions_max=1)) as gateway,
     ):
         await broker.add_queue("q")
         wire, _ = await joined(gateway)
         lose(gateway)
-        assert len(gateway.registry) == 0
-        assert len(gateway.registry.services.sessions) == 0
+        assert len(gateway.connections) == 0
+        assert len(gateway.connections.services.sessions) == 0
         other = await connect(gateway)
         await other.send({"type": "hello"})
         assert (await other.closed())[0] == OVERLOADED.code
         await other.close()
         await wire.close()
         await tell(gateway)
-        assert len(gateway.registry.services.sessions) == 1
+        assert len(gateway.connections.services.sessions) == 1
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
@@ -146,7 +146,7 @@ async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone
     session.revoked()
     assert not session.is_welcome
     await tell(gateway)
-    assert len(gateway.registry.services.sessions) == 0
+    assert len(gateway.connections.services.sessions) == 0
     await wire.close()
 
 
@@ -157,8 +157,8 @@ async def test_who_says_good_bye_does_not_linger(gateway: Gateway, code: bytes) 
     await wire.send_frame(Opcode.CLOSE, code)
     await wire.ended()
     await wire.close()
-    await eventually(lambda: not len(gateway.registry))
-    assert len(gateway.registry.services.sessions) == 0
+    await eventually(lambda: not len(gateway.connections))
+    assert len(gateway.connections.services.sessions) == 0
 
 
 async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -> None:
@@ -166,14 +166,14 @@ async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -
     one whose old socket the gateway still believes in."""
     async with (
         running(MemoryBroker()) as broker,
-        serve(Registry(SessionServices(broker, Authenticator(None)), sessions_max=2)) as gateway,
+        serve(Connections(SessionServices(broker, Authenticator(None)), sessions_max=2)) as gateway,
     ):
         await broker.add_queue("q")
         wire, session = await joined(gateway)
         other, second = await joined(gateway)
         for one in (wire, other):
             await one.close()
-        await eventually(lambda: len(gateway.registry.services.sessions) == 2)
+        await eventually(lambda: len(gateway.connections.services.sessions) == 2)
         stranger = await connect(gateway)
         await stranger.send(HELLO)
         assert (await stranger.closed())[0] == 4003
@@ -182,6 +182,6 @@ async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -
         for one, name in zip(back, (session, second), strict=True):
             await one.send({**HELLO, "session": name})
             assert (await one.receive())["resumed"] == [1]
-        assert len(gateway.registry.services.sessions) == 0
+        assert len(gateway.connections.services.sessions) == 0
         for one in back:
             await one.close()

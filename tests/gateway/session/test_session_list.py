@@ -11,7 +11,7 @@ import pytest
 
 from gateway.auth.auth import Authenticator
 from gateway.models import SessionList
-from gateway.net.connections import Registry
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -30,20 +30,20 @@ def name(number: int) -> str:
 
 
 @pytest.fixture
-def registry(house: House) -> Registry:
-    return Registry(SessionServices(house.broker, Authenticator(None)))
+def connections(house: House) -> Connections:
+    return Connections(SessionServices(house.broker, Authenticator(None)))
 
 
 @pytest.fixture
-def polls(registry: Registry) -> Polls:
-    return Polls(registry)
+def polls(connections: Connections) -> Polls:
+    return Polls(connections)
 
 
 @pytest.fixture
-async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(house: House, connections: Connections, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
-    registry.deadlines.close()
+    connections.deadlines.close()
 
 
 async def listed(http: httpx2.AsyncClient, **query: object) -> list[Shown]:
@@ -56,11 +56,11 @@ async def listed(http: httpx2.AsyncClient, **query: object) -> list[Shown]:
 
 
 async def test_a_session_is_shown_with_what_it_has(
-    house: House, registry: Registry, http: httpx2.AsyncClient
+    house: House, connections: Connections, http: httpx2.AsyncClient
 ) -> None:
     queue = await house.queue(partitions=3)
     begun = int(time.time() * 1000)
-    socket = Socket(house, registry.services, name(1))
+    socket = Socket(house, connections.services, name(1))
     assert await listed(http) == []  # it has not said hello
     socket.say(type="hello", client="worker-1", linger_s=30)
     (bare,) = await listed(http)
@@ -100,10 +100,10 @@ async def test_a_session_is_shown_with_what_it_has(
 
 
 async def test_a_session_without_a_transport_is_shown_as_waited_for(
-    house: House, registry: Registry, http: httpx2.AsyncClient
+    house: House, connections: Connections, http: httpx2.AsyncClient
 ) -> None:
     await house.group(await house.queue())
-    socket = Socket(house, registry.services, name(1))
+    socket = Socket(house, connections.services, name(1))
     socket.say(type="hello", linger_s=30)
     socket.say(type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1)
     await socket.until_ref(1)
@@ -112,7 +112,7 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
     (lost,) = await listed(http)
     assert (lost["transport"], lost["client"]) == (None, None)
     assert 0 <= lost["linger_until_unix_ms"] - lost_unix_ms - 30_000 < 5_000
-    back = Socket(house, registry.services, name(2))
+    back = Socket(house, connections.services, name(2))
     back.say(type="hello", session=name(1), linger_s=30)
     (here,) = await listed(http)
     assert (here["session"], here["transport"]) == (name(1), "websocket")
@@ -146,9 +146,9 @@ async def test_what_a_long_poll_has_not_taken_is_unsent(
 
 
 async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
-    house: House, registry: Registry, http: httpx2.AsyncClient
+    house: House, connections: Connections, http: httpx2.AsyncClient
 ) -> None:
-    socket = Socket(house, registry.services, name(1))
+    socket = Socket(house, connections.services, name(1))
     socket.say(type="hello")
     (first,) = await listed(http)
     now = asyncio.get_running_loop().time()
@@ -160,11 +160,11 @@ async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
 
 
 async def test_sessions_are_listed_in_pages_and_only_ones_own(
-    house: House, registry: Registry, http: httpx2.AsyncClient
+    house: House, connections: Connections, http: httpx2.AsyncClient
 ) -> None:
     """P9, P11."""
     for number in (3, 1, 5, 2, 4):
-        Socket(house, registry.services, name(number)).say(type="hello")
+        Socket(house, connections.services, name(number)).say(type="hello")
     answer = (await http.get("/v1/sessions", params={"limit": "2"})).json()
     assert [one["session"] for one in answer["sessions"]] == [name(1), name(2)]
     assert answer["next"] == name(2)
@@ -175,19 +175,19 @@ async def test_sessions_are_listed_in_pages_and_only_ones_own(
     assert ([one["session"] for one in last["sessions"]], "next" in last) == ([name(5)], False)
     assert "next" not in (await http.get("/v1/sessions", params={"limit": "5"})).json()
     stranger = Principal("stranger", "default")
-    assert registry.services.sessions.listed(stranger, 10, "").sessions == []
+    assert connections.services.sessions.listed(stranger, 10, "").sessions == []
 
 
 async def test_a_page_of_sessions_with_many_subscriptions_is_shorter(
     house: House,
-    registry: Registry,
+    connections: Connections,
     http: httpx2.AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P9: on both sides of the bound; one session is shown whatever it has."""
     await house.queue()
     for number, subscriptions in ((1, 2), (2, 2), (3, 1), (4, 5), (5, 0)):
-        socket = Socket(house, registry.services, name(number))
+        socket = Socket(house, connections.services, name(number))
         socket.say(type="hello")
         for one in range(1, subscriptions + 1):
             socket.say(type="subscribe", ref=one, subscription=one, queue="orders", credit=1)
