@@ -28,7 +28,7 @@ from gateway.auth.jwt import JwtTerms, KeysError
 from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.broker import Broker
 from gateway.config import Config, describe
-from gateway.net.connections import Connections, drain_sessions
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
@@ -104,7 +104,7 @@ class Server:
             is_plain_allowed=config.plain or config.is_loopback,
         )
         self.connections = Connections(services, sessions_max=_sessions_max(), addresses=addresses)
-        broker.hit_rates["framed_messages"] = self.connections.framed
+        broker.hit_rates["framed_messages"] = self.connections.frame_hits
         broker.hit_rates |= self.credentials.hit_rates
         broker.audit = accounting.audit
         application = Application(
@@ -215,7 +215,7 @@ class Server:
         await asyncio.sleep(self.config.drain_notice_s)
         self._listener.close()
         deadline_s = self.config.drain_s - min(FINISH_S, self.config.drain_s / 2)
-        leaving = drain_sessions(self.connections, deadline_s=deadline_s, random=Random())
+        leaving = self.connections.drain(deadline_s=deadline_s, random=Random())
         try:
             async with asyncio.timeout(deadline_s + 0.5):
                 await asyncio.gather(self.broker.drain(), leaving)

@@ -1,4 +1,4 @@
-"""All connections of this gateway: read in turns, flushed together, timed together, drained together.
+"""All connections of this gateway: read in turns, flushed, timed and drained together.
 
 What a socket sends at once and is more than its part of a turn is processed in turns with what
 others send. One flush writes what every session has to send by then; one timer serves the

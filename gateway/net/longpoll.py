@@ -27,7 +27,7 @@ ENDED_MAX: Final = 10_000
 ENDED_BYTES_MAX: Final = 16 * 1_048_576
 """Of so many that have ended, and of so much that they still have to say; those that ended first
 are forgotten sooner (P9)."""
-_UNHEARD_S_MAX: Final = 1.0
+_SILENT_S_MAX: Final = 1.0
 """Who waits for longer is not silent: now and then that is written down."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Who posts and never polls is answered no more (P9). What a poll was answered with and is on its
@@ -36,7 +36,7 @@ _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
 class Poll:
-    """One session's transport: the Outlet of its session, a Connection of the connections."""
+    """One session's transport, in the place of a socket."""
 
     transport: Final[Transport] = "long-poll"
 
@@ -54,11 +54,11 @@ class Poll:
         self._byte_count = 0
         """Of what waits and of what was answered last."""
         self._batch = 0
-        self._answered: list[bytes] = []
+        self._batch_frames: list[bytes] = []
         """The batch of this number, until the client has it."""
-        self._posted = 0
-        self._taken_at = 0.0
-        self._taken_size = 0
+        self._post_number = 0
+        self._batch_at = 0.0
+        self._batch_bytes = 0
         """When the last batch was answered, and what is in it, until it is known to have come."""
         self._transit: Transit | None = None
         """None: no batch was large. A large one is a mark, which the next poll answers."""
@@ -70,7 +70,7 @@ class Poll:
         self._waiter: asyncio.Future[None] | None = None
         self._reading = asyncio.Event()
         self._reading.set()
-        self._is_starved = False
+        self._has_blocked_push = False
         self._forget_at = 0.0
         self.scheduled = float("inf")
         self.end: Close | None = None
@@ -109,34 +109,35 @@ class Poll:
             Refused: invalid_request: one before it is missing; too_many: poll first; overloaded:
                 nothing is read now; session_not_found: it is over.
         """
-        self._heard()
+        self._touch()
         try:
             await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
         except TimeoutError:
             raise Refused("overloaded", "what came before takes its time: say it again") from None
-        await self._paid()
+        await self._await_quota()
         session = self.session
         if session is None:
-            raise self.gone()
-        if number == self._posted:
+            raise self.end_error()
+        if number == self._post_number:
             return
-        if number != self._posted + 1:
+        if number != self._post_number + 1:
             raise Refused(
-                "invalid_request", f"message {number} comes behind {self._posted}: one is missing"
+                "invalid_request",
+                f"message {number} comes behind {self._post_number}: one is missing",
             )
-        if self._byte_count - self._taken_size > UNREAD_BYTES_MAX:
+        if self._byte_count - self._batch_bytes > UNREAD_BYTES_MAX:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
-        self._posted = number
+        self._post_number = number
         now = asyncio.get_running_loop().time()
-        session.pay(session.receive(data, now=now), now=now)
+        session.charge_frames(session.receive(data, now=now), now=now)
         self._schedule()
 
-    async def _paid(self) -> None:
+    async def _await_quota(self) -> None:
         """Wait until what came before is paid for."""
         now = asyncio.get_running_loop().time
-        while self.session is not None and (wait_s := self.session.pay(0, now=now())):
-            await asyncio.sleep(min(wait_s, _UNHEARD_S_MAX))
-            self._heard()
+        while self.session is not None and (wait_s := self.session.charge_frames(0, now=now())):
+            await asyncio.sleep(min(wait_s, _SILENT_S_MAX))
+            self._touch()
 
     async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
         """(number, frames) of the next batch, as soon as there is something, after `wait_s` at the
@@ -148,16 +149,16 @@ class Poll:
         Raises:
             Refused: invalid_request: `after` is neither.
         """
-        self._heard()
+        self._touch()
         if after == self._batch:
-            self._confirmed()
+            self._confirm_batch()
         elif after == self._batch - 1:
-            return self._batch, self._answered
+            return self._batch, self._batch_frames
         else:
             raise Refused("invalid_request", f"after {after}, when the last batch is {self._batch}")
         if not self._frames and self.end is None:
             await self._wait(wait_s)
-        return self._take() if self._batch == after else (after, [])
+        return self._next_batch() if self._batch == after else (after, [])
 
     async def _wait(self, wait_s: float) -> None:
         self._wake()  # one poll at a time: the one before is answered
@@ -170,40 +171,40 @@ class Poll:
             timer.cancel()
             if self._waiter is waiter:
                 self._waiter = None
-        self._heard()
+        self._touch()
 
     def _wake(self, waiter: "asyncio.Future[None] | None" = None) -> None:
         waiter = waiter or self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _confirmed(self) -> None:
-        self._byte_count -= sum(map(len, self._answered))
-        self._answered = []
-        self._taken_size = 0
+    def _confirm_batch(self) -> None:
+        self._byte_count -= sum(map(len, self._batch_frames))
+        self._batch_frames = []
+        self._batch_bytes = 0
         if self._transit is not None and self._marked:
             self._transit.answered(self._marked, now=asyncio.get_running_loop().time())
             self._marked = 0
-        if self._is_starved and self.session is not None:
-            self._is_starved = False
-            self.session.resume()
+        if self._has_blocked_push and self.session is not None:
+            self._has_blocked_push = False
+            self.session.on_writable()
 
-    def _take(self) -> tuple[int, list[bytes]]:
+    def _next_batch(self) -> tuple[int, list[bytes]]:
         size = count = 0
         for frame in self._frames:
             if count and size + len(frame) > limits.POLL_BYTES_MAX:
                 break
             size, count = size + len(frame), count + 1
         if count:
-            self._answered, self._frames = self._frames[:count], self._frames[count:]
+            self._batch_frames, self._frames = self._frames[:count], self._frames[count:]
             self._batch += 1
-            self._taken_at, self._taken_size = asyncio.get_running_loop().time(), size
+            self._batch_at, self._batch_bytes = asyncio.get_running_loop().time(), size
             if size >= limits.MARK_BYTES or self._is_owed:
-                self._mark(size, self._taken_at)
+                self._mark(size, self._batch_at)
             self._is_owed = bool(self._frames)
             if self.session is not None and not self._frames:
-                self._connections.log.on_take(self.session.session_id)
-        return self._batch, self._answered
+                self._connections.delivery_log.on_take(self.session.session_id)
+        return self._batch, self._batch_frames
 
     def _mark(self, size: int, now: float) -> None:
         if self._transit is None:
@@ -213,7 +214,7 @@ class Poll:
         self._marked = self._transit.mark(size, now=now, covers=not self._frames)
 
     @property
-    def waits(self) -> bool:
+    def has_more(self) -> bool:
         """Whether frames come behind those that were taken last."""
         return bool(self._frames)
 
@@ -221,55 +222,56 @@ class Poll:
         """The client is done. After the end nothing happens."""
         session = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
         if session is not None:
-            session.closed()
+            session.end()
 
-    def gone(self) -> Refused:
+    def end_error(self) -> Refused:
         """What a request to it gets when it is over."""
         why = f": {self.end.code} {self.end.reason}" if self.end is not None else ""
         return Refused("session_not_found", f"the session is over here{why}")
 
-    def _heard(self) -> None:
+    def _touch(self) -> None:
         if self.session is not None:
-            self.session.heard(now=asyncio.get_running_loop().time())
+            self.session.on_bytes(now=asyncio.get_running_loop().time())
             self._schedule()
 
     def _schedule(self) -> None:
         if self.session is not None:
             self._connections.deadlines.set(self, self.session.next_deadline())
 
-    # --- Outlet ---------------------------------------------------------------------------------
+    # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
         if self.end is None:
             self._frames.append(frame)
             self._byte_count += len(frame)
             self._wake()
 
     def writable(self) -> bool:
-        """As Outlet.writable."""
         if self.session is not None and self._byte_count <= limits.WRITE_BUFFER_BYTES_MAX:
             return True
-        self._is_starved = True
+        self._has_blocked_push = True
         return False
 
     @property
+    def has_room(self) -> bool:
+        return self._connections.has_room
+
+    @property
     def unsent_bytes(self) -> int:
-        """As Outlet.unsent_bytes: what no poll has said to have arrived."""
+        """As SessionTransport.unsent_bytes: what no poll has said to have arrived."""
         return self._byte_count
 
     def ping(self) -> None:
-        """As Outlet.ping: who waits is answered; that it polls again is the sign of life."""
+        """Answer the poll that waits: that it comes again is the sign of life."""
         self._wake()
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes: as far as the slowest line would have taken the last batch. More
-        is not to be seen of an answer."""
-        taken = int((asyncio.get_running_loop().time() - self._taken_at) * _SLOWEST)
-        return taken if taken < self._taken_size else None
+        """Return how much of the last batch the slowest line would have taken by now. More is not
+        to be seen of an answer."""
+        taken = int((asyncio.get_running_loop().time() - self._batch_at) * _SLOWEST)
+        return taken if taken < self._batch_bytes else None
 
     def arrived(self, given_at: float) -> float | None:
-        """As SessionPort.arrived."""
         if self._transit is None:
             return given_at
         return self._transit.arrived(given_at, now=asyncio.get_running_loop().time())
@@ -283,32 +285,28 @@ class Poll:
         """As SessionPort.named."""
 
     def pause_reading(self) -> None:
-        """As Outlet.pause_reading."""
         self._reading.clear()
 
     def resume_reading(self) -> None:
-        """As Outlet.resume_reading."""
         self._reading.set()
 
     def close(self, close: Close) -> None:
-        """As Outlet.close: the next poll hears of it behind what waits."""
+        """As SessionTransport.close: the next poll hears of it behind what waits."""
         # Who has no right any more is given nothing more, also not what waits already (P11).
         is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
         session = self._leave(close, is_mute=is_mute)
         if session is None:
             return
         if close in (frames.HEARTBEAT, frames.DRAINING):
-            session.lost()
+            session.on_transport_lost()
         else:
-            session.closed()
+            session.end()
 
     def adopt(self, session: Session) -> None:
-        """As Outlet.adopt."""
         self.session = session
         self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
-        """As Outlet.let_go."""
         self._leave(close, is_mute=True)
 
     def _leave(self, close: Close, *, is_mute: bool = False) -> Session | None:
@@ -316,7 +314,7 @@ class Poll:
         session, self.session = self.session, None
         if session is not None:
             self.end = close
-            self._connections.log.on_leave(session.session_id)
+            self._connections.delivery_log.on_leave(session.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()
@@ -328,12 +326,12 @@ class Poll:
 
     def drop(self) -> None:
         """Nobody will ask for what it has to say."""
-        self._frames, self._answered = [], []
+        self._frames, self._batch_frames = [], []
 
     @property
     def kept_bytes(self) -> int:
         """Of frames, after its end."""
-        return sum(map(len, self._frames)) + sum(map(len, self._answered))
+        return sum(map(len, self._frames)) + sum(map(len, self._batch_frames))
 
     def schedule_forgetting(self) -> None:
         """It has ended, and is found until KEPT_S later."""
@@ -342,22 +340,20 @@ class Poll:
     # --- Connection -----------------------------------------------------------------------------
 
     def take(self) -> list[bytes]:
-        """As Connection.take: nothing is ever flushed."""
+        """As Connection.take: nothing is ever on_flush."""
         return []
 
     def write(self, data: bytes) -> None:
         """As Connection.write."""
 
-    def flushed(self) -> None:
-        """As Connection.flushed."""
+    def on_flush(self) -> None:
+        """As Connection.on_flush."""
 
     def drain(self, reconnect_after_s: float) -> None:
-        """As Connection.drain."""
         if self.session is not None:
             self.session.drain(reconnect_after_s)
 
     def tick(self) -> None:
-        """As Timed.tick."""
         now = asyncio.get_running_loop().time()
         if self.session is not None:
             self.session.expire(now=now)

@@ -53,9 +53,9 @@ FULL_READ_BYTES: Final = 192 * 1024
 """A read of about 250 kB is all that uvloop takes at once: there is more, and it would read on, up
 to 32 times, before anybody else is heard. Four clients that flooded a broker with nobody beside
 them made turns of 60 ms."""
-_LAST_WORDS: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
+_NORMAL_CLOSES: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
 """Close codes, or none, with which a client says that it will not come back."""
-_UNHEARD_S_MAX: Final = 1.0
+_SILENT_S_MAX: Final = 1.0
 """A client that waits for its turn for longer is not silent: now and then that is written down."""
 
 
@@ -92,17 +92,17 @@ class SessionEnd(enum.Enum):
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """One socket: the Outlet of its session, a Connection of the connections."""
+    """One socket, which carries one session."""
 
     __slots__ = (
         "__weakref__",
-        "_cut_off_at",
-        "_goes_on",
-        "_is_begun",
-        "_is_dirty",
-        "_is_holding",
-        "_is_starved",
-        "_large",
+        "_abort_at",
+        "_has_blocked_push",
+        "_has_handshake",
+        "_has_incomplete",
+        "_is_flush_scheduled",
+        "_is_resuming",
+        "_large_bytes",
         "_opened_at",
         "_outbox",
         "_read_holds",
@@ -111,7 +111,7 @@ class WebSocketConnection(asyncio.Protocol):
         "_session",
         "_transit",
         "_transport",
-        "_unmarked",
+        "_unmarked_bytes",
         "_write_is_paused",
         "address",
         "scheduled",
@@ -126,26 +126,26 @@ class WebSocketConnection(asyncio.Protocol):
         self._session: Session | None = None
         """None before the handshake and after our close frame."""
         self._reader = MessageReader(limits.HELLO_BYTES_MAX)
-        self._is_holding = False
+        self._has_incomplete = False
         """Something incomplete of its client is counted in `incoming`."""
         self._read_holds = 0
         self._server_state = server_state
         self._transport = cast(asyncio.Transport, None)
-        self._is_begun = False
+        self._has_handshake = False
         """The handshake came, which there is one of."""
         self._outbox = Outbox()
-        self._is_dirty = False
+        self._is_flush_scheduled = False
         self._write_is_paused = False
-        self._goes_on = False
+        self._is_resuming = False
         """It can be written to again, and waits for its turn."""
-        self._is_starved = False
+        self._has_blocked_push = False
         """Somebody asked whether it is writable, and it was not."""
-        self._cut_off_at = 0.0
+        self._abort_at = 0.0
         self._opened_at = 0.0
         """Since when it carries its session."""
-        self._unmarked = 0
+        self._unmarked_bytes = 0
         """Bytes that were written behind the last mark."""
-        self._large = 0
+        self._large_bytes = 0
         """Bytes of large frames that may still wait for the socket."""
         self._transit: Transit | None = None
         """None: little was ever written at once."""
@@ -167,12 +167,12 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
         if self._session is not None:
-            self._hear(self._session, data)
-        elif self._is_begun:
+            self._receive(self._session, data)
+        elif self._has_handshake:
             self._drop(data)
         else:
-            self._is_begun = True
-            self._shake_hands(data)
+            self._has_handshake = True
+            self._answer_handshake(data)
         self.connections.large_reads.after_read()
 
     def eof_received(self) -> None:
@@ -183,14 +183,14 @@ class WebSocketConnection(asyncio.Protocol):
         self._server_state.connections.discard(self)
         session = self._session
         if session is not None:
-            if self._is_dirty:
-                self.connections.log.on_gone(session.session_id)
+            if self._is_flush_scheduled:
+                self.connections.delivery_log.on_gone(session.session_id)
             self._detach(session)
-            self.connections.lost(partial(self._tell_lost, session))
+            self.connections.on_lost(partial(self._end_lost, session))
 
-    def _tell_lost(self, session: Session) -> None:
+    def _end_lost(self, session: Session) -> None:
         if session.carrier is self:  # its client has not come back meanwhile
-            session.lost()
+            session.on_transport_lost()
 
     def pause_writing(self) -> None:
         """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
@@ -199,19 +199,19 @@ class WebSocketConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
-        self._large = 0
+        self._large_bytes = 0
         if self._session is not None:
-            self.connections.log.on_take(self._session.session_id)
-        if not self._goes_on:
-            self._goes_on = True
-            self.connections.resumed.add(self._write_on)
+            self.connections.delivery_log.on_take(self._session.session_id)
+        if not self._is_resuming:
+            self._is_resuming = True
+            self.connections.writable.add(self._resume_writing)
 
-    def _write_on(self) -> None:
-        self._goes_on = False
+    def _resume_writing(self) -> None:
+        self._is_resuming = False
         if self._write_is_paused or self._transport.is_closing():
             return  # paused again meanwhile: this comes again
-        self._unhold(ReadHold.UNREAD)
-        self._feed()
+        self._resume_reading(ReadHold.UNREAD)
+        self._resume_pushes()
 
     def shutdown(self) -> None:
         """uvicorn ends. The sessions have been drained before; whoever is left is sent away."""
@@ -222,7 +222,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- The handshake --------------------------------------------------------------------------
 
-    def _shake_hands(self, data: bytes) -> None:
+    def _answer_handshake(self, data: bytes) -> None:
         services = self.connections.services
         handshake = shake_hands(
             data,
@@ -256,44 +256,44 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def _hear(self, session: Session, data: bytes) -> None:
+    def _receive(self, session: Session, data: bytes) -> None:
         """Bytes of the client."""
         events = Portions(self._reader.receive(data))
-        if self.connections.waits(self, len(data)):
-            self._hold(ReadHold.TURN)
-            self.connections.later(self, events)
+        if self.connections.charge_read(self, len(data)):
+            self._pause_reading(ReadHold.TURN)
+            self.connections.defer(self, events)
             return
-        self._work(session, events, self.connections.part_bytes(len(data)))
+        self._process(session, events, self.connections.part_bytes(len(data)))
         if len(data) >= FULL_READ_BYTES and self._session is not None:
-            self._hold(ReadHold.FULL_READ)
-            asyncio.get_running_loop().call_soon(self._breathe)
+            self._pause_reading(ReadHold.FULL_READ)
+            asyncio.get_running_loop().call_soon(self._resume_full_read)
         if len(data) >= LARGE_READ_BYTES and self._reader.held_bytes >= LARGE_READ_BYTES:
-            self._rest()
+            self._await_large_read()
 
     def _drop(self, data: bytes) -> None:
         """Bytes that mean nothing any more."""
         if len(data) >= LARGE_READ_BYTES:
-            self._rest()
+            self._await_large_read()
 
-    def _rest(self) -> None:
+    def _await_large_read(self) -> None:
         """As LargeReadGate.wait; waiting already: nothing happens."""
         if not self._read_holds & ReadHold.LARGE_READ:
-            self._hold(ReadHold.LARGE_READ)
-            self.connections.large_reads.wait(self._read_on)
+            self._pause_reading(ReadHold.LARGE_READ)
+            self.connections.large_reads.wait(self._resume_large_read)
 
-    def _breathe(self) -> None:
+    def _resume_full_read(self) -> None:
         """The others have been heard."""
         if not self._transport.is_closing():
-            self._unhold(ReadHold.FULL_READ)
+            self._resume_reading(ReadHold.FULL_READ)
 
-    def _read_on(self) -> None:
+    def _resume_large_read(self) -> None:
         if not self._transport.is_closing():
-            self._unhold(ReadHold.LARGE_READ)
+            self._resume_reading(ReadHold.LARGE_READ)
 
-    def _work(self, session: Session, events: Portions, left: int) -> None:
+    def _process(self, session: Session, events: Portions, left: int) -> None:
         """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
-        session.heard(now=now)
+        session.on_bytes(now=now)
         count, is_cut = 0, False
         for opcode, messages in events:
             if opcode == TEXT:
@@ -301,7 +301,7 @@ class WebSocketConnection(asyncio.Protocol):
                 here = self._session  # not the shell that a hello came to
                 if here is not None and here.is_welcome:
                     reader.bytes_max = limits.FRAME_BYTES_MAX
-            elif opcode != PONG or not self._answered(messages[0]):
+            elif opcode != PONG or not self._answer_mark(messages[0]):
                 count += 1
                 self._control(session, opcode, messages[0])
             if self._session is None:
@@ -312,13 +312,13 @@ class WebSocketConnection(asyncio.Protocol):
                 is_cut = True
                 break
         if reader.broken is not None:
-            self._break(reader.broken)
+            self._reject(reader.broken)
             return
         if count or is_cut or self._read_holds & ReadHold.TURN:
-            self._pay(session, count, events, now, is_cut=is_cut)
-        elif self._is_holding or not reader.is_idle:
-            self._hold_incomplete(reader.held_bytes)
-            session.heard_part(now=now)
+            self._charge(session, count, events, now, is_cut=is_cut)
+        elif self._has_incomplete or not reader.is_idle:
+            self._count_incomplete(reader.held_bytes)
+            session.on_part(now=now)
         self.connections.deadlines.set(self, session.next_deadline())
         self._flush_early()
 
@@ -327,18 +327,18 @@ class WebSocketConnection(asyncio.Protocol):
             self._transport.write(control_frame(PONG, payload))
         elif opcode == CLOSE:
             # The client's own code, 5.5.1. One that only lost its way may come back.
-            is_end = payload[:2] in _LAST_WORDS
+            is_end = payload[:2] in _NORMAL_CLOSES
             self._end(control_frame(CLOSE, payload), SessionEnd.OVER if is_end else SessionEnd.LOST)
         elif opcode == BINARY:
             session.receive_binary()
 
-    def _break(self, broken: Close) -> None:
+    def _reject(self, broken: Close) -> None:
         if broken == frames.TOO_LARGE:
             detail = f"a WebSocket message has at most {self._reader.bytes_max} bytes here"
             self.send(frames.error(Refused("request_too_large", detail)))
         self.close(broken)
 
-    def _pay(
+    def _charge(
         self,
         session: Session,
         count: int,
@@ -349,53 +349,52 @@ class WebSocketConnection(asyncio.Protocol):
     ) -> None:
         """For `count` frames; then the rest, if there is one, has its turn."""
         reader = self._reader
-        wait_s = session.pay(count, now=now)
+        wait_s = session.charge_frames(count, now=now)
         if wait_s:
-            self._hold(ReadHold.TURN)
-            later = min(wait_s, _UNHEARD_S_MAX)
-            asyncio.get_running_loop().call_later(later, self._ask_again, events)
+            self._pause_reading(ReadHold.TURN)
+            later = min(wait_s, _SILENT_S_MAX)
+            asyncio.get_running_loop().call_later(later, self._charge_again, events)
         elif is_cut:
-            self._hold(ReadHold.TURN)
-            self.connections.later(self, events)
+            self._pause_reading(ReadHold.TURN)
+            self.connections.defer(self, events)
         else:
-            self._unhold(ReadHold.TURN)
+            self._resume_reading(ReadHold.TURN)
         held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
-        if self._is_holding or held:
-            self._hold_incomplete(held)
+        if self._has_incomplete or held:
+            self._count_incomplete(held)
 
-    def _ask_again(self, events: Portions) -> None:
+    def _charge_again(self, events: Portions) -> None:
         """It has waited: has it paid?"""
         session = self._session
         if session is not None:  # else nobody listens any more
             now = asyncio.get_running_loop().time()
-            session.heard(now=now)
-            self._pay(session, 0, events, now, is_cut=True)
+            session.on_bytes(now=now)
+            self._charge(session, 0, events, now, is_cut=True)
 
-    def go_on(self, rest: Portions) -> None:
-        """As Talker.go_on; then the socket is read again."""
+    def process_rest(self, rest: Portions) -> None:
+        """As Talker.process_rest; then the socket is read again."""
         if self._session is not None:  # else nobody listens any more
-            self._work(self._session, rest, self.connections.part_bytes(PART_BYTES_MAX))
+            self._process(self._session, rest, self.connections.part_bytes(PART_BYTES_MAX))
 
     # --- What is not complete -------------------------------------------------------------------
 
-    def _hold_incomplete(self, size: int) -> None:
-        self._is_holding = size > 0
+    def _count_incomplete(self, size: int) -> None:
+        self._has_incomplete = size > 0
         self.connections.incoming.hold(self, size)
 
     def give_up(self) -> None:
-        """As BytesHolder.give_up."""
-        self._is_holding = False
+        self._has_incomplete = False
         self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
         self.close(frames.OVERLOADED)
 
     # --- Holding --------------------------------------------------------------------------------
 
-    def _hold(self, why: int) -> None:
+    def _pause_reading(self, why: int) -> None:
         if not self._read_holds:
             self._transport.pause_reading()
         self._read_holds |= why
 
-    def _unhold(self, why: int) -> None:
+    def _resume_reading(self, why: int) -> None:
         if self._read_holds == why:
             self._transport.resume_reading()
         self._read_holds &= ~why
@@ -405,118 +404,118 @@ class WebSocketConnection(asyncio.Protocol):
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
         if self._outbox.byte_count > UNREAD_BYTES_MAX:
-            self._write_out()
-        unread_max = UNREAD_BYTES_MAX + self._large
+            self._write_all()
+        unread_max = UNREAD_BYTES_MAX + self._large_bytes
         if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
-            self._hold(ReadHold.UNREAD)
+            self._pause_reading(ReadHold.UNREAD)
 
-    # --- Outlet ---------------------------------------------------------------------------------
+    # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
         if self._session is None:
             return
         if len(frame) > limits.ANNOUNCED_BYTES:
-            self._large += len(frame)
+            self._large_bytes += len(frame)
             self._outbox.add(frames.announce(len(frame)))
         self._outbox.add(frame)
-        if not self._is_dirty:
-            self._is_dirty = True
-            self.connections.dirty(self)
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.connections.schedule_flush(self)
 
     def writable(self) -> bool:
-        """As Outlet.writable."""
         # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
         # it is not paused: nobody would call again.
         is_open = not self._write_is_paused and self._session is not None
-        if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX and self._has_room():
+        if (
+            is_open
+            and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX
+            and self._has_transit_room()
+        ):
             return True
-        self._is_starved = True
+        self._has_blocked_push = True
         return False
 
     @property
+    def has_room(self) -> bool:
+        return self.connections.has_room
+
+    @property
     def unsent_bytes(self) -> int:
-        """As Outlet.unsent_bytes."""
         return self._outbox.byte_count + self._transport.get_write_buffer_size()
 
     def ping(self) -> None:
-        """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""
+        """As SessionTransport.ping. An empty ping: whatever comes back is a sign of life."""
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed."""
+        """Return what the other end of the TCP connection has confirmed."""
         return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
 
     def pause_reading(self) -> None:
-        """As Outlet.pause_reading."""
-        self._hold(ReadHold.SESSION)
+        self._pause_reading(ReadHold.SESSION)
 
     def resume_reading(self) -> None:
-        """As Outlet.resume_reading."""
-        self._unhold(ReadHold.SESSION)
+        self._resume_reading(ReadHold.SESSION)
 
     def close(self, close: Close) -> None:
-        """As Outlet.close. Closing again does nothing."""
+        """As SessionTransport.close. Closing again does nothing."""
         if self._session is not None:
             comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
             self._end(close_frame(close), SessionEnd.LOST if comes_back else SessionEnd.OVER)
 
     def adopt(self, session: Session) -> None:
-        """As Outlet.adopt."""
         self._session = session
         self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
-        """As Outlet.let_go."""
         if self._session is not None:
             self._end(close_frame(close), SessionEnd.REPLACED)
 
-    def _end(self, last_words: bytes, end: SessionEnd) -> None:
-        """Say `last_words` behind what is queued. The socket then has `close_timeout_s` to take
+    def _end(self, closing: bytes, end: SessionEnd) -> None:
+        """Say `closing` behind what is queued. The socket then has `close_timeout_s` to take
         them and to be closed by the client before it is cut off."""
         session = self._session
         if session is None:
             return
         if not self._transport.is_closing():
-            self._write_out()
-            self._transport.write(last_words)
-        elif self._is_dirty:
-            self.connections.log.on_gone(session.session_id)
+            self._write_all()
+            self._transport.write(closing)
+        elif self._is_flush_scheduled:
+            self.connections.delivery_log.on_gone(session.session_id)
         self._detach(session)
         if end is SessionEnd.OVER:
-            session.closed()
+            session.end()
         elif end is SessionEnd.LOST:
-            session.lost()
+            session.on_transport_lost()
         self._half_close()
 
     def _detach(self, session: Session) -> None:
         """This socket says and hears nothing more of it."""
-        self.connections.log.on_leave(session.session_id)
+        self.connections.delivery_log.on_leave(session.session_id)
         self._session = None
         self.connections.discard(self)
         self._reader.forget()
-        if self._is_holding:
-            self._hold_incomplete(0)
+        if self._has_incomplete:
+            self._count_incomplete(0)
 
     def _half_close(self) -> None:
-        self._cut_off_at = asyncio.get_running_loop().time() + self.close_timeout_s
-        self.connections.deadlines.set(self, self._cut_off_at)
+        self._abort_at = asyncio.get_running_loop().time() + self.close_timeout_s
+        self.connections.deadlines.set(self, self._abort_at)
         if self._transport.is_closing():
             return
         # Closing a socket with unread input resets it, and the reset overtakes our close frame. So
         # only our half is closed, and the client's end of its half closes the rest (eof_received).
-        self._unhold(self._read_holds)
+        self._resume_reading(self._read_holds)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
 
-    # --- Connection: what the connections calls ----------------------------------------------------
+    # --- What its Connections call -------------------------------------------------------------
 
     def take(self) -> list[bytes]:
-        """As Connection.take."""
-        self._is_dirty = False
-        self._unmarked += self._outbox.byte_count
+        self._is_flush_scheduled = False
+        self._unmarked_bytes += self._outbox.byte_count
         return self._outbox.take()
 
     def write(self, data: bytes) -> None:
@@ -525,45 +524,43 @@ class WebSocketConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
 
-    def flushed(self) -> None:
-        """As Connection.flushed."""
+    def on_flush(self) -> None:
         if not self._write_is_paused:
-            self._large = 0
-        if self._unmarked >= limits.MARK_BYTES:
+            self._large_bytes = 0
+        if self._unmarked_bytes >= limits.MARK_BYTES:
             self._mark(asyncio.get_running_loop().time())
         self._flush_early()
-        self._feed()
+        self._resume_pushes()
         if self._write_is_paused and self._session is not None:
-            self.connections.log.on_full(self._session.session_id)
+            self.connections.delivery_log.on_full(self._session.session_id)
 
     def tick(self) -> None:
         """As Timed.tick: a deadline, or one that has moved on."""
         session, now = self._session, asyncio.get_running_loop().time()
         if session is None:
-            if now >= self._cut_off_at:
+            if now >= self._abort_at:
                 self._transport.abort()
             else:
-                self.connections.deadlines.set(self, self._cut_off_at)
+                self.connections.deadlines.set(self, self._abort_at)
             return
         session.expire(now=now)
         self.connections.deadlines.set(self, session.next_deadline())
         if self._transit is not None and self._transit.is_awaited:
             self._transit.look(self.taken_bytes(), now=now)
             if self._transit.give_up(now=now):
-                self._feed()
+                self._resume_pushes()
 
     def drain(self, reconnect_after_s: float) -> None:
-        """As Connection.drain."""
         if self._session is not None:
             self._session.drain(reconnect_after_s)
 
     # --- In transit -----------------------------------------------------------------------------
 
-    def _has_room(self) -> bool:
+    def _has_transit_room(self) -> bool:
         transit = self._transit
         if transit is None:
             return True
-        return transit.has_room(self._unmarked, now=asyncio.get_running_loop().time())
+        return transit.has_room(self._unmarked_bytes, now=asyncio.get_running_loop().time())
 
     def _mark(self, now: float, *, rest: bool = False) -> None:
         """Set a mark behind what was written, where one is due; or behind the `rest`, however
@@ -573,21 +570,21 @@ class WebSocketConnection(asyncio.Protocol):
             transit = self._transit = Transit(opened_at=self._opened_at)
         if self._session is None or self._transport.is_closing():
             return
-        if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked):
+        if not (rest and self._unmarked_bytes) and not transit.wants_mark(self._unmarked_bytes):
             return
         number = transit.mark(
-            self._unmarked,
+            self._unmarked_bytes,
             now=now,
             taken_bytes=self.taken_bytes(),
             covers=not self._outbox.byte_count,
         )
-        self._unmarked = 0
+        self._unmarked_bytes = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
         if not transit.is_fast:
             # Twice: a timer of the loop may be early by what its clock does not tell.
-            asyncio.get_running_loop().call_later(2 * INSTANT_S, self._feed)
+            asyncio.get_running_loop().call_later(2 * INSTANT_S, self._resume_pushes)
 
-    def _answered(self, payload: bytes) -> bool:
+    def _answer_mark(self, payload: bytes) -> bool:
         """A pong came. Whether it answers a mark."""
         transit = self._transit
         if transit is None or len(payload) != _MARK.size:
@@ -597,11 +594,10 @@ class WebSocketConnection(asyncio.Protocol):
             return False
         if transit.is_slow:
             self._mark(now, rest=True)
-        self._feed()
+        self._resume_pushes()
         return True
 
     def arrived(self, given_at: float) -> float | None:
-        """As SessionPort.arrived."""
         transit = self._transit
         if transit is None:
             return given_at
@@ -612,26 +608,24 @@ class WebSocketConnection(asyncio.Protocol):
 
     @property
     def is_in_transit(self) -> bool:
-        """As SessionPort.is_in_transit."""
         return self._transit is not None and self._transit.goes_by_names
 
     def named(self, given_at: float) -> None:
-        """As SessionPort.named."""
         if self._transit is not None:
             self._transit.named(given_at, now=asyncio.get_running_loop().time())
-            self._feed()
+            self._resume_pushes()
 
     # --- Both directions ------------------------------------------------------------------------
 
-    def _write_out(self) -> None:
-        self._unmarked += self._outbox.byte_count
+    def _write_all(self) -> None:
+        self._unmarked_bytes += self._outbox.byte_count
         for payload in self._outbox.take():
             self._transport.write(text_frame(payload))
 
-    def _feed(self) -> None:
-        if self._is_starved and not self._write_is_paused and self._session is not None:
-            self._is_starved = False
-            self._session.resume()
+    def _resume_pushes(self) -> None:
+        if self._has_blocked_push and not self._write_is_paused and self._session is not None:
+            self._has_blocked_push = False
+            self._session.on_writable()
 
 
 def websocket_class(connections: Connections) -> type[WebSocketConnection]:

@@ -24,7 +24,7 @@ from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, SessionDescription, SessionList
-from gateway.session.transport import Outlet
+from gateway.session.transport import SessionTransport
 from gateway.wire.frames import Close
 from gateway.wire.protocol import Timing
 from metadata.catalog import Principal
@@ -58,17 +58,21 @@ class Resumable(Protocol):
     @property
     def account(self) -> SessionAccounting: ...
 
-    def described(self) -> SessionDescription:
+    def describe(self) -> SessionDescription:
         """For looking at."""
 
-    def closed(self) -> None:
+    def end(self) -> None:
         """End it."""
 
-    def lost(self) -> None:
+    def on_transport_lost(self) -> None:
         """Its transport is gone, and nobody said that this is the end."""
 
-    def come_back(
-        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
+    def reattach(
+        self,
+        transport: SessionTransport,
+        linger_s: float,
+        producer: bytes | None,
+        admission: Admission,
     ) -> None:
         """Go on over this transport, with the rights that its client has shown now."""
 
@@ -80,20 +84,15 @@ class SessionDirectory:
         self._by_id: dict[tuple[str, str], Resumable] = {}
         """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
         self._lingering: dict[tuple[str, str], DetachedTransport] = {}
-        self.has_room: Callable[[], bool] = lambda: True
-        """Whether one more fits; set by the registry, which knows the transports."""
         self.going_down = False
         """Nobody waits here any more: who comes back comes to the next gateway."""
 
     def __len__(self) -> int:
         return len(self._lingering)
 
-    def add(self, session: Resumable) -> bool:
-        """It is to be welcomed. False: there is no room for it."""
-        if not self.has_room():
-            return False
+    def add(self, session: Resumable) -> None:
+        """Add a session that is to be welcomed."""
         self._by_id[_place(session)] = session
-        return True
 
     def discard(self, session: Resumable) -> None:
         """It has ended. Not there: nothing happens."""
@@ -126,7 +125,7 @@ class SessionDirectory:
         shown: list[SessionDescription] = []
         room = limits.SUBSCRIPTIONS_PER_PAGE_MAX
         for session_id in nsmallest(limit, behind):
-            described = self._by_id[principal.tenant, session_id].described()
+            described = self._by_id[principal.tenant, session_id].describe()
             room -= len(described.subscriptions)
             if shown and room < 0:
                 break
@@ -156,11 +155,13 @@ def _place(session: Resumable) -> tuple[str, str]:
 
 
 class DetachedTransport:
-    """The Outlet of a session that has no transport."""
+    """The SessionTransport of a session that has no transport."""
 
     transport: Final = None
     address: Final = UNKNOWN
     unsent_bytes: Final = 0
+    has_room: Final = False
+    is_in_transit: Final = False
 
     def __init__(self, sessions: SessionDirectory, session: Resumable, linger_s: float) -> None:
         self._sessions = sessions
@@ -172,18 +173,18 @@ class DetachedTransport:
     def end(self) -> None:
         """Nobody came back."""
         self._leave()
-        self._session.closed()
+        self._session.end()
 
     def move(self) -> None:
         """Nobody can come back here."""
         self._leave()
-        self._session.lost()
+        self._session.on_transport_lost()
 
     def _leave(self) -> None:
         self._timer.cancel()
         self._sessions.left(self._session)
 
-    # --- Outlet ---------------------------------------------------------------------------------
+    # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         """Nobody hears it: what it said, the client finds out when it comes back."""
@@ -202,11 +203,6 @@ class DetachedTransport:
     def arrived(self, given_at: float) -> float | None:
         """Nothing is on its way: leases count from when it was given."""
         return given_at
-
-    @property
-    def is_in_transit(self) -> bool:
-        """Nothing is on its way."""
-        return False
 
     def named(self, given_at: float) -> None:
         """Nothing is on its way."""

@@ -1,9 +1,9 @@
 """One client's session: the shell between its SessionProtocol and the broker.
 
 The protocol's effects come in, calls to publisher, groups and readers go out, and their outcomes
-become answers. A session has one transport at a time, its Outlet, and is the SessionPort that
-consumers and readers push to. All of it runs on the event loop; only opening a subscription, making
-a queue and finding out what a client still holds are tasks.
+become answers. A session has one SessionTransport at a time, and is the SessionPort that consumers
+and readers push to. All of it runs on the event loop; only opening a subscription, making a queue
+and finding out what a client still holds are tasks.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import DetachedTransport, SessionServices
 from gateway.session.subscriptions import ResumeState, Settling, Subscriptions, settlement_answer
-from gateway.session.transport import Outlet
+from gateway.session.transport import SessionTransport
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close
@@ -37,26 +37,26 @@ logger = logging.getLogger("tocsin.session")
 
 
 class Session:
-    """One client's session. `admission`: None where a credential is still owed in `hello`."""
+    """One client's session. `admission`: None where a credential is still release in `hello`."""
 
     __slots__ = (
+        "_awaiting_queue",
         "_credential",
         "_delivery_log",
         "_is_closed",
         "_is_draining",
         "_metadata",
-        "_outlet",
+        "_origin_tracker",
+        "_pending_answers",
         "_producer",
         "_protocol",
         "_publisher",
         "_quota",
         "_resume",
-        "_sender",
         "_services",
         "_subscriptions",
         "_tasks",
-        "_unanswered",
-        "_unmade",
+        "_transport",
         "account",
         "client",
         "linger_s",
@@ -68,7 +68,7 @@ class Session:
     def __init__(
         self,
         services: SessionServices,
-        outlet: Outlet,
+        transport: SessionTransport,
         session_id: str,
         admission: Admission | None,
         *,
@@ -85,8 +85,8 @@ class Session:
         self._metadata = broker.metadata
         self._publisher = broker.publisher
         self._delivery_log = broker.delivery_log
-        self._outlet = outlet
-        address = outlet.address.text or None
+        self._transport = transport
+        address = transport.address.text or None
         self.account = services.accounting.session(services.has_queue, address, admission)
         self._quota = SessionQuota(services.limiter)
         self._credential = SessionCredential(
@@ -96,15 +96,15 @@ class Session:
         self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
         self._subscriptions = Subscriptions(broker, self._credential)
         self._resume = ResumeState(self._subscriptions)
-        self._unmade: dict[str, list[frames.Publish]] | None = None
+        self._awaiting_queue: dict[str, list[frames.Publish]] | None = None
         """By queue, the publishes that wait until it is known whether the queue may be made."""
         self._producer: bytes | None = None
         """None: the client has not named one."""
-        self._sender: OriginTracker | None = None
+        self._origin_tracker: OriginTracker | None = None
         """None: it has published nothing that was logged."""
         # The loop keeps only a weak reference to a task.
         self._tasks: set[asyncio.Task[None]] | None = None
-        self._unanswered = 0
+        self._pending_answers = 0
         """Publishes and confirmed acks whose answer the client awaits."""
         self._is_draining = self._is_closed = False
 
@@ -131,61 +131,59 @@ class Session:
         return not self._is_closed and self._protocol.state is not State.HELLO
 
     @property
-    def heard_at(self) -> float:
+    def received_at(self) -> float:
         """When something arrived last, by the loop's clock."""
-        return self._protocol.heard_at
+        return self._protocol.received_at
 
     @property
     def transport(self) -> Transport | None:
         """Which kind of transport carries it; None: none does."""
-        return self._outlet.transport
+        return self._transport.transport
 
     @property
-    def carrier(self) -> Outlet | None:
+    def carrier(self) -> SessionTransport | None:
         """What carries its frames; None: it is over."""
-        return None if self._is_closed else self._outlet
+        return None if self._is_closed else self._transport
 
-    def described(self) -> SessionDescription:
+    def describe(self) -> SessionDescription:
         """Describe it for operators."""
-        outlet = self._outlet
-        until_unix_ms = outlet.until_unix_ms if isinstance(outlet, DetachedTransport) else None
-        silent_s = asyncio.get_running_loop().time() - self.heard_at
+        transport = self._transport
+        until_unix_ms = (
+            transport.until_unix_ms if isinstance(transport, DetachedTransport) else None
+        )
+        silent_s = asyncio.get_running_loop().time() - self.received_at
         return SessionDescription(
             session=self.session_id,
             client=self.client,
             principal=self.principal.name,
-            transport=outlet.transport,
+            transport=transport.transport,
             linger_s=self.linger_s,
             linger_until_unix_ms=until_unix_ms,
             draining=self._is_draining,
             opened_unix_ms=self.opened_unix_ms,
             heard_unix_ms=int((time.time() - silent_s) * 1000),
-            unsent_bytes=outlet.unsent_bytes,
-            subscriptions=self._subscriptions.described(),
+            unsent_bytes=transport.unsent_bytes,
+            subscriptions=self._subscriptions.describe(),
         )
 
     # --- SessionPort: what consumers and readers use --------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """As SessionPort.send."""
-        self._outlet.send(frame)
+        self._transport.send(frame)
 
     def writable(self) -> bool:
         """As SessionPort.writable. A draining session is given nothing more (P14)."""
-        return not (self._is_draining or self._is_closed) and self._outlet.writable()
+        return not (self._is_draining or self._is_closed) and self._transport.writable()
 
     def arrived(self, given_at: float) -> float | None:
-        """As SessionPort.arrived."""
-        return self._outlet.arrived(given_at)
+        return self._transport.arrived(given_at)
 
     @property
     def is_in_transit(self) -> bool:
-        """As SessionPort.is_in_transit."""
-        return self._outlet.is_in_transit
+        return self._transport.is_in_transit
 
     def named(self, given_at: float) -> None:
-        """As SessionPort.named."""
-        self._outlet.named(given_at)
+        self._transport.named(given_at)
 
     def emptied(self) -> None:
         """As SessionPort.emptied. A draining session may close (P14), in the next turn of the loop:
@@ -199,36 +197,36 @@ class Session:
 
     def _move_away(self) -> None:
         if not self._is_closed:
-            self._outlet.let_go(frames.REPLACED)
-            self._end(moves=True)
+            self._transport.let_go(frames.REPLACED)
+            self._leave(moves=True)
 
     # --- What the transport calls ---------------------------------------------------------------
 
     def receive(self, *messages: bytes, now: float) -> int:
         """Whole text messages arrived. Returns how many frames they had, but for publishes."""
         protocol, before = self._protocol, self._protocol.others
-        self._take([effect for data in messages for effect in protocol.receive(data, now=now)])
+        self._process([effect for data in messages for effect in protocol.receive(data, now=now)])
         return protocol.others - before
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self._take(self._protocol.receive_binary())
+        self._process(self._protocol.receive_binary())
 
-    def _take(self, effects: list[Effect]) -> None:
+    def _process(self, effects: list[Effect]) -> None:
         self.account.count_requests(effects)
         self._apply(coalesce(effects))
 
-    def pay(self, count: int, *, now: float) -> float:
+    def charge_frames(self, count: int, *, now: float) -> float:
         """As FrameRate.charge."""
         return self._quota.frame_rate.charge(count, self._subscriptions.given, now=now)
 
-    def heard(self, *, now: float) -> None:
+    def on_bytes(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
-        self._protocol.heard(now=now)
+        self._protocol.on_bytes(now=now)
 
-    def heard_part(self, *, now: float) -> None:
+    def on_part(self, *, now: float) -> None:
         """A part of a message arrived, behind `heard`."""
-        if self._protocol.heard_part(now=now):
+        if self._protocol.on_part(now=now):
             self.send(frames.pong(None, self._delivery_log.clock_unix_us()))
 
     def next_deadline(self) -> float | None:
@@ -237,11 +235,11 @@ class Session:
 
     def expire(self, *, now: float) -> None:
         """Time has passed."""
-        effect = self._protocol.expire(now=now, taken_bytes=self._outlet.taken_bytes)
+        effect = self._protocol.expire(now=now, taken_bytes=self._transport.taken_bytes)
         if effect is not None:
             self._apply([effect])
 
-    def resume(self) -> None:
+    def on_writable(self) -> None:
         """The transport takes pushes again."""
         if not (self._is_draining or self._is_closed):
             self._subscriptions.pump()
@@ -284,18 +282,18 @@ class Session:
             case frames.Unsubscribe():
                 self._unsubscribe(one)
             case frames.Hello():
-                self._greet(one)
+                self._open(one)
             case frames.Held():
-                self._hold(one)
+                self._apply_held(one)
             case frames.Auth():
                 self._renew(one)
             case Refusal():
                 self.account.count_refusal(one.code)
                 self.send(one.frame)
             case SendPing():
-                self._outlet.ping()
+                self._transport.ping()
             case Close():
-                self._outlet.close(one)
+                self._transport.close(one)
             case _:
                 assert_never(one)
 
@@ -311,8 +309,8 @@ class Session:
         logger.exception("session %s: an unexpected error", self.session_id)
         self._refuse(TocsinError("internal"), ref)
 
-    def _answer_owed(self, frame: bytes) -> None:
-        self._unanswered -= 1
+    def _complete(self, frame: bytes) -> None:
+        self._pending_answers -= 1
         if not self._is_closed:
             self.send(frame)
             if self._is_draining:
@@ -339,22 +337,22 @@ class Session:
 
     def _pause_reading(self) -> None:
         if not self._is_closed:
-            self._outlet.pause_reading()
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         """Read on, unless other frames wait for something."""
-        if not (self._is_closed or self._unmade or self._resume.is_waiting):
-            self._outlet.resume_reading()
+        if not (self._is_closed or self._awaiting_queue or self._resume.is_waiting):
+            self._transport.resume_reading()
 
     # --- Hello ----------------------------------------------------------------------------------
 
-    def _greet(self, hello: frames.Hello) -> None:
-        now = self.heard_at
+    def _open(self, hello: frames.Hello) -> None:
+        now = self.received_at
         if self._credential.admission is None or hello.token is not None:
             try:
-                admission = self._credential.enter(hello.token, self._outlet.address, now=now)
+                admission = self._credential.enter(hello.token, self._transport.address, now=now)
             except Refused as error:
-                self._turn_away(error)
+                self._reject(error)
                 return
             self._protocol.right_ends = now + admission.lasts_s
         if hello.producer is not None:
@@ -362,24 +360,25 @@ class Session:
                 check_name(hello.producer, "producer")
             except Refused as error:
                 self._refuse(error, None)
-                self._outlet.close(frames.PROTOCOL)
+                self._transport.close(frames.PROTOCOL)
                 return
             self._producer = producer_id(self.principal, hello.producer)
-        if hello.session is not None and self._hand_over(hello, hello.session):
+        if hello.session is not None and self._reattach_transport(hello, hello.session):
             return
         self.linger_s = hello.linger_s
         self.client = hello.client
-        if not self._services.sessions.add(self):
-            self._outlet.close(frames.OVERLOADED)
+        if not self._transport.has_room:
+            self._transport.close(frames.OVERLOADED)
             return
+        self._services.sessions.add(self)
         try:
-            self._quota.begin(self.admission, self._outlet.address, now=now)
+            self._quota.begin(self.admission, self._transport.address, now=now)
         except Refused as error:
-            self._turn_away(error)
+            self._reject(error)
             return
         self._welcome(None)
 
-    def _hand_over(self, hello: frames.Hello, name: str) -> bool:
+    def _reattach_transport(self, hello: frames.Hello, name: str) -> bool:
         """Hand the transport to the session that the client comes back to, when it is here (True):
         then this one is over. When it is not, this one takes its name, if that is free."""
         sessions = self._services.sessions
@@ -390,22 +389,22 @@ class Session:
             return False
         self._is_closed = True
         self._credential.end()
-        left_s = self._protocol.right_ends - self.heard_at
+        left_s = self._protocol.right_ends - self.received_at
         admission = self.admission._replace(lasts_s=left_s)
         self.account.move_to(session.account)
-        session.come_back(self._outlet, hello.linger_s, self._producer, admission)
+        session.reattach(self._transport, hello.linger_s, self._producer, admission)
         return True
 
-    def _turn_away(self, error: Refused) -> None:
+    def _reject(self, error: Refused) -> None:
         if error.code.name == "unauthorized":
-            self._outlet.close(frames.UNAUTHORIZED)
+            self._transport.close(frames.UNAUTHORIZED)
             return
         self.refusal = error
         self._refuse(error, None)
-        self._outlet.close(frames.OVERLOADED)
+        self._transport.close(frames.OVERLOADED)
 
     def _welcome(self, resumed: list[int] | None) -> None:
-        self.account.connect(self._outlet.transport)
+        self.account.connect(self._transport.transport)
         self.send(
             frames.welcome(
                 session=self.session_id,
@@ -413,15 +412,15 @@ class Session:
                 heartbeat_s=self._services.timing.heartbeat_s,
                 linger_s=self.linger_s,
                 resumed=resumed,
-                right_lasts_s=self._protocol.right_ends - self.heard_at,
+                right_lasts_s=self._protocol.right_ends - self.received_at,
                 clock_unix_us=self._delivery_log.clock_unix_us(),
             )
         )
 
     def _renew(self, frame: frames.Auth) -> None:
         """Take another token of the same principal, before the end of the one before (P11)."""
-        now = self.heard_at  # when the frame came
-        admission = self._credential.renew(frame.token, self._outlet.address, now=now)
+        now = self.received_at  # when the frame came
+        admission = self._credential.renew(frame.token, self._transport.address, now=now)
         self._protocol.right_ends = now + admission.lasts_s
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
         self._subscriptions.check_rights()
@@ -432,8 +431,10 @@ class Session:
         """Submit a publish behind those before it (R7)."""
         if frame.sequence is not None and self._producer is None:
             raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
-        if self._unmade is not None and frame.queue in self._unmade:
-            self._unmade[frame.queue].append(frame)  # behind those that wait: sending order (R7)
+        if self._awaiting_queue is not None and frame.queue in self._awaiting_queue:
+            self._awaiting_queue[frame.queue].append(
+                frame
+            )  # behind those that wait: sending order (R7)
             return
         admission = self.admission
         keys = admission.rights.check("publish", frame.queue)  # before anything is looked up
@@ -463,7 +464,7 @@ class Session:
         whole = publishes.whole
         if whole.sequence is not None and self._producer is None:
             return False
-        if self._unmade is not None and whole.queue in self._unmade:
+        if self._awaiting_queue is not None and whole.queue in self._awaiting_queue:
             return False
         admission = self.admission
         try:
@@ -474,44 +475,44 @@ class Session:
         # Of several clusters one may be away: what goes to the others does not wait for it.
         if self._quota.is_behind(queue) or len(queue.clusters) > 1:
             return False
-        owed = self._quota.allowance.publish_all(
-            queue, whole.messages, len(publishes.frames), now=self.heard_at
+        release = self._quota.allowance.publish_all(
+            queue, whole.messages, len(publishes.frames), now=self.received_at
         )
-        if owed is None:
+        if release is None:
             return False
-        self._hand_in(whole, queue, keys, publishes.frames, owed)
+        self._submit_charged(whole, queue, keys, publishes.frames, release)
         return True
 
     def _submit(self, frame: frames.Publish, queue: Queue, keys: KeyScope) -> None:
-        quota, now, count = self._quota, self.heard_at, len(frame.messages)
+        quota, now, count = self._quota, self.received_at, len(frame.messages)
         most = quota.allowance.at_once(queue, now=now)
         if most is None or count <= most:
-            owed = quota.charge(frame, queue, count, now=now)
-            self._hand_in(frame, queue, keys, (frame,), owed)
+            release = quota.charge(frame, queue, count, now=now)
+            self._submit_charged(frame, queue, keys, (frame,), release)
             return
         # What a rate admits at once goes; the rest is refused in its place, and comes again (R5).
-        owed = quota.charge(frame, queue, most, now=now)
+        release = quota.charge(frame, queue, most, now=now)
         beyond = quota.refuse_beyond(frame, queue, most, now=now)
         first = msgspec.structs.replace(frame, messages=frame.messages[:most])
-        self._hand_in(first, queue, keys, (frame,), owed, beyond=(beyond, count - most))
+        self._submit_charged(first, queue, keys, (frame,), release, beyond=(beyond, count - most))
 
-    def _hand_in(
+    def _submit_charged(
         self,
         whole: frames.Publish,
         queue: Queue,
         keys: KeyScope,
         answered: Sequence[frames.Publish],
-        owed: Callable[[], None],
+        release: Callable[[], None],
         *,
         beyond: tuple[Refused, int] | None = None,
     ) -> None:
         """Publish `whole`, then answer each frame. `beyond`: the refusal of messages behind it."""
-        self._unanswered += len(answered)
+        self._pending_answers += len(answered)
         try:
             publish = PendingPublish(
                 queue,
                 whole.messages,
-                partial(self._published, answered, whole.queue, owed, beyond),
+                partial(self._published, answered, whole.queue, release, beyond),
                 producer=None if whole.sequence is None else self._producer,
                 sequence=whole.sequence,
                 resolved=whole.resolved,
@@ -520,27 +521,27 @@ class Session:
             )
             self._publisher.submit(publish)
         except BaseException:
-            owed()
-            self._unanswered -= len(answered)
+            release()
+            self._pending_answers -= len(answered)
             raise
 
     def _origin(self, frame: frames.Publish, queue: Queue) -> PublishOrigin | None:
         log = self._delivery_log
         if not log.is_on:
             return None
-        if self._sender is None:
-            self._sender = OriginTracker()
-        return self._sender.origin(log, self, queue, frame)
+        if self._origin_tracker is None:
+            self._origin_tracker = OriginTracker()
+        return self._origin_tracker.origin(log, self, queue, frame)
 
     def _published(
         self,
         answered: Sequence[frames.Publish],
         queue: str,
-        owed: Callable[[], None],
+        release: Callable[[], None],
         beyond: tuple[Refused, int] | None,
         answer: PendingPublish,
     ) -> None:
-        owed()
+        release()
         counter = self.account.counter(queue)
         answer.count_in(counter)
         receipts: list[object] = [
@@ -555,16 +556,16 @@ class Session:
         end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
         for frame in answered:
             count = len(frame.messages)
-            self._answer_owed(frames.receipts(frame.ref, receipts[place : place + count], end))
+            self._complete(frames.receipts(frame.ref, receipts[place : place + count], end))
             place += count
 
     def _await_queue(self, frame: frames.Publish) -> None:
         """Put a publish aside: its queue does not exist, and perhaps it may be made. Nothing more
         is read meanwhile, which bounds what waits to what had already been read (P9)."""
-        if self._unmade is None:
-            self._unmade = {}
-        self._unmade[frame.queue] = [frame]
-        if len(self._unmade) == 1:
+        if self._awaiting_queue is None:
+            self._awaiting_queue = {}
+        self._awaiting_queue[frame.queue] = [frame]
+        if len(self._awaiting_queue) == 1:
             self._pause_reading()
         self._start(self._make_queue(frame.queue))
 
@@ -572,7 +573,7 @@ class Session:
         queue: Queue | None = None
         failure = TocsinError("internal")
         try:
-            waiting = (self._unmade or {}).get(name, ())
+            waiting = (self._awaiting_queue or {}).get(name, ())
             admission = self.admission
             keys = admission.rights.check("publish", name)
             messages = [one for frame in waiting for one in frame.messages if keys.allow(one.key)]
@@ -582,9 +583,9 @@ class Session:
             failure = error
         except Exception:
             logger.exception("session %s: queue %r could not be made", self.session_id, name)
-        if self._unmade is None:
+        if self._awaiting_queue is None:
             return  # closed meanwhile
-        for frame in self._unmade.pop(name):
+        for frame in self._awaiting_queue.pop(name):
             if queue is None:
                 self._refuse(failure, frame.ref)
             else:
@@ -594,22 +595,22 @@ class Session:
                     self._refuse(error, frame.ref, name)
                 except Exception:
                     self._report_bug(frame.ref)
-        if not self._unmade:
+        if not self._awaiting_queue:
             self._resume_reading()
 
     # --- Subscribing ----------------------------------------------------------------------------
 
     async def _subscribe(self, frame: frames.Subscribe) -> None:
         """Open a subscription; answer when it is open, or with an error."""
-        number, outlet = frame.subscription, self._outlet
+        number, transport = frame.subscription, self._transport
         await self._services.arrivals.wait()
-        if self._is_gone(outlet):
+        if self._is_gone(transport):
             self._protocol.dropped(number)
             return
         try:
             answer = await self._subscriptions.open(self, frame)
         except Exception as error:
-            if self._is_gone(outlet):
+            if self._is_gone(transport):
                 self._protocol.dropped(number)
             elif isinstance(error, TocsinError):
                 self._protocol.refused(number)
@@ -622,15 +623,15 @@ class Session:
         self.send(answer)
         self._subscriptions.grant(number, frame.credit)
 
-    def _is_gone(self, outlet: Outlet) -> bool:
+    def _is_gone(self, transport: SessionTransport) -> bool:
         """Whether the answer would reach nobody: a client that comes back subscribes again."""
-        return self._is_closed or self._outlet is not outlet
+        return self._is_closed or self._transport is not transport
 
     def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
         """Return its deliveries to the group. Answered when all that was said of them is durable,
         and what had started has been counted."""
-        self._unanswered += 1
-        done = partial(self._answer_owed, frames.ok(frame.ref))
+        self._pending_answers += 1
+        done = partial(self._complete, frames.ok(frame.ref))
         self._subscriptions.leave(frame.subscription, done=done)
         self._resume.drop(frame.subscription)
         self._close_if_drained()
@@ -655,18 +656,18 @@ class Session:
         if frame.ref is None:
             self._answer_settling(frame, act(None))
             return
-        self._unanswered += 1
+        self._pending_answers += 1
         try:
             act(partial(self._settled, frame))
         except BaseException:
-            self._unanswered -= 1
+            self._pending_answers -= 1
             raise
 
     def _settled(self, frame: frames.Ack | frames.Nack, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         assert answer is not None  # it has a ref
         self._count_refused(settled)
-        self._answer_owed(answer)
+        self._complete(answer)
 
     def _answer_settling(self, frame: Settling, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
@@ -684,7 +685,7 @@ class Session:
 
     # --- What a client that came back holds -----------------------------------------------------
 
-    def _hold(self, frame: frames.Held) -> None:
+    def _apply_held(self, frame: frames.Held) -> None:
         """Take what the client holds of a subscription, which then goes on (R22)."""
         if (deliveries := self._resume.add(frame)) is None:
             self.send(frames.ok(frame.ref))
@@ -695,9 +696,9 @@ class Session:
             self.send(frames.ok(frame.ref, revoked=revoked))
             return
         waiting = self._resume.defer(frame.subscription)
-        self._start(self._find_out_revoked(frame, revoked, waiting))
+        self._start(self._adopt(frame, revoked, waiting))
 
-    async def _find_out_revoked(
+    async def _adopt(
         self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Input]
     ) -> None:
         """Answer a `held` whose deliveries are of an epoch before: partitions are being owned, and
@@ -720,15 +721,15 @@ class Session:
 
     # --- Between two transports -----------------------------------------------------------------
 
-    def lost(self) -> None:
+    def on_transport_lost(self) -> None:
         """The transport is gone, and nobody said that this is the end. A session with a place in
         a group keeps it for a while: here, or at the next gateway when this one goes down."""
         keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
         if not keeps or self._is_draining or self._services.sessions.going_down:
-            self._end(moves=keeps)
+            self._leave(moves=keeps)
             return
         right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
-        self._outlet = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
+        self._transport = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
         self._suspend()
 
     def _suspend(self) -> None:
@@ -736,23 +737,27 @@ class Session:
         for number in (*self._resume.forget(), *self._subscriptions.suspend()):
             self._protocol.dropped(number)
 
-    def come_back(
-        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
+    def reattach(
+        self,
+        transport: SessionTransport,
+        linger_s: float,
+        producer: bytes | None,
+        admission: Admission,
     ) -> None:
         """Go on over this transport, with the rights that the client has shown now; a transport
         that is there still is the one that nobody listens to any more."""
-        self._outlet.let_go(frames.REPLACED)
+        self._transport.let_go(frames.REPLACED)
         self._suspend()
-        self._outlet = outlet
+        self._transport = transport
         self.linger_s = linger_s
         self._producer = producer or self._producer
         now = asyncio.get_running_loop().time()
         self._credential.take(admission)
-        self._protocol.came_back(now=now, right_ends=now + admission.lasts_s)
-        self._quota.begin(admission, outlet.address, now=now, goes_on=True)
-        outlet.adopt(self)
-        if self._unmade:
-            outlet.pause_reading()
+        self._protocol.reattach(now=now, right_ends=now + admission.lasts_s)
+        self._quota.begin(admission, transport.address, now=now, goes_on=True)
+        transport.adopt(self)
+        if self._awaiting_queue:
+            transport.pause_reading()
         self._welcome(self._protocol.subscribed)
         self._subscriptions.check_rights()
         self._subscriptions.await_held()
@@ -772,25 +777,25 @@ class Session:
     def _close_if_drained(self) -> None:
         if not self._is_draining or self._is_closed:
             return
-        if not (self._unanswered or self._tasks or self._subscriptions.unsettled()):
-            self._outlet.close(frames.DRAINING)
+        if not (self._pending_answers or self._tasks or self._subscriptions.unsettled()):
+            self._transport.close(frames.DRAINING)
 
     def revoked(self) -> None:
         if not self._is_closed:
-            self._outlet.close(frames.REVOKED)
-            self.closed()  # also where its socket is lost, and it has not heard so yet
+            self._transport.close(frames.REVOKED)
+            self.end()  # also where its socket is lost, and it has not heard so yet
 
-    def closed(self) -> None:
+    def end(self) -> None:
         """The session is over: leave everything. Nothing happens the second time."""
-        self._end(moves=False)
+        self._leave(moves=False)
 
-    def _end(self, *, moves: bool) -> None:
+    def _leave(self, *, moves: bool) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        self._protocol.closed()
+        self._protocol.end()
         self._credential.end()
-        self._unmade = None
+        self._awaiting_queue = None
         self._resume.forget()
         if self._credential.admission is not None:
             self._services.sessions.discard(self)

@@ -215,7 +215,7 @@ class Subscriptions:
             )
         return consumer
 
-    def described(self) -> list[SubscriptionDescription]:
+    def describe(self) -> list[SubscriptionDescription]:
         """For looking at, by number."""
         every: dict[int, Consumer | Reader] = {**self._consumers, **self._readers}
         return [every[number].subscription_facts() for number in sorted(every)]

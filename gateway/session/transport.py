@@ -7,7 +7,7 @@ from gateway.wire.frames import Close
 from runtime.addresses import ClientAddress
 
 
-class Outlet(Protocol):
+class SessionTransport(Protocol):
     """A transport, as the session sees it."""
 
     @property
@@ -22,11 +22,15 @@ class Outlet(Protocol):
     def unsent_bytes(self) -> int:
         """What it has for the client and has not handed to the network, or not seen arrive."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether its gateway has room for the session that has just said `hello` (P9)."""
+
     def send(self, frame: bytes) -> None:
         """As SessionPort.send."""
 
     def writable(self) -> bool:
-        """As SessionPort.writable; `Session.resume` says when it has become True again."""
+        """As SessionPort.writable; `Session.on_writable` says when it has become True again."""
 
     def ping(self) -> None:
         """Ask for a sign of life."""
@@ -52,7 +56,7 @@ class Outlet(Protocol):
         """Go on."""
 
     def close(self, close: Close) -> None:
-        """Send what is queued, then close. `Session.closed` is called before it returns."""
+        """Send what is queued, then close. `Session.end` is called before it returns."""
 
     def adopt(self, session: Any) -> None:
         """From now on this is the transport of another session, whose client came back."""

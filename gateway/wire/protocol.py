@@ -84,9 +84,9 @@ class SessionProtocol:
         "_taken",
         "_timing",
         "_unheard",
-        "heard_at",
         "is_named",
         "others",
+        "received_at",
         "right_ends",
         "state",
     )
@@ -102,7 +102,7 @@ class SessionProtocol:
         """What its transport had taken when it was pinged, or was looked at last."""
         self._part_since: float | None = None
         """When a message began to arrive that is not complete, or its client was last told so."""
-        self.heard_at = now
+        self.received_at = now
         """When something arrived last."""
         self._bad_count = 0
         self.others = 0
@@ -121,7 +121,7 @@ class SessionProtocol:
 
     def receive(self, data: bytes, *, now: float) -> list[Effect]:
         """Judge one text message. After the session is closed nothing happens."""
-        self.heard(now=now)
+        self.on_bytes(now=now)
         self._part_since = None
         if self.state is State.CLOSED:
             return []
@@ -177,7 +177,7 @@ class SessionProtocol:
             case frames.Hello():
                 self.state = State.OPEN
                 self.is_named = frame.session is not None
-                self.heard(now=now)  # from here on silence is what counts
+                self.on_bytes(now=now)  # from here on silence is what counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:
@@ -259,20 +259,20 @@ class SessionProtocol:
         if self.state is State.OPEN:
             self.state = State.DRAINING
 
-    def closed(self) -> None:
+    def end(self) -> None:
         """Nothing comes and nothing is due any more."""
         self.state = State.CLOSED
 
     # --- Time -----------------------------------------------------------------------------------
 
-    def heard(self, *, now: float) -> None:
+    def on_bytes(self, *, now: float) -> None:
         """Something arrived, whatever it is. It does not prolong the wait for `hello`."""
-        self.heard_at = now
+        self.received_at = now
         if self.state is not State.HELLO:
             self._deadline = now + self._timing.heartbeat_s
             self._is_pinged = False
 
-    def heard_part(self, *, now: float) -> bool:
+    def on_part(self, *, now: float) -> bool:
         """A part of a message arrived, behind `heard`. Whether to say a sign of life: its client is
         busy sending, hears nothing meanwhile, and cannot see that what it sends arrives."""
         if self.state is State.HELLO or self.state is State.CLOSED:
@@ -284,7 +284,7 @@ class SessionProtocol:
         self._part_since = now
         return True
 
-    def came_back(self, *, now: float, right_ends: float) -> None:
+    def reattach(self, *, now: float, right_ends: float) -> None:
         """Another transport carries it: it goes on, also where silence had closed it, and with the
         right that its client has shown now."""
         self.right_ends = right_ends
@@ -295,7 +295,7 @@ class SessionProtocol:
         )
         self.is_named = True
         self._part_since = None
-        self.heard(now=now)
+        self.on_bytes(now=now)
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; it may have moved on until then. None: never."""
@@ -304,8 +304,8 @@ class SessionProtocol:
     def expire(
         self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
     ) -> SendPing | Close | None:
-        """What time alone made due. `taken_bytes`: as Outlet.taken_bytes; a client that is in the
-        middle of something large answers a ping behind it."""
+        """Return what time alone made due. `taken_bytes`: as SessionTransport.taken_bytes; a client
+        in the middle of something large answers a ping behind it."""
         if self.state is State.CLOSED:
             return None
         if now >= self.right_ends:

@@ -51,7 +51,7 @@ class GatewayReplay(Replay):
         """Connections over which nothing of what the broker says comes through."""
         self._tokens: dict[str, str | None] = {}
         self._others: dict[str, tuple[Session, Any]] = {}
-        self._connections: Connections
+        self._open_connections: Connections
         self._polls: Polls
 
     async def start(self) -> None:
@@ -67,8 +67,8 @@ class GatewayReplay(Replay):
         )
         auth = Authenticator(self._settings.get("token"))
         around = SessionServices(self._house.broker, auth, timing=timing, limiter=self._limiter())
-        self._connections = Connections(around)
-        self._polls = Polls(self._connections)
+        self._open_connections = Connections(around)
+        self._polls = Polls(self._open_connections)
 
     def _limiter(self) -> Limiter:
         """Smaller bursts than settings allow: a transcript is to be read."""
@@ -81,8 +81,8 @@ class GatewayReplay(Replay):
         """Everything ends."""
         for wire in self._wires.values():
             wire.end(1000)
-        self._connections.deadlines.close()
-        self._connections.services.sessions.end_lingering()
+        self._open_connections.deadlines.close()
+        self._open_connections.services.sessions.end_lingering()
         await self._house.stop()
         self._folder.cleanup()
 
@@ -135,7 +135,7 @@ class GatewayReplay(Replay):
         if transport == "websocket":
             principal = ANYBODY if self._settings.get("token") is None else None
             wire = WebSocketWire(
-                self._connections.services, tell, secrets.token_urlsafe(16), principal
+                self._open_connections.services, tell, secrets.token_urlsafe(16), principal
             )
             self._wires[name] = wire
         else:
@@ -219,8 +219,8 @@ class GatewayReplay(Replay):
         for wire in self._wires.values():
             wire.end(None)
         self._wires.clear()
-        self._connections.deadlines.close()
-        self._connections.services.sessions.end_lingering()
+        self._open_connections.deadlines.close()
+        self._open_connections.services.sessions.end_lingering()
         await self._house.stop()
         await self._open()
 

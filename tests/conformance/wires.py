@@ -45,11 +45,12 @@ class Wire(Protocol):
 
 
 class WebSocketWire:
-    """A WebSocket without the socket: the Outlet of a session. Whoever pings is answered."""
+    """A WebSocket without the socket. Whoever pings is answered."""
 
     transport: Transport | None = "websocket"
     address = UNKNOWN
     unsent_bytes = 0
+    has_room = True
 
     def __init__(
         self, around: SessionServices, tell: Tell, name: str, principal: Principal | None
@@ -82,9 +83,9 @@ class WebSocketWire:
         """As Wire.end."""
         session = self._leave()
         if session is not None and code in LAST_WORDS:
-            session.closed()
+            session.end()
         elif session is not None:
-            session.lost()
+            session.on_transport_lost()
 
     def drain(self, reconnect_after_s: float) -> None:
         """As Wire.drain."""
@@ -108,24 +109,20 @@ class WebSocketWire:
             self.session.expire(now=self._loop.time())
             self._schedule()
 
-    # --- Outlet ---------------------------------------------------------------------------------
+    # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
         if self.session is not None:
             self._tell("frame", msgspec.json.decode(frame))
 
     def writable(self) -> bool:
-        """As Outlet.writable."""
         return self.session is not None
 
     def ping(self) -> None:
-        """As Outlet.ping."""
         if self.session is not None and not self.is_deaf:
-            self.session.heard(now=self._loop.time())
+            self.session.on_bytes(now=self._loop.time())
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes."""
         return None
 
     is_in_transit = False
@@ -138,30 +135,27 @@ class WebSocketWire:
         """As Link.named."""
 
     def pause_reading(self) -> None:
-        """As Outlet.pause_reading: no transcript makes a queue by publishing."""
+        """As SessionTransport.pause_reading: no transcript makes a queue by publishing."""
         raise AssertionError("a transcript creates its queues beforehand")
 
     def resume_reading(self) -> None:
-        """As Outlet.resume_reading."""
+        """As SessionTransport.resume_reading."""
 
     def close(self, close: Close) -> None:
-        """As Outlet.close."""
         session = self._leave()
         if session is None:
             return
         if close is frames.HEARTBEAT:
-            session.lost()
+            session.on_transport_lost()
         else:
-            session.closed()
+            session.end()
         self._tell("close", close.code)
 
     def adopt(self, session: Session) -> None:
-        """As Outlet.adopt."""
         self.session = session
         self._schedule()
 
     def let_go(self, close: Close) -> None:
-        """As Outlet.let_go."""
         self._leave()
         self._tell("close", close.code)
 
@@ -193,7 +187,7 @@ class LongPollWire:
             batch, frames = await poll.poll(batch, 25.0)
             for frame in frames:
                 self._tell("frame", msgspec.json.decode(frame))
-            if poll.end is not None and not poll.waits:
+            if poll.end is not None and not poll.has_more:
                 self._tell("close", poll.end.code)
                 return
 

@@ -73,27 +73,22 @@ class Session:
         self._news = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
-        """As Link.send."""
         self.frames.append(json.loads(frame))
         self._news.set()
 
     def writable(self) -> bool:
-        """As Link.writable."""
         return self.is_writable
 
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived."""
         return None if self.is_in_transit else given_at
 
     def named(self, given_at: float) -> None:
-        """As Link.named."""
         self.is_in_transit = False
 
     def emptied(self) -> None:
         """As Link.emptied."""
 
     def moved_away(self) -> None:
-        """As Link.moved_away."""
         self.has_moved = True
 
     async def until(self, true: Callable[[], object]) -> None:
@@ -288,6 +283,7 @@ class Socket:
     transport: Transport | None = "websocket"
     address = UNKNOWN
     unsent_bytes = 0
+    has_room = True
 
     def __init__(
         self,
@@ -306,20 +302,17 @@ class Socket:
         self.session = ServerSession(self.around, self, name, admission, now=now)
 
     def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
         assert self.close_code is None
         self.frames.append(json.loads(frame))
         self._news.set()
 
     def writable(self) -> bool:
-        """As Outlet.writable."""
         return True
 
     def ping(self) -> None:
-        """As Outlet.ping."""
+        """As SessionTransport.ping."""
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes."""
         return None
 
     is_in_transit = False
@@ -332,27 +325,24 @@ class Socket:
         """As Link.named."""
 
     def pause_reading(self) -> None:
-        """As Outlet.pause_reading."""
+        """As SessionTransport.pause_reading."""
 
     def resume_reading(self) -> None:
-        """As Outlet.resume_reading."""
+        """As SessionTransport.resume_reading."""
 
     def close(self, close: Close) -> None:
-        """As Outlet.close."""
         assert self.close_code is None
         self.close_code = close
         if close in (frames.HEARTBEAT, frames.DRAINING):
-            self.session.lost()
+            self.session.on_transport_lost()
         else:
-            self.session.closed()
+            self.session.end()
         self._news.set()
 
     def adopt(self, session: ServerSession) -> None:
-        """As Outlet.adopt."""
         self.session = session
 
     def let_go(self, close: Close) -> None:
-        """As Outlet.let_go."""
         self.close_code = close
         self._news.set()
 

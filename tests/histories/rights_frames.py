@@ -37,7 +37,7 @@ async def hello(world: World, actor: Actor, choice: Choice) -> bool:
     for one in list(world.sessions)[:-SESSIONS_KEPT]:
         if world.sessions[one].token not in world.clients:
             del world.sessions[one]
-    client.session.closed()
+    client.session.end()
     return True
 
 
@@ -223,7 +223,7 @@ async def held(world: World, actor: Actor, choice: Choice) -> bool:
     if number == NOT_MINE:
         frame = {"type": "held", "subscription": number, "received": 0}
         return _is_subscribed(await client.ask(**frame), number)
-    client.session.lost()
+    client.session.on_transport_lost()
     again = Client(world, actor)
     again.actor = client.actor
     consumers = {n: one for n, one in client.subscribed.items() if one.group is not None}

@@ -78,7 +78,7 @@ class Client(Socket):
         self.ref = self.last_number = 0
 
     def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
+        """As SessionTransport.send."""
         super().send(frame)
         one = self.frames[-1]
         self.world.check_text(self.actor, frame.decode())
@@ -160,7 +160,7 @@ class World:
     async def close(self) -> None:
         """Nobody asks any more."""
         for client in self.clients.values():
-            client.session.closed()
+            client.session.end()
         await self._http.__aexit__(None, None, None)
 
     def message(self, actor: Actor, queue: str, key: str | None) -> dict[str, Any]:

@@ -217,7 +217,7 @@ async def test_a_transport_that_is_lost_again_changes_nothing(durable_house: Hou
     back = client.moved()
     await back.rejoin()
     assert await back.held(*whole([zero, one])) == []
-    back.session.lost()
+    back.session.on_transport_lost()
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert third.hold(0, delivery(one))["revoked"] == []
@@ -235,7 +235,7 @@ async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: Hou
     await back.rejoin()
     back.say(type="held", ref=9, subscription=1, received=0, deliveries=delivery(zero))
     back.say(type="ack", ref=5, subscription=1, deliveries=delivery(zero))
-    back.session.lost()
+    back.session.on_transport_lost()
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     await eventually(lambda: not back.session._tasks)
@@ -256,7 +256,7 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     back = client.moved()
     await back.rejoin()
     assert await back.held(*whole([one, two, three])) == delivery(two)
-    back.session.lost()  # before the client has read that
+    back.session.on_transport_lost()  # before the client has read that
     third = Mover(house, back.around, fresh_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert await third.held(*whole([one, two, three])) == delivery(two)
@@ -281,7 +281,7 @@ async def test_who_unsubscribes_while_it_is_found_out_has_left(
     subscribe = {"type": "subscribe", "subscription": 1, "queue": "orders", "group": "billing"}
     if opens_anew:
         back.say(ref=6, credit=9, **subscribe)
-    back.session.lost()
+    back.session.on_transport_lost()
     rival = await other(house)
     assert [body for _, body, _ in await rival.take(1)] == [0]
     third = Mover(house, back.around, fresh_session_id())
@@ -481,7 +481,7 @@ async def test_who_left_for_good_is_not_waited_for(durable_house: House, how: st
     if how == "unsubscribe":
         client.say(type="unsubscribe", ref=4, subscription=1)
     else:
-        client.session.closed()
+        client.session.end()
     group_id = billing(durable_house).group_id
     metadata = durable_house.broker.metadata
     lingers = (await metadata.membership(group_id)).lingers
@@ -504,7 +504,7 @@ async def test_a_gateway_that_goes_down_leaves_a_place_to_who_comes_back(
     (place,) = places(client)
     client.say(type="extend", subscription=1, started=delivery(place))
     if how == "lost before":
-        client.session.lost()
+        client.session.on_transport_lost()
     rival = await other(house)
     client.around.sessions.end_lingering()
     if how != "lost before":
@@ -513,7 +513,7 @@ async def test_a_gateway_that_goes_down_leaves_a_place_to_who_comes_back(
     if how == "drained":
         client.close(frames.DRAINING)
     elif how == "lost meanwhile":
-        client.session.lost()
+        client.session.on_transport_lost()
     await settled(house)
     await house.restart()
     assert rival.bodies == []

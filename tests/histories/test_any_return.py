@@ -55,7 +55,7 @@ class World:
                 client.socket.session.drain(1.0)
             for client in self.clients:
                 client.read()
-                client.socket.session.lost()
+                client.socket.session.on_transport_lost()
         await self.house.restart()
         self.around = SessionServices(self.house.broker, Authenticator(None))
         again = [client.come_back() for client in self.clients]
@@ -138,7 +138,7 @@ class Believer:
         if self.world.random.random() < 0.25:
             if self.world.random.random() < 0.5:
                 await socket.until_ref(9)  # it is answered, and that is not read
-            socket.session.lost()
+            socket.session.on_transport_lost()
             await self.come_back()
             return
         answer = await socket.until_ref(9)
@@ -150,7 +150,7 @@ class Believer:
 
     async def lose(self) -> None:
         self.read(min(self.unread(), len(self.socket.frames) - self._read))
-        self.socket.session.lost()
+        self.socket.session.on_transport_lost()
         await self.come_back()
 
     # --- Settling -------------------------------------------------------------------------------

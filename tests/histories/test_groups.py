@@ -361,9 +361,9 @@ async def test_a_session_that_has_ended_never_joins(house: House) -> None:
         subscribe = {"subscription": 1, "queue": queue.name, "group": group_name, "credit": 9}
         socket.say(type="subscribe", ref=1, **subscribe)
         if place % 2:
-            socket.session.closed()
+            socket.session.end()
         else:
-            socket.session.lost()
+            socket.session.on_transport_lost()
         if place % 10 == 0:
             await asyncio.sleep(0)
     while any("Subscribing.open" in str(task.get_coro()) for task in asyncio.all_tasks()):

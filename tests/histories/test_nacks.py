@@ -146,7 +146,7 @@ async def test_the_reason_outlives_its_owner(durable_house: House) -> None:
     await socket.until_true(lambda: len(socket.of_type("push")) == 2)
     socket.say(type="nack", ref=3, subscription=1, deliveries=of(socket.of_type("push")[1]))
     await socket.until_ref(3)
-    socket.session.closed()
+    socket.session.end()
     await house.restart()
     session, consumer = await house.subscribe(house.find(), group)
     ((place, _, attempt),) = await session.take(1)
@@ -252,7 +252,7 @@ async def test_a_rejection_that_is_answered_is_not_forgotten_by_a_crash(
     await socket.until_ref(2)
     (retry,) = await noted(house, queue, group)
     assert retry.rejected
-    socket.session.closed()
+    socket.session.end()
     await house.restart()
     session, _ = await house.subscribe(house.find(), group)
     assert [reason for _, reason in await dead_letters_of(house, 1)] == ["rejected"]

@@ -86,7 +86,7 @@ async def test_what_a_client_holds_stays_its_own_over_a_lost_transport(
 ) -> None:
     """R22: nothing is given twice, and its ack counts."""
     places = [place for place, _, _ in client.pushed]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     assert back.resume()["resumed"] == [1]
     assert back.hold(2, [*delivery(places[0]), *delivery(places[1])])["revoked"] == []
@@ -122,7 +122,7 @@ async def test_what_a_client_never_saw_comes_again_uncounted_and_in_order(
 ) -> None:
     """P3, R19: the push left, and the socket was gone. The key waits for it."""
     first = client.pushed[0][0]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     await house.publish(house.find(), numbered(1, first=2))
@@ -139,7 +139,7 @@ async def test_while_nobody_is_there_nothing_is_given_and_nobody_takes_over(
     client: Client, house: House
 ) -> None:
     """P3: the partition stays, as long as the session lingers."""
-    client.session.lost()
+    client.session.on_transport_lost()
     seen = len(client.frames)
     other, _ = await house.subscribe(
         house.find(), house.broker.metadata.find_group(Session.principal, house.find(), "billing")
@@ -161,7 +161,7 @@ async def test_who_does_not_come_back_in_time_returns_what_it_held(house: House)
     assert (await client.join(linger_s=0.05))["linger_s"] == 0.05
     await house.publish(queue, numbered(1))
     await client.given(1)
-    client.session.lost()
+    client.session.on_transport_lost()
     other, _ = await house.subscribe(queue, group)
     assert [body for _, body, _ in await other.take(1)] == [0]
     back = client.again()
@@ -177,7 +177,7 @@ async def test_who_does_not_ask_to_linger_does_not(house: House) -> None:
     await client.join(linger_s=0.0)
     await house.publish(queue, numbered(1))
     await client.given(1)
-    client.session.lost()
+    client.session.on_transport_lost()
     other, _ = await house.subscribe(queue, group)
     assert [body for _, body, _ in await other.take(1)] == [0]
 
@@ -207,7 +207,7 @@ async def test_credit_counts_what_arrived(house: House) -> None:
     await client.join(credit=2)
     await house.publish(queue, [message(n, f"k{n}") for n in range(4)])
     first = (await client.given(2))[0][0]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     back.hold(1, delivery(first))
@@ -226,7 +226,7 @@ async def test_what_returned_meanwhile_is_revoked(house: House) -> None:
     await client.join()
     await house.publish(queue, numbered(1))
     place = (await client.given(1))[0][0]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     slot = next(iter(house.broker.groups.runtimes.values())).slots[0]
@@ -241,7 +241,7 @@ async def test_an_ack_that_was_answered_into_the_void_is_answered_again(
     """R21, P5: it is settled, and nothing is revoked for it."""
     places = [place for place, _, _ in client.pushed]
     client.say(type="ack", ref=4, subscription=1, deliveries=delivery(places[0]))
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     assert back.hold(2, [*delivery(places[0]), *delivery(places[1])])["revoked"] == []
@@ -252,7 +252,7 @@ async def test_an_ack_that_was_answered_into_the_void_is_answered_again(
 
 async def test_a_list_may_come_in_parts(client: Client) -> None:
     places = [place for place, _, _ in client.pushed]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     assert "revoked" not in back.hold(2, delivery(places[0]), more=True)
@@ -270,7 +270,7 @@ async def test_lists_that_do_not_end_are_bounded(
     subscribe = {"type": "subscribe", "subscription": 2, "queue": "orders", "group": "audit"}
     client.say(ref=7, credit=9, **subscribe)
     await client.until_ref(7)
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     assert back.resume()["resumed"] == [1, 2]
     second = {"type": "held", "ref": 8, "subscription": 2, "received": 0, "more": True}
@@ -288,7 +288,7 @@ async def test_lists_that_do_not_end_are_bounded(
 async def test_what_was_listed_for_a_subscription_ends_with_it(client: Client) -> None:
     """R22: the next one of its number begins with nothing."""
     places = [place for place, _, _ in client.pushed]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     back.hold(2, delivery((7, *places[0][1:])), more=True)
@@ -304,7 +304,7 @@ async def test_what_was_listed_for_a_subscription_ends_with_it(client: Client) -
 async def test_more_received_than_was_sent_is_refused(client: Client) -> None:
     """P12: and changes nothing; the right list still counts."""
     places = [place for place, _, _ in client.pushed]
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     assert back.hold(3, [])["code"] == "invalid_request"
@@ -317,7 +317,7 @@ async def test_who_was_not_away_cannot_say_what_it_holds(client: Client, house: 
     place = client.pushed[0][0]
     client.say(type="ack", ref=5, subscription=1, deliveries=delivery(place, 1))
     assert (await client.until_ref(5))["settled"] == 2
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.resume()
     assert back.hold(2, [])["revoked"] == []
@@ -333,7 +333,7 @@ async def test_somebody_else_s_session_is_nobody_s(client: Client) -> None:
 
 async def test_a_hello_with_a_session_stands_alone(client: Client) -> None:
     """P12: what came behind it would be said to the wrong session."""
-    client.session.lost()
+    client.session.on_transport_lost()
     back = client.again()
     back.session.receive(b'[{"type":"hello","session":"s-1"},{"type":"ping"}]', now=0.0)
     assert back.close_code is not None
@@ -342,7 +342,7 @@ async def test_a_hello_with_a_session_stands_alone(client: Client) -> None:
 
 async def test_a_gateway_that_goes_down_waits_for_nobody(client: Client, house: House) -> None:
     """P14: who lingers cannot be told; what it held returns."""
-    client.session.lost()
+    client.session.on_transport_lost()
     assert len(client.around.sessions) == 1
     client.around.sessions.end_lingering()
     assert len(client.around.sessions) == 0

@@ -147,7 +147,7 @@ async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> 
     session = socket(house, "consume:orders", around=around)
     ask = {"type": "subscribe", "credit": 10, "queue": "orders", "group": "g"}
     assert (await said(session, **ask, subscription=1))["type"] == "ok"
-    session.session.lost()
+    session.session.on_transport_lost()
     again = Socket(house, around, fresh_session_id(), admitted("publish:orders"))
     again.say(type="hello", session=session.session.session_id, linger_s=30)
     error = await again.until("error")
@@ -168,7 +168,7 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
             assert welcome["resumed"] is None
             # A principal beside it gets another id; to another tenant both ids are the same.
             assert number == 0 or welcome["session"] == known
-            other.session.closed()
+            other.session.end()
     assert mine.close_code is None
     for tenant, shown in (("default", [session_id]), ("other", [])):
         boss = Principal("boss", tenant)

@@ -502,7 +502,7 @@ async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: To
     one, two = town.gateways
     _, client, held = await connected(town)
     sessions = client.around.sessions
-    client.session.lost()
+    client.session.on_transport_lost()
     assert len(sessions) == 1
     back = Mover(two, around(two), fresh_session_id())
     assert (await back.rejoin(session=SESSION))["type"] == "ok"

@@ -15,7 +15,7 @@ async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(hou
     """R10: and not before."""
     queue, written = await house.queue(partitions=1), list[tuple[int, int]]()
     async with serve(Connections(SessionServices(house.broker, Authenticator(None)))) as gateway:
-        framed = gateway.connections.framed
+        framed = gateway.connections.frame_hits
 
         def certified(_: Partition) -> None:
             # This hears of it before the group does, and is the first to have the next turn.

@@ -246,7 +246,7 @@ async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...
     rival, two = await house.subscribe(queue, group)
     (one,) = [c for c in house.broker.groups.runtimes[group.group_id].members.values() if c != two]
     await becomes(lambda: len(one.slots) == len(two.slots) == 2)
-    client.session.lost()
+    client.session.on_transport_lost()
     again = client.again()
     again.resume()
     return again, one, rival, two

@@ -122,7 +122,9 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
 
 async def test_one_part_of_a_turn_has_so_many_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
-    async with serve(Connections(SessionServices(broker_in_memory(), Authenticator(None)))) as gateway:
+    async with serve(
+        Connections(SessionServices(broker_in_memory(), Authenticator(None)))
+    ) as gateway:
         wire = await session(gateway)
         connection = connection_of(gateway)
         connection.data_received(EMPTY_PING * (PART_FRAMES_MAX - 1))

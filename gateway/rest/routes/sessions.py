@@ -113,7 +113,7 @@ def _poll(request: Request) -> Poll:
 
 def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> Response:
     close = b""
-    if poll.end is not None and not poll.waits:
+    if poll.end is not None and not poll.has_more:
         close = b',"close":' + _ENCODE(CloseDescription(poll.end.code, poll.end.reason))
     body = b'{"session":%s,"batch":%d,"frames":[%s]%s}' % (
         _ENCODE(poll.poll_id),

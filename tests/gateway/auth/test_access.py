@@ -302,7 +302,7 @@ def test_a_right_that_ended_before_hello_ends_that_too() -> None:
 def test_who_comes_back_brings_its_right_along() -> None:
     session = SessionProtocol(TIMING, now=0.0, right_ends=5.0)
     session.receive(b'{"type":"hello"}', now=1.0)
-    session.came_back(now=4.0, right_ends=10.0)
+    session.reattach(now=4.0, right_ends=10.0)
     assert session.expire(now=9.9) is None
     assert session.expire(now=10.0) == frames.UNAUTHORIZED
 

@@ -97,7 +97,9 @@ class Http:
     def __init__(self, auth: Authenticator) -> None:
         around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL)
         connections = Connections(around)
-        self.application = Application(broker_in_memory(), auth, Polls(connections), wall=lambda: WALL)
+        self.application = Application(
+            broker_in_memory(), auth, Polls(connections), wall=lambda: WALL
+        )
 
     async def ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b""
@@ -124,6 +126,7 @@ class Outlet:
 
     transport: Transport | None = "websocket"
     unsent_bytes = 0
+    has_room = True
     address = UNKNOWN
 
     def __init__(self, auth: Authenticator, admission: Admission | None = None) -> None:
@@ -137,7 +140,7 @@ class Outlet:
 
     def close(self, close: Close) -> None:
         self.closed = close
-        self.session.closed()
+        self.session.end()
 
     def writable(self) -> bool:
         return True

@@ -148,7 +148,7 @@ async def test_a_session_too_many_is_told_so_and_closed_for_now(broker: MemoryBr
     assert (answer["code"], answer["retry"], answer["retry_after_s"]) == ("too_many", True, 1.0)
     assert second.close_code == frames.OVERLOADED
     assert broker.submitted == []
-    first.session.closed()
+    first.session.end()
     third = Socket(broker, limiter=limiter)
     third.say({"type": "hello"})
     assert third.answer()["type"] == "welcome"

@@ -12,7 +12,7 @@ from gateway.auth.auth import Authenticator
 from gateway.deliverylog.lines import DispatchedLine
 from gateway.models import Admission
 from gateway.net import longpoll
-from gateway.net.connections import Connections, drain_sessions
+from gateway.net.connections import Connections
 from gateway.net.longpoll import Polls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -76,7 +76,9 @@ def polls(connections: Connections) -> Polls:
 
 
 @pytest.fixture
-async def http(house: House, connections: Connections, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(
+    house: House, connections: Connections, polls: Polls
+) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
     connections.deadlines.close()
@@ -334,9 +336,11 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     assert poll.end is None
 
 
-async def test_a_gateway_that_goes_down_tells_who_polls(client: Client, connections: Connections) -> None:
+async def test_a_gateway_that_goes_down_tells_who_polls(
+    client: Client, connections: Connections
+) -> None:
     """P14: the drain frame, then the end with its code."""
-    drained = asyncio.create_task(drain_sessions(connections, deadline_s=5, random=Random(1)))
+    drained = asyncio.create_task(connections.drain(deadline_s=5, random=Random(1)))
     answer = (await client.poll()).json()
     assert [frame["type"] for frame in answer["frames"]] == ["drain"]
     client.batch = answer["batch"]
@@ -397,7 +401,10 @@ async def test_the_poll_that_was_replaced_hears_why(client: Client) -> None:
 
 
 async def test_what_ended_polls_keep_has_a_bound(
-    http: httpx2.AsyncClient, polls: Polls, connections: Connections, monkeypatch: pytest.MonkeyPatch
+    http: httpx2.AsyncClient,
+    polls: Polls,
+    connections: Connections,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P9: whoever opens and ends sessions all day costs no more; the last ones still tell why."""
     monkeypatch.setattr(longpoll, "ENDED_MAX", 2)

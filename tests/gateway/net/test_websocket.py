@@ -21,11 +21,10 @@ from websockets.frames import Opcode
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import (
+    LOST_PER_TURN,
     PART_BYTES_SHARED,
-    PER_TURN,
     RESUMED_PER_TURN,
     Connections,
-    drain_sessions,
 )
 from gateway.net.handshake import shake_hands
 from gateway.net.websocket import (
@@ -533,10 +532,10 @@ async def test_who_is_sent_something_large_is_heard_meanwhile(
     await until(lambda: connection._transport.get_write_buffer_size() > 2 * UNREAD_BYTES_MAX)
     conversation = connection._session
     assert conversation is not None
-    before, loop = conversation.heard_at, asyncio.get_running_loop()
+    before, loop = conversation.received_at, asyncio.get_running_loop()
     await until(lambda: loop.time() > before)  # a clock of milliseconds may stand still
     await wire.send({"type": "ping", "ref": 1})
-    await until(lambda: conversation.heard_at > before)
+    await until(lambda: conversation.received_at > before)
     assert not connection._read_holds
     assert await flooded(wire, connection) < 1_000_000 + 2 * UNREAD_BYTES_MAX
 
@@ -687,7 +686,9 @@ async def test_while_something_is_stored_each_read_gives_way(broker: MemoryBroke
     given = list[bool]()
     connections = Connections(SessionServices(broker, Authenticator(None)))
     connections.large_reads._give_way = lambda: given.append(True)
-    async with serve(connections, http_class(connections.addresses, connections.large_reads)) as gateway:
+    async with serve(
+        connections, http_class(connections.addresses, connections.large_reads)
+    ) as gateway:
         wire = await session(gateway)
         assert not given
         broker.messages.held = []
@@ -719,7 +720,7 @@ async def test_a_stalled_reader_holds_its_bound_and_loses_nothing(
     subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
     await wire.send({**subscribe, "credit": 10_000})
     connection = connection_of(gateway)
-    await until(lambda: connection._is_starved)
+    await until(lambda: connection._has_blocked_push)
     (place,) = broker.consumers
     assert not connection.writable()
     waiting = connection._transport.get_write_buffer_size() + connection._outbox.byte_count
@@ -739,9 +740,7 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
 ) -> None:
     """P9: others are heard in between. One that is full again, or gone, by then is passed over."""
     wires = [await session(gateway) for _ in range(2 * RESUMED_PER_TURN + 3)]
-    connections = [
-        one for one in list(gateway.connections) if isinstance(one, WebSocketConnection)
-    ]
+    connections = [one for one in list(gateway.connections) if isinstance(one, WebSocketConnection)]
     for connection in connections:
         connection.pause_writing()
         assert not connection.writable()
@@ -753,10 +752,10 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
         gone.resume_writing()
     full.pause_writing()
     gone._transport.abort()
-    fed = [[one for one in connections if not one._is_starved]]
+    fed = [[one for one in connections if not one._has_blocked_push]]
     for _ in range(3):
         await asyncio.sleep(0)
-        fed.append([one for one in connections if not one._is_starved])
+        fed.append([one for one in connections if not one._has_blocked_push])
     assert [len(some) for some in fed] == [
         RESUMED_PER_TURN,
         2 * RESUMED_PER_TURN,
@@ -765,7 +764,7 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
     ]
     assert fed[-1] == connections[:-2]
     full.resume_writing()
-    assert not full._is_starved
+    assert not full._has_blocked_push
     for wire in wires:
         wire.writer.transport.abort()
 
@@ -879,8 +878,8 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
             {"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": "x" * 1000}]}
         )
     )
-    monkeypatch.setattr("gateway.net.connections._SPELL_S", float("inf"))
-    monkeypatch.setattr("gateway.net.connections._ENOUGH_S", float("inf"))
+    monkeypatch.setattr("gateway.net.connections._WINDOW_S", float("inf"))
+    monkeypatch.setattr("gateway.net.connections._DELAY_S_MAX", float("inf"))
     async with beside_others(broker):
         flood(broker)
         await until(lambda: broker.publisher.is_skewed)
@@ -898,7 +897,7 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
             assert (await other.receive())["ref"] == ref
         assert broker.publisher.has_enough
         assert messages_of(broker) == 63
-        monkeypatch.setattr("gateway.net.connections._ENOUGH_S", 0.0)
+        monkeypatch.setattr("gateway.net.connections._DELAY_S_MAX", 0.0)
         broker.messages.let_go()
         await until(lambda: messages_of(broker) == 68)
         hold_flood(broker)
@@ -940,31 +939,31 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
         await until(lambda: messages_of(broker) == before + 100)
         assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
         gateway.connections._lost.per_turn = 9
-        gateway.connections.lost(lambda: None)
+        gateway.connections.on_lost(lambda: None)
         await wire.close()
         lost.writer.close()
 
 
 async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gateway) -> None:
     """P9: others are heard in between; nobody is forgotten."""
-    count = 2 * PER_TURN + 3
+    count = 2 * LOST_PER_TURN + 3
     wires = [await session(gateway) for _ in range(count)]
     conversations = []
-    emptied = asyncio.ensure_future(gateway.connections.emptied())
+    emptied = asyncio.ensure_future(gateway.connections.wait_until_empty())
     await asyncio.sleep(0)
     for connection in list(gateway.connections):
         assert isinstance(connection, WebSocketConnection)
         conversations.append(connection._session)
         connection.connection_lost(None)
     assert len(gateway.connections) == 0
-    left = [count - PER_TURN]
+    left = [count - LOST_PER_TURN]
     while left[-1]:
         assert not emptied.done()
         await asyncio.sleep(0)
         there = sum(one is not None and one.is_welcome for one in conversations)
         if there != left[-1]:
             left.append(there)
-    assert left == [count - PER_TURN, 3, 0]
+    assert left == [count - LOST_PER_TURN, 3, 0]
     await emptied
     for wire in wires:
         await wire.close()
@@ -1031,7 +1030,7 @@ async def test_a_drain_tells_every_session_when_to_come_back(
 ) -> None:
     """P14."""
     wires = [await session(gateway) for _ in range(5)]
-    await drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
+    await gateway.connections.drain(deadline_s=10, random=Random(1))
     moments = set()
     for wire in wires:
         drain = await wire.receive()
@@ -1053,9 +1052,7 @@ async def test_a_drain_waits_for_what_is_unsettled(gateway: Gateway, broker: Mem
     await wire.send(body)
     received = [await wire.receive(), await wire.receive()]
     assert sorted(frame["type"] for frame in received) == ["ok", "push"]
-    draining = asyncio.create_task(
-        drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
-    )
+    draining = asyncio.create_task(gateway.connections.drain(deadline_s=10, random=Random(1)))
     assert (await wire.receive())["type"] == "drain"
     await wire.send({"type": "credit", "subscription": 1, "granted": 2}, {"type": "ping"})
     assert await wire.receive() == {"type": "pong"}  # and no push
@@ -1072,7 +1069,7 @@ async def test_a_drain_ends_at_its_deadline(gateway: Gateway, broker: MemoryBrok
     await wire.send({"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]})
     received = [await wire.receive(), await wire.receive()]
     assert sorted(frame["type"] for frame in received) == ["ok", "push"]
-    await drain_sessions(gateway.connections, deadline_s=0.05, random=Random(1))
+    await gateway.connections.drain(deadline_s=0.05, random=Random(1))
     assert broker.consumers == []
     assert (await wire.receive())["type"] == "drain"
     assert (await wire.closed())[0] == 4000
@@ -1081,7 +1078,7 @@ async def test_a_drain_ends_at_its_deadline(gateway: Gateway, broker: MemoryBrok
 
 async def test_who_has_not_said_hello_is_sent_away_by_a_drain(gateway: Gateway) -> None:
     wire = await connect(gateway)
-    await drain_sessions(gateway.connections, deadline_s=10, random=Random(1))
+    await gateway.connections.drain(deadline_s=10, random=Random(1))
     assert (await wire.receive())["type"] == "drain"
     assert (await wire.closed())[0] == 4000
     await wire.close()

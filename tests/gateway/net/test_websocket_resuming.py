@@ -56,8 +56,8 @@ async def tell(gateway: Gateway) -> None:
     """It is the turn of all that were lost."""
     gateway.connections._lost.per_turn = 9
     turns: list[None] = []
-    gateway.connections.lost(lambda: turns.append(None))
-    gateway.connections.lost(lambda: turns.append(None))
+    gateway.connections.on_lost(lambda: turns.append(None))
+    gateway.connections.on_lost(lambda: turns.append(None))
     await eventually(lambda: len(turns) == 2 and not gateway.connections._lost)
 
 

@@ -29,11 +29,12 @@ from tests.histories.house import offsets_of
 
 
 class Socket:
-    """A transport (gateway.session.transport.Outlet) that keeps what it is given, and its
+    """A transport (gateway.session.transport.SessionTransport) that keeps what it is given, and its
     session."""
 
     transport: Transport | None = "websocket"
     unsent_bytes = 0
+    has_room = True
 
     def __init__(
         self, broker: Broker, auth: Authenticator | None = None, limiter: Limiter | None = None
@@ -87,7 +88,7 @@ class Socket:
     def close(self, close: Close) -> None:
         assert self.close_code is None
         self.close_code = close
-        self.session.closed()
+        self.session.end()
 
     def adopt(self, session: Session) -> None:
         self.session = session
@@ -145,7 +146,7 @@ async def socket(broker: MemoryBroker) -> AsyncIterator[Socket]:
     made.say({"type": "hello", "producer": "p"})
     assert made.answer()["type"] == "welcome"
     yield made
-    made.session.closed()
+    made.session.end()
 
 
 def publish(
@@ -292,7 +293,7 @@ async def test_an_answer_comes_when_it_comes(socket: Socket, broker: MemoryBroke
 async def test_an_answer_for_who_has_gone_is_dropped(socket: Socket, broker: MemoryBroker) -> None:
     held = broker.messages.held = []
     assert await socket.ask(publish(1, 1)) == []
-    socket.session.closed()
+    socket.session.end()
     (commit,) = held
     commit.set()
     await settle()
@@ -308,7 +309,7 @@ async def test_an_unknown_queue_is_refused_and_reading_goes_on() -> None:
         (error,) = await socket.ask(publish(4, 1, queue="nowhere"))
         assert (error["ref"], error["code"]) == (4, "queue_not_found")
         assert socket.holds == 0
-        socket.session.closed()
+        socket.session.end()
 
 
 async def test_publishes_wait_in_order_for_a_queue_in_the_making(
@@ -345,7 +346,7 @@ async def test_who_leaves_while_a_queue_is_made_publishes_nothing(
 ) -> None:
     broker.messages.stall("create_queue")
     await socket.ask(publish(1, "a", queue="new"))
-    socket.session.closed()
+    socket.session.end()
     broker.messages.well()
     await settle()
     broker.find_queue(ANYBODY, "new")
@@ -474,7 +475,7 @@ async def test_who_left_while_subscribing_holds_nothing(
     socket: Socket, broker: MemoryBroker
 ) -> None:
     await join_late(socket, broker)
-    socket.session.closed()
+    socket.session.end()
     broker.catalog.well()
     await settle()
     assert broker.consumers == []
@@ -503,8 +504,8 @@ async def test_the_end_of_the_socket_leaves_everything(
 ) -> None:
     await socket.ask(subscribe(1, group="g"), subscribe(2), subscribe(3, group="h"))
     assert (len(broker.consumers), broker.subscription_count) == (2, 3)
-    socket.session.closed()
-    socket.session.closed()
+    socket.session.end()
+    socket.session.end()
     assert broker.subscription_count == 0
 
 
@@ -521,7 +522,7 @@ async def test_one_that_cannot_leave_does_not_keep_the_others(
     first, second = broker.consumers
     with monkeypatch.context() as broken:
         broken.setattr(first, "leave", fail)
-        socket.session.closed()
+        socket.session.end()
     assert broker.consumers == [first]
     assert second.left
     assert "never foreseen" in caplog.text
@@ -536,7 +537,7 @@ async def test_pushes_wait_for_the_socket_and_go_on(socket: Socket) -> None:
     assert [answer["type"] for answer in answers] == ["ok"]
     assert socket.has_refused
     socket.is_writable = True
-    socket.session.resume()
+    socket.session.on_writable()
     await settle()
     assert socket.answer()["type"] == "push"
 
@@ -631,7 +632,7 @@ async def test_silence_is_pinged_then_closed(socket: Socket) -> None:
     assert socket.session.next_deadline() == 20
     socket.session.expire(now=20)
     assert socket.pings == 1
-    socket.session.heard(now=30)
+    socket.session.on_bytes(now=30)
     assert socket.session.next_deadline() == 50
     socket.session.expire(now=50)
     socket.session.expire(now=70)
@@ -655,13 +656,13 @@ async def test_a_client_in_the_middle_of_a_message_hears_that_it_arrives(socket:
     """Else it would give us up: what it asks meanwhile stands behind its message."""
     said = 0
     for at in range(31):
-        socket.session.heard(now=at)
-        socket.session.heard_part(now=at)
+        socket.session.on_bytes(now=at)
+        socket.session.on_part(now=at)
         said += len([frame for frame in socket.answers() if frame["type"] == "pong"])
     assert said == 6
     socket.say({"type": "ping", "ref": 1}, now=32)
     assert socket.answer()["ref"] == 1
-    socket.session.heard_part(now=33)
+    socket.session.on_part(now=33)
     assert socket.answers() == []
 
 
@@ -699,7 +700,7 @@ async def test_a_drain_gives_nothing_more_and_waits_for_what_was_given(
     socket.session.drain(1)
     socket.session.drain(1)
     answers = await socket.ask(publish(3, "c"), subscribe(2, group="g"))
-    socket.session.resume()
+    socket.session.on_writable()
     await settle()
     assert [answer.get("code", answer["type"]) for answer in answers + socket.answers()] == [
         "drain",

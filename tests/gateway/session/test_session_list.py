@@ -40,7 +40,9 @@ def polls(connections: Connections) -> Polls:
 
 
 @pytest.fixture
-async def http(house: House, connections: Connections, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(
+    house: House, connections: Connections, polls: Polls
+) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
     connections.deadlines.close()
@@ -108,7 +110,7 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
     socket.say(type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1)
     await socket.until_ref(1)
     lost_unix_ms = int(time.time() * 1000)
-    socket.session.lost()
+    socket.session.on_transport_lost()
     (lost,) = await listed(http)
     assert (lost["transport"], lost["client"]) == (None, None)
     assert 0 <= lost["linger_until_unix_ms"] - lost_unix_ms - 30_000 < 5_000
@@ -117,7 +119,7 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
     (here,) = await listed(http)
     assert (here["session"], here["transport"]) == (name(1), "websocket")
     assert here["linger_until_unix_ms"] is None
-    back.session.closed()
+    back.session.end()
     assert await listed(http) == []
 
 
@@ -152,7 +154,7 @@ async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
     socket.say(type="hello")
     (first,) = await listed(http)
     now = asyncio.get_running_loop().time()
-    socket.session.heard(now=now - 7)
+    socket.session.on_bytes(now=now - 7)
     (silent,) = await listed(http)
     assert 6_900 <= first["heard_unix_ms"] - silent["heard_unix_ms"] <= 7_100
     socket.say(type="ping", ref=1)

@@ -202,7 +202,7 @@ async def socket(broker: MemoryBroker) -> AsyncIterator[Socket]:
     made.say({"type": "hello", "producer": "p"})
     made.answers()
     yield made
-    made.session.closed()
+    made.session.end()
 
 
 def hear(socket: Socket, *values: object) -> None:
@@ -250,7 +250,7 @@ async def test_together_they_are_answered_as_one_by_one() -> None:
             await until(lambda socket=socket: len(socket.sent) == len(said))  # type: ignore[misc]
             answers.append({answer["ref"]: answer["receipts"] for answer in socket.answers()})
             assert len(broker.submitted) == (4 if at_once else len(said))
-            socket.session.closed()
+            socket.session.end()
     assert answers[0] == answers[1]
 
 
@@ -297,7 +297,7 @@ async def test_who_is_charged_is_charged_for_all_of_them(broker: MemoryBroker) -
         (10, "error"),
     ]
     assert len(broker.submitted) == 5
-    socket.session.closed()
+    socket.session.end()
 
 
 def by_ref(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -315,7 +315,7 @@ async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: MemoryBr
     answers = await answers_to(socket, *(publish(ref, *mebibyte) for ref in range(3)))
     types = [(answer["ref"], answer["type"]) for answer in by_ref(answers)]
     assert types == [(0, "ok"), (1, "ok"), (2, "error")]
-    socket.session.closed()
+    socket.session.end()
 
 
 async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: MemoryBroker) -> None:
@@ -328,7 +328,7 @@ async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: MemoryB
     answers = await answers_to(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
     types = [(answer["ref"], answer["type"]) for answer in by_ref(answers)]
     assert types == [(1, "ok"), (2, "ok"), (3, "error")]
-    socket.session.closed()
+    socket.session.end()
 
 
 async def test_a_sequence_without_a_producer_is_refused_in_each(broker: MemoryBroker) -> None:
@@ -338,7 +338,7 @@ async def test_a_sequence_without_a_producer_is_refused_in_each(broker: MemoryBr
     hear(socket, publish(1, 1, sequence=0), publish(2, 2, sequence=1))
     codes = [(answer["ref"], answer["code"]) for answer in socket.answers()]
     assert codes == [(1, "invalid_request"), (2, "invalid_request")]
-    socket.session.closed()
+    socket.session.end()
 
 
 async def test_of_a_queue_that_is_not_there_each_hears(socket: Socket) -> None:

@@ -269,7 +269,7 @@ def test_a_draining_session_settles_and_publishes_and_subscribes_no_more() -> No
 def test_no_hello_in_time_closes_whatever_else_was_heard() -> None:
     session = SessionProtocol(TIMING, now=100)
     assert session.next_deadline() == 110
-    session.heard(now=109)
+    session.on_bytes(now=109)
     assert session.next_deadline() == 110
     assert session.expire(now=109.9) is None
     assert session.expire(now=110) == frames.HELLO_LATE
@@ -292,7 +292,7 @@ def test_silence_is_pinged_and_more_silence_closes() -> None:
 def test_a_sign_of_life_begins_the_silence_anew() -> None:
     session = opened()
     assert session.expire(now=20) == SendPing()
-    session.heard(now=39)
+    session.on_bytes(now=39)
     assert session.next_deadline() == 59
     assert session.expire(now=40) is None
     assert session.expire(now=59) == SendPing()
@@ -315,16 +315,16 @@ def test_who_has_taken_all_and_says_nothing_is_silent() -> None:
 
 def test_a_part_of_a_message_is_answered_now_and_then() -> None:
     session = opened()
-    assert [session.heard_part(now=at) for at in (1, 5, 6, 7, 10, 11)] == [
+    assert [session.on_part(now=at) for at in (1, 5, 6, 7, 10, 11)] == [
         False, False, True, False, False, True,
     ]  # fmt: skip
     say(session, {"type": "ping"}, now=12)
-    assert not session.heard_part(now=20), "another message begins"
+    assert not session.on_part(now=20), "another message begins"
 
 
 def test_parts_of_a_hello_are_not_answered() -> None:
     session = SessionProtocol(TIMING, now=0)
-    assert not any(session.heard_part(now=at) for at in range(10))
+    assert not any(session.on_part(now=at) for at in range(10))
 
 
 def test_a_draining_session_has_heartbeats_too() -> None:
