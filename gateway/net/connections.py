@@ -178,10 +178,16 @@ class Connections:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._process_deferred)
 
-    def charge_read(self, connection: PortionReader, size: int) -> bool:
-        """Count a read of `size` bytes. Returns whether all of it is to be deferred."""
-        if size <= SMALL_READ_BYTES or not self._publisher.is_skewed:
-            return False
+    def admit_read(self, connection: PortionReader, size: int) -> int:
+        """Count a read of `size` bytes. Returns how much of it may be processed in one go; 0: all
+        of it is to be deferred."""
+        if size <= SMALL_READ_BYTES:
+            return PART_BYTES_MAX
+        if self._publisher.is_skewed and self._is_over_share(connection, size):
+            return 0
+        return self.part_bytes(size)
+
+    def _is_over_share(self, connection: PortionReader, size: int) -> bool:
         window = int(asyncio.get_running_loop().time() / _WINDOW_S)
         if window != self._window:
             self._window = window

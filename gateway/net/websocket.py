@@ -31,7 +31,6 @@ from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.coalesce import Portions
 from gateway.wire.frames import Close
-from gateway.wire.outbox import Outbox
 from gateway.wire.rfc6455 import (
     BINARY,
     CLOSE,
@@ -105,6 +104,7 @@ class WebSocketConnection(asyncio.Protocol):
         "_large_bytes",
         "_opened_at",
         "_outbox",
+        "_outbox_bytes",
         "_read_holds",
         "_reader",
         "_server_state",
@@ -133,7 +133,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, None)
         self._has_handshake = False
         """The handshake came, which there is one of."""
-        self._outbox = Outbox()
+        self._outbox: list[bytes] = []
+        """Encoded frames that wait for the flush."""
+        self._outbox_bytes = 0
         self._is_flush_scheduled = False
         self._write_is_paused = False
         self._is_resuming = False
@@ -259,11 +261,12 @@ class WebSocketConnection(asyncio.Protocol):
     def _receive(self, session: Session, data: bytes) -> None:
         """Bytes of the client."""
         events = Portions(self._reader.receive(data))
-        if self.connections.charge_read(self, len(data)):
+        admitted = self.connections.admit_read(self, len(data))
+        if not admitted:
             self._pause_reading(ReadHold.TURN)
             self.connections.defer(self, events)
             return
-        self._process(session, events, self.connections.part_bytes(len(data)))
+        self._process(session, events, admitted)
         if len(data) >= FULL_READ_BYTES and self._session is not None:
             self._pause_reading(ReadHold.FULL_READ)
             asyncio.get_running_loop().call_soon(self._resume_full_read)
@@ -293,14 +296,15 @@ class WebSocketConnection(asyncio.Protocol):
     def _process(self, session: Session, events: Portions, left: int) -> None:
         """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
-        session.on_bytes(now=now)
-        count, is_cut = 0, False
+        count, has_text, is_cut = 0, False, False
         for opcode, messages in events:
             if opcode == TEXT:
+                has_text = True
                 count += session.receive(*messages, now=now)
-                here = self._session  # not the shell that a hello came to
-                if here is not None and here.is_welcome:
-                    reader.bytes_max = limits.FRAME_BYTES_MAX
+                if reader.bytes_max != limits.FRAME_BYTES_MAX:
+                    here = self._session  # not the shell that a hello came to
+                    if here is not None and here.is_welcome:
+                        reader.bytes_max = limits.FRAME_BYTES_MAX
             elif opcode != PONG or not self._answer_mark(messages[0]):
                 count += 1
                 self._control(session, opcode, messages[0])
@@ -314,12 +318,15 @@ class WebSocketConnection(asyncio.Protocol):
         if reader.broken is not None:
             self._reject(reader.broken)
             return
+        if not has_text:
+            session.on_bytes(now=now)
         if count or is_cut or self._read_holds & ReadHold.TURN:
             self._charge(session, count, events, now, is_cut=is_cut)
         elif self._has_incomplete or not reader.is_idle:
             self._count_incomplete(reader.held_bytes)
             session.on_part(now=now)
-        self.connections.deadlines.set(self, session.next_deadline())
+        if count:  # publishes only move the deadline on, which the timer finds out itself
+            self.connections.deadlines.set(self, session.next_deadline())
         self._flush_early()
 
     def _control(self, session: Session, opcode: int, payload: bytes) -> None:
@@ -403,7 +410,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
-        if self._outbox.byte_count > UNREAD_BYTES_MAX:
+        if self._outbox_bytes > UNREAD_BYTES_MAX:
             self._write_all()
         unread_max = UNREAD_BYTES_MAX + self._large_bytes
         if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
@@ -416,8 +423,11 @@ class WebSocketConnection(asyncio.Protocol):
             return
         if len(frame) > limits.ANNOUNCED_BYTES:
             self._large_bytes += len(frame)
-            self._outbox.add(frames.announce(len(frame)))
-        self._outbox.add(frame)
+            announcement = frames.announce(len(frame))
+            self._outbox.append(announcement)
+            self._outbox_bytes += len(announcement)
+        self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.connections.schedule_flush(self)
@@ -441,7 +451,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return self._outbox.byte_count + self._transport.get_write_buffer_size()
+        return self._outbox_bytes + self._transport.get_write_buffer_size()
 
     def ping(self) -> None:
         """As SessionTransport.ping. An empty ping: whatever comes back is a sign of life."""
@@ -515,8 +525,11 @@ class WebSocketConnection(asyncio.Protocol):
 
     def take(self) -> list[bytes]:
         self._is_flush_scheduled = False
-        self._unmarked_bytes += self._outbox.byte_count
-        return self._outbox.take()
+        to_write, self._outbox = self._outbox, []
+        self._unmarked_bytes += self._outbox_bytes
+        self._outbox_bytes = 0
+        # A single frame is the very object that was sent, so that a fan-out can tell.
+        return to_write if len(to_write) < 2 else frames.join(to_write)
 
     def write(self, data: bytes) -> None:
         """As Connection.write. What was queued when the socket was lost goes nowhere: uvloop would
@@ -576,7 +589,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._unmarked_bytes,
             now=now,
             taken_bytes=self.taken_bytes(),
-            covers=not self._outbox.byte_count,
+            covers=not self._outbox,
         )
         self._unmarked_bytes = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
@@ -618,9 +631,10 @@ class WebSocketConnection(asyncio.Protocol):
     # --- Both directions ------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        self._unmarked_bytes += self._outbox.byte_count
-        for payload in self._outbox.take():
+        is_scheduled = self._is_flush_scheduled
+        for payload in self.take():
             self._transport.write(text_frame(payload))
+        self._is_flush_scheduled = is_scheduled
 
     def _resume_pushes(self) -> None:
         if self._has_blocked_push and not self._write_is_paused and self._session is not None:

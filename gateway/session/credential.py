@@ -1,6 +1,6 @@
 """Who a session is and what it may use: its credential, its quota, the name of its producer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from typing import Final
@@ -16,6 +16,7 @@ from gateway.wire import frames
 from metadata.catalog import Principal, Queue
 from metadata.rights import Rights
 from push.errors import Refused
+from push.message import Message
 from push.producer_order import StreamOrder
 from runtime.addresses import ClientAddress, name_of
 from runtime.loop.fairness import FrameRate
@@ -67,25 +68,53 @@ class SessionQuota:
 
     # --- Publishes ------------------------------------------------------------------------------
 
-    @property
-    def allowance(self) -> Allowance:
-        """What the session may publish. Not to be used before `begin`."""
+    def charge_all(
+        self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
+    ) -> Callable[[], None] | None:
+        """Charge several publishes that are to be one. Returns what to call when they are answered;
+        None: each is to be charged alone, because not all of them fit, or something of the queue
+        was refused and has not come again."""
+        if self._streams is not None and queue.queue_id in self._streams:
+            return None
         assert self._allowance is not None
-        return self._allowance
-
-    def is_behind(self, queue: Queue) -> bool:
-        """Whether something of this queue was refused and has not come again."""
-        return self._streams is not None and queue.queue_id in self._streams
+        return self._allowance.publish_all(queue, messages, publishes, now=now)
 
     def charge(
-        self, frame: frames.Publish, queue: Queue, count: int, *, now: float
-    ) -> Callable[[], None]:
-        """Charge the first `count` messages of a publish. The result is to be called when they are
-        answered.
+        self, frame: frames.Publish, queue: Queue, *, now: float
+    ) -> Callable[[], None] | None:
+        """Charge a publish. Returns what to call when it is answered; None: it has more messages
+        than are admitted at once (`charge_part`).
 
         Raises:
             Refused: nobody is charged; what comes behind it is refused, too (R7).
         """
+        assert self._allowance is not None
+        most, count = self._allowance.at_once(queue, now=now), len(frame.messages)
+        return self._charge(frame, queue, count, now) if most is None or count <= most else None
+
+    def charge_part(
+        self, frame: frames.Publish, queue: Queue, *, now: float
+    ) -> tuple[Callable[[], None], int, Refused]:
+        """Charge as many messages of a publish as are admitted at once, and refuse the others.
+        Returns what to call when it is answered, the number of those admitted, and the refusal.
+
+        Raises:
+            Refused: as `charge`.
+        """
+        assert self._allowance is not None
+        most = self._allowance.at_once(queue, now=now)
+        assert most is not None
+        release = self._charge(frame, queue, most, now)
+        refused = self._allowance.beyond(queue, frame.messages[most:], now=now)
+        if frame.sequence is not None:
+            stream = (self._streams or {}).get(queue.queue_id) or self._new_stream(queue)
+            stream.refuse(frame.sequence + most, len(frame.messages) - most)
+        return release, most, refused
+
+    def _charge(
+        self, frame: frames.Publish, queue: Queue, count: int, now: float
+    ) -> Callable[[], None]:
+        assert self._allowance is not None
         sequence = frame.sequence
         stream = self._streams.get(queue.queue_id) if self._streams else None
         if (
@@ -95,7 +124,7 @@ class SessionQuota:
         ):
             raise Refused("out_of_sequence")
         try:
-            owed = self.allowance.publish(queue, frame.messages[:count], now=now)
+            release = self._allowance.publish(queue, frame.messages[:count], now=now)
         except Refused:
             if sequence is not None:
                 stream = stream or self._new_stream(queue)
@@ -105,17 +134,7 @@ class SessionQuota:
             stream.accept(sequence, count)
             if not stream and self._streams is not None:
                 del self._streams[queue.queue_id]
-        return owed
-
-    def refuse_beyond(
-        self, frame: frames.Publish, queue: Queue, most: int, *, now: float
-    ) -> Refused:
-        """Refuse all messages of a publish behind the first `most`, which have been charged."""
-        refused = self.allowance.beyond(queue, frame.messages[most:], now=now)
-        if frame.sequence is not None:
-            stream = (self._streams or {}).get(queue.queue_id) or self._new_stream(queue)
-            stream.refuse(frame.sequence + most, len(frame.messages) - most)
-        return refused
+        return release
 
     def _new_stream(self, queue: Queue) -> StreamOrder:
         streams = self._streams

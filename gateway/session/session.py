@@ -37,15 +37,15 @@ logger = logging.getLogger("tocsin.session")
 
 
 class Session:
-    """One client's session. `admission`: None where a credential is still release in `hello`."""
+    """One client's session. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
-        "_awaiting_queue",
         "_credential",
         "_delivery_log",
         "_is_closed",
         "_is_draining",
         "_metadata",
+        "_new_queues",
         "_origin_tracker",
         "_pending_answers",
         "_producer",
@@ -96,7 +96,7 @@ class Session:
         self._protocol = SessionProtocol(services.timing, now=now, right_ends=right_ends)
         self._subscriptions = Subscriptions(broker, self._credential)
         self._resume = ResumeState(self._subscriptions)
-        self._awaiting_queue: dict[str, list[frames.Publish]] | None = None
+        self._new_queues: dict[str, list[frames.Publish]] | None = None
         """By queue, the publishes that wait until it is known whether the queue may be made."""
         self._producer: bytes | None = None
         """None: the client has not named one."""
@@ -225,7 +225,7 @@ class Session:
         self._protocol.on_bytes(now=now)
 
     def on_part(self, *, now: float) -> None:
-        """A part of a message arrived, behind `heard`."""
+        """Note a part of a message, behind `on_bytes`."""
         if self._protocol.on_part(now=now):
             self.send(frames.pong(None, self._delivery_log.clock_unix_us()))
 
@@ -341,7 +341,7 @@ class Session:
 
     def _resume_reading(self) -> None:
         """Read on, unless other frames wait for something."""
-        if not (self._is_closed or self._awaiting_queue or self._resume.is_waiting):
+        if not (self._is_closed or self._new_queues or self._resume.is_waiting):
             self._transport.resume_reading()
 
     # --- Hello ----------------------------------------------------------------------------------
@@ -431,10 +431,8 @@ class Session:
         """Submit a publish behind those before it (R7)."""
         if frame.sequence is not None and self._producer is None:
             raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
-        if self._awaiting_queue is not None and frame.queue in self._awaiting_queue:
-            self._awaiting_queue[frame.queue].append(
-                frame
-            )  # behind those that wait: sending order (R7)
+        if self._new_queues is not None and frame.queue in self._new_queues:
+            self._new_queues[frame.queue].append(frame)  # behind those that wait (R7)
             return
         admission = self.admission
         keys = admission.rights.check("publish", frame.queue)  # before anything is looked up
@@ -464,7 +462,7 @@ class Session:
         whole = publishes.whole
         if whole.sequence is not None and self._producer is None:
             return False
-        if self._awaiting_queue is not None and whole.queue in self._awaiting_queue:
+        if self._new_queues is not None and whole.queue in self._new_queues:
             return False
         admission = self.admission
         try:
@@ -473,9 +471,9 @@ class Session:
         except TocsinError:
             return False
         # Of several clusters one may be away: what goes to the others does not wait for it.
-        if self._quota.is_behind(queue) or len(queue.clusters) > 1:
+        if len(queue.clusters) > 1:
             return False
-        release = self._quota.allowance.publish_all(
+        release = self._quota.charge_all(
             queue, whole.messages, len(publishes.frames), now=self.received_at
         )
         if release is None:
@@ -484,17 +482,15 @@ class Session:
         return True
 
     def _submit(self, frame: frames.Publish, queue: Queue, keys: KeyScope) -> None:
-        quota, now, count = self._quota, self.received_at, len(frame.messages)
-        most = quota.allowance.at_once(queue, now=now)
-        if most is None or count <= most:
-            release = quota.charge(frame, queue, count, now=now)
+        release = self._quota.charge(frame, queue, now=self.received_at)
+        if release is not None:
             self._submit_charged(frame, queue, keys, (frame,), release)
             return
         # What a rate admits at once goes; the rest is refused in its place, and comes again (R5).
-        release = quota.charge(frame, queue, most, now=now)
-        beyond = quota.refuse_beyond(frame, queue, most, now=now)
+        release, most, refused = self._quota.charge_part(frame, queue, now=self.received_at)
         first = msgspec.structs.replace(frame, messages=frame.messages[:most])
-        self._submit_charged(first, queue, keys, (frame,), release, beyond=(beyond, count - most))
+        beyond = (refused, len(frame.messages) - most)
+        self._submit_charged(first, queue, keys, (frame,), release, beyond=beyond)
 
     def _submit_charged(
         self,
@@ -542,7 +538,7 @@ class Session:
         answer: PendingPublish,
     ) -> None:
         release()
-        counter = self.account.counter(queue)
+        id_prefix, counter = answer.id_prefix, self.account.counter(queue)
         answer.count_in(counter)
         receipts: list[object] = [
             outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
@@ -553,7 +549,7 @@ class Session:
             receipts += [frames.error_fields(refused)] * count
             for _ in range(count):
                 counter.count_refusal(refused.code.name)
-        end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
+        end, place = frames.receipts_end(id_prefix, answer.durability), 0
         for frame in answered:
             count = len(frame.messages)
             self._complete(frames.receipts(frame.ref, receipts[place : place + count], end))
@@ -562,10 +558,10 @@ class Session:
     def _await_queue(self, frame: frames.Publish) -> None:
         """Put a publish aside: its queue does not exist, and perhaps it may be made. Nothing more
         is read meanwhile, which bounds what waits to what had already been read (P9)."""
-        if self._awaiting_queue is None:
-            self._awaiting_queue = {}
-        self._awaiting_queue[frame.queue] = [frame]
-        if len(self._awaiting_queue) == 1:
+        if self._new_queues is None:
+            self._new_queues = {}
+        self._new_queues[frame.queue] = [frame]
+        if len(self._new_queues) == 1:
             self._pause_reading()
         self._start(self._make_queue(frame.queue))
 
@@ -573,7 +569,7 @@ class Session:
         queue: Queue | None = None
         failure = TocsinError("internal")
         try:
-            waiting = (self._awaiting_queue or {}).get(name, ())
+            waiting = (self._new_queues or {}).get(name, ())
             admission = self.admission
             keys = admission.rights.check("publish", name)
             messages = [one for frame in waiting for one in frame.messages if keys.allow(one.key)]
@@ -583,9 +579,9 @@ class Session:
             failure = error
         except Exception:
             logger.exception("session %s: queue %r could not be made", self.session_id, name)
-        if self._awaiting_queue is None:
+        if self._new_queues is None:
             return  # closed meanwhile
-        for frame in self._awaiting_queue.pop(name):
+        for frame in self._new_queues.pop(name):
             if queue is None:
                 self._refuse(failure, frame.ref)
             else:
@@ -595,7 +591,7 @@ class Session:
                     self._refuse(error, frame.ref, name)
                 except Exception:
                     self._report_bug(frame.ref)
-        if not self._awaiting_queue:
+        if not self._new_queues:
             self._resume_reading()
 
     # --- Subscribing ----------------------------------------------------------------------------
@@ -756,7 +752,7 @@ class Session:
         self._protocol.reattach(now=now, right_ends=now + admission.lasts_s)
         self._quota.begin(admission, transport.address, now=now, goes_on=True)
         transport.adopt(self)
-        if self._awaiting_queue:
+        if self._new_queues:
             transport.pause_reading()
         self._welcome(self._protocol.subscribed)
         self._subscriptions.check_rights()
@@ -795,7 +791,7 @@ class Session:
         self._is_closed = True
         self._protocol.end()
         self._credential.end()
-        self._awaiting_queue = None
+        self._new_queues = None
         self._resume.forget()
         if self._credential.admission is not None:
             self._services.sessions.discard(self)

@@ -451,3 +451,36 @@ def check_deliveries(deliveries: list[list[int]]) -> None:
         raise Refused(
             "invalid_request", f"at most {limits.RANGES_PER_FRAME_MAX} ranges in one frame"
         )
+
+
+# --- Frames to messages ---------------------------------------------------------------------------
+
+JOINED_BYTES_MAX: Final = 64 * 1024
+"""Largest array of joined frames: the client handles it in one turn of its own."""
+ALONE_BYTES: Final = 16 * 1024
+"""Size from which a frame travels alone: joining would copy it once more and save little."""
+
+
+def join(frames: list[bytes]) -> list[bytes]:
+    """Join encoded frames to the messages that carry them, in order: what is small goes in one JSON
+    array, so that a thousand receipts are one write, one header, and one wake-up of the client."""
+    messages: list[bytes] = []
+    group: list[bytes] = []
+    size = 1  # "[", then each frame with the "," or "]" behind it
+    for frame in frames:
+        alone = len(frame) >= ALONE_BYTES
+        if group and (alone or size + len(frame) + 1 > JOINED_BYTES_MAX):
+            messages.append(_array(group))
+            group, size = [], 1
+        if alone:
+            messages.append(frame)
+        else:
+            group.append(frame)
+            size += len(frame) + 1
+    if group:
+        messages.append(_array(group))
+    return messages
+
+
+def _array(frames: list[bytes]) -> bytes:
+    return frames[0] if len(frames) == 1 else b"[" + b",".join(frames) + b"]"

@@ -273,8 +273,9 @@ class SessionProtocol:
             self._is_pinged = False
 
     def on_part(self, *, now: float) -> bool:
-        """A part of a message arrived, behind `heard`. Whether to say a sign of life: its client is
-        busy sending, hears nothing meanwhile, and cannot see that what it sends arrives."""
+        """Note a part of a message, behind `on_bytes`. Returns whether to send a sign of life: the
+        client is busy sending, reads nothing meanwhile, and cannot see that what it sends
+        arrives."""
         if self.state is State.HELLO or self.state is State.CLOSED:
             return False
         if self._part_since is None:

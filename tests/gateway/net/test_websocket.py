@@ -723,7 +723,7 @@ async def test_a_stalled_reader_holds_its_bound_and_loses_nothing(
     await until(lambda: connection._has_blocked_push)
     (place,) = broker.consumers
     assert not connection.writable()
-    waiting = connection._transport.get_write_buffer_size() + connection._outbox.byte_count
+    waiting = connection._transport.get_write_buffer_size() + connection._outbox_bytes
     assert waiting <= limits.WRITE_BUFFER_BYTES_MAX + size + 1024
     handed_over = place.given_total * size
     assert handed_over <= limits.TRANSIT_BYTES_MIN + limits.WRITE_BUFFER_BYTES_MAX + size
@@ -796,7 +796,7 @@ async def beside_others(broker: MemoryBroker) -> AsyncIterator[None]:
     await broker.add_queue("flooding")
     await broker.add_queue("beside")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("push.commit_sharing.COMPANY_S", 1000.0)
+        patched.setattr("push.commit_sharing.WINDOW_S", 1000.0)
         await broker.publish("beside", 1)
         assert broker.publisher.is_shared
         yield
