@@ -1,21 +1,17 @@
-"""What the rules of the catalog (`metadata.catalog_service`) ask of whoever keeps its rows.
+"""The two ports below the catalog: the store of its rules, and the database of its rows.
 
-Two keep them: one SQLite file for one gateway (`metadata.sqlite.catalog`), and for several a
-database that they share (`metadata.row_store`). With the second one others change rows too: a
-write that was decided upon older rows is `Stale`; the rules read the news and decide again, so that
-no change is lost.
+`Store` is what `metadata.catalog_service` requires. One SQLite file implements it for one gateway
+(`metadata.sqlite.catalog`), and `metadata.row_store` for several gateways that share a database.
+With the second one others change rows too: a write that was decided upon older rows is `Stale`; the
+rules read the news and decide again, so that no change is lost.
 
-What the catalog of several gateways asks of whatever keeps its rows: a database that compares
-and sets.
-
-Rows are kinds of ids with values, which only `metadata.row_store` understands. Each change is one
-compare-and-set on the version of the whole catalog; a version bears a stamp that whoever made the
-change has drawn, so that two histories with one number are told apart (R30), and who was not
-answered can find out whether the change is his.
-
-`metadata.redis.database` is Redis and Valkey, `metadata.sqlite.database` a file of one
-process, and `metadata.service.client` the metadata service, which stands in front of one
-of the two.
+`Database` is what `metadata.row_store` requires: it compares and sets. Rows are kinds of ids with
+values, which only `metadata.row_store` understands. Each change is one compare-and-set on the
+version of the whole catalog. A version bears a random stamp of the change, so that two histories
+with one number are told apart (R30), and a gateway without an answer can find out whether its
+change was made. `metadata.redis.database` is Redis and Valkey, `metadata.sqlite.database` a file of
+one process, and `metadata.service.client` the metadata service, which stands in front of one of the
+two.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,7 +49,7 @@ class Contents:
     """(queue_id, group_id or None), see `Metadata`."""
     marks: dict[str, str]
     memberships: list[Membership]
-    """As they were when the process before this one ended, where somebody lingers."""
+    """Rows of groups with lingering members, from the end of the process before this one."""
     data_keys: list[DataKey]
     tokens: list[TokenRecord]
 
@@ -219,7 +215,7 @@ class CatalogRows:
 
 
 class Database(Protocol):
-    """See the module. What is read or was changed is on all copies that could be elected."""
+    """Rows that are compared and set. Reads and changes are on all copies that could be elected."""
 
     poll_s: float
     """How often to read whether or not something was heard."""
@@ -269,4 +265,4 @@ class NodeDatabase(Database, Protocol):
     """What the nodes of a metadata service stand in front of."""
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """As Metadata.beat, of these nodes. Raises Refused or Unknown."""
+        """Raise the number of a node, as gateways do. Raises Refused or Unknown."""

@@ -1,13 +1,11 @@
 """The metadata in this process: the catalog in memory, each change durable in its store first.
 
-A shell: what is looked up comes from `CatalogIndex`, what changes goes through a `Store`, one
-change after another. A change that has begun is finished even when its caller is cancelled, so
-that memory and store never part. Where other gateways change the same store, their changes come
-into the memory as news; a change that was decided without knowing them is decided again.
-
-The catalog in memory: every look-up is a dictionary's, however many queues there are.
-
-Changes of a catalog: one after another, each to its end, each on what the store holds then.
+`CatalogService` is a shell. `CatalogIndex` answers look-ups from memory, each by a dictionary,
+however many queues there are. `ChangeQueue` makes changes through a `Store`: one after another,
+each to its end, each on what the store holds then. A change that has begun is finished even when
+its caller is cancelled, so that memory and store never part. Where other gateways change the same
+store, their changes come into the memory as news; a change that was decided without them is decided
+again.
 """
 
 import asyncio
@@ -221,45 +219,37 @@ class CatalogService:
     # --- Looking up, from memory -----------------------------------------------------------------
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """See Metadata."""
         queue = self._index.find_queue(principal.tenant, name)
         if queue is None:
             raise Refused("queue_not_found", f"no queue {name!r}")
         return queue
 
     def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        """See Metadata."""
         group = self._index.find_group(queue.queue_id, name)
         if group is None or queue.tenant != principal.tenant:
             raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
         return group
 
     def queue_by_id(self, queue_id: str) -> Queue | None:
-        """See Metadata."""
         return self._index.queue(queue_id)
 
     def list_queues(self, principal: Principal) -> list[Queue]:
-        """See Metadata."""
         return self._index.queues(principal.tenant)
 
     def list_all_queues(self) -> list[Queue]:
-        """See Metadata."""
         return self._index.all_queues()
 
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
-        """See Metadata."""
         return self._index.groups(queue.queue_id) if queue.tenant == principal.tenant else []
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """See Metadata."""
         return list(self._dropped)
 
     def secret(self, name: str) -> bytes:
-        """See Metadata. Derived from the one secret that was made with the catalog."""
+        """Derive a secret from the one that was made with the catalog."""
         return blake2b(name.encode(), digest_size=32, key=self._store.root_secret).digest()
 
     def mark(self, name: str) -> str | None:
-        """See Metadata."""
         return self._marks.get(name)
 
     def place_queues(self, placing: Placing) -> None:
@@ -275,7 +265,6 @@ class CatalogService:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """See Metadata."""
         check_name(name, "queue")
         return await self._alone(self._put_queue, principal, name, settings, named)
 
@@ -312,7 +301,6 @@ class CatalogService:
     async def change_queue(
         self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
     ) -> tuple[QueueSettings, Queue] | None:
-        """See Metadata."""
         return await self._alone(self._change_queue, principal, name, named, was)
 
     async def _change_queue(
@@ -333,7 +321,6 @@ class CatalogService:
         return old.settings, queue
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """See Metadata."""
         return await self._alone(self._pause_queue, principal, name, paused)
 
     async def _pause_queue(self, principal: Principal, name: str, paused: bool) -> Queue:
@@ -346,7 +333,6 @@ class CatalogService:
         return queue
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """See Metadata."""
         return await self._alone(self._delete_queue, principal, name)
 
     async def _delete_queue(self, principal: Principal, name: str) -> Queue:
@@ -376,7 +362,6 @@ class CatalogService:
         *,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """See Metadata."""
         check_name(name, "group")
         return await self._alone(
             self._put_group, principal, queue, name, settings, start, named=named
@@ -431,7 +416,6 @@ class CatalogService:
         *,
         was: Group | None = None,
     ) -> tuple[GroupSettings, Group] | None:
-        """See Metadata."""
         return await self._alone(self._change_group, principal, queue, name, named, was)
 
     async def _change_group(
@@ -453,7 +437,6 @@ class CatalogService:
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
-        """See Metadata."""
         return await self._alone(self._delete_group, principal, queue, name, row)
 
     async def _delete_group(
@@ -473,7 +456,6 @@ class CatalogService:
         self._tell(queue, group, deleted=True)
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """See Metadata."""
         await self._alone(self._forget, queue_id, group_id)
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
@@ -482,7 +464,6 @@ class CatalogService:
             self._dropped.remove((queue_id, group_id))
 
     async def set_mark(self, name: str, value: str) -> None:
-        """See Metadata."""
         await self._alone(self._set_mark, name, value)
 
     async def _set_mark(self, name: str, value: str) -> None:
@@ -502,12 +483,10 @@ class CatalogService:
     # --- Membership (R14) ------------------------------------------------------------------------
 
     async def membership(self, group_id: str) -> Membership:
-        """See Metadata."""
         self._check_group(group_id)
         return await self._memberships.get(group_id)
 
     async def glance(self, group_id: str) -> Membership:
-        """See Metadata."""
         self._check_group(group_id)
         return await self._memberships.glance(group_id)
 
@@ -516,7 +495,6 @@ class CatalogService:
             raise Refused("group_not_found", f"no group of the id {group_id!r}")
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """See Metadata."""
         if new.generation <= expected_generation:
             raise Refused(
                 "invalid_request",
@@ -528,17 +506,15 @@ class CatalogService:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See Metadata."""
         return await self._memberships.beat(gateway, number, forget, says)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See Metadata."""
         self._memberships.on_changed(listener)
 
     # --- What others change ----------------------------------------------------------------------
 
     def _learn(self, news: News) -> None:
-        """As if it was done here: listeners hear of it, of what went before what came."""
+        """Apply news as if the changes were made here: listeners get deletions before creations."""
         for queue in filter(None, map(self._index.queue, news.queues_gone)):
             self._take_out(queue)
         for group in filter(None, map(self._index.group, news.groups_gone)):
@@ -564,22 +540,20 @@ class CatalogService:
     # --- The rest --------------------------------------------------------------------------------
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """See Metadata. What a listener raises is logged: the change stands."""
+        """Register a listener. An exception of a listener is logged: the change stands."""
         self._listeners.append(listener)
 
     @property
     def age_s(self) -> float:
-        """See Metadata."""
         return self._store.age_s
 
     async def state(self) -> tuple[bool, str]:
-        """See Metadata."""
         if self._alone.is_closed:
             return False, "the catalog is closed"
         return self._store.broken is None, self._store.broken or ""
 
     async def close(self) -> None:
-        """See Metadata. Changes that have begun are finished; a second call does nothing."""
+        """Finish the changes that have begun, then close. A second call does nothing."""
         if self._alone.is_closed:
             return
         await self._alone.close()

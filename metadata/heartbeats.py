@@ -1,17 +1,16 @@
-"""Which gateways are there, and what that means for the members of a group (R14). Pure.
+"""Heartbeats of gateways, and what they mean for the members of a group (R14). Pure.
 
     heartbeats   each gateway raises a number of its own, in one place for all groups. It counts by
                  itself: a store that lost some of them in a failover and raised the last that it
-                 has would come to the very number at which others saw the gateway before
-    gone         whose number has stood still for GONE_S by the clock of who looks: no two machines'
-                 clocks are compared, and a number that goes back is one that moves
-    a group      its row has each gateway's members; who joins says its own, and takes out those of
-                 gateways that are gone, by compare-and-set
+                 has would come to the very number at which others saw the gateway before. Where one
+                 process keeps them, they are in memory, and only grow
+    gone         a gateway whose number has stood still for GONE_S by the clock of whoever looks: no
+                 two machines' clocks are compared, and a number that goes back is one that moves
+    a group      its row has each gateway's members; a gateway that joins adds its own, and takes
+                 out those of gateways that are gone, by compare-and-set
 
 Nothing here decides who may settle what: epochs do (R15). A gateway that is taken for gone and is
 not only gives its partitions to others.
-
-Heartbeats where one process keeps them: in memory, as numbers that only grow (R14).
 """
 
 from collections.abc import Collection, Mapping
@@ -132,7 +131,6 @@ class LocalHeartbeats:
     def beat(
         self, name: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See Metadata.beat."""
         for other, stands_at in forget.items():
             if self._numbers.get(other) == stands_at:
                 del self._numbers[other], self._says[other]
@@ -141,5 +139,4 @@ class LocalHeartbeats:
         return dict(self._numbers)
 
     def said(self) -> dict[str, str]:
-        """See Metadata.said."""
         return dict(self._says)

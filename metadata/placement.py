@@ -250,7 +250,7 @@ class Clusters:
 
 
 def encode_facts(facts: ClusterFacts) -> str:
-    """As the mark has them."""
+    """The text of the mark."""
     return msgspec.json.encode(facts).decode()
 
 
@@ -372,5 +372,5 @@ def clusters_to_remove(text: str | None) -> tuple[str, ...]:
 
 
 def encode_wish(wish: Wish) -> str:
-    """As the mark has it."""
+    """The text of the mark."""
     return msgspec.json.encode(wish).decode()

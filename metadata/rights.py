@@ -42,7 +42,7 @@ class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: str | None = None
 
     def __str__(self) -> str:
-        """As it is written."""
+        """The right in its written form."""
         text = f"{','.join(self.verbs)}:{self.queues}"
         return text if self.keys is None else f"{text}:{self.keys}"
 
@@ -121,7 +121,7 @@ class Rights:
         return keys
 
     def check_keys(self, verb: Verb, queue: str, keys: Iterable[str] | None) -> None:
-        """As `check`, for what is about these keys; None: about every key, and about messages
+        """Check a request that is about these keys; None: about every key, and about messages
         without one. Raises Refused(forbidden)."""
         allowed = self.check(verb, queue)
         if allowed.is_all:

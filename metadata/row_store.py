@@ -206,12 +206,11 @@ class RowStore:
 
     @property
     def age_s(self) -> float:
-        """See Store."""
         known_at = max(self._read_at, self._database.known_at)
         return max(0.0, asyncio.get_running_loop().time() - known_at)
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
-        """See Store: when the database says so, and every `poll_s`."""
+        """Follow the catalog when the database gives notice, and every `poll_s`."""
         self._following = asyncio.get_running_loop().create_task(self._follow(read, cut_off))
 
     async def _follow(
@@ -235,7 +234,6 @@ class RowStore:
                 cut_off()
 
     async def news(self) -> News | None:
-        """See Store."""
         self._check_well()
         began = asyncio.get_running_loop().time()
         try:
@@ -303,18 +301,15 @@ class RowStore:
         self._seen = CatalogPlace(seen.incarnation, seen.version + 1, stamp)
 
     def memberships(self, alone: Alone) -> MembershipRows:
-        """See Store."""
         return self._database.memberships()
 
     async def fresh_id(self) -> str:
-        """See Store."""
         while True:
             drawn = self._draw_id()
             if not await self._database.is_taken(drawn):
                 return drawn
 
     async def create(self, rows: Sequence[Queue | Group]) -> None:
-        """See Store."""
         writes: list[Write] = []
         for row in rows:
             kind, row_id = _place_of(row)
@@ -325,12 +320,10 @@ class RowStore:
         self._groups |= {row.group_id: row.queue_id for row in rows if isinstance(row, Group)}
 
     async def change(self, row: Queue | Group) -> None:
-        """See Store."""
         kind, row_id = _place_of(row)
         await self._change([(kind, row_id, pack_struct(kind, row_id, row))])
 
     async def drop_queue(self, queue_id: str) -> None:
-        """See Store."""
         groups = [one for one, owner in self._groups.items() if owner == queue_id]
         before = [one for one, owner in self._dropped.items() if owner == queue_id]
         await self._change(
@@ -350,7 +343,6 @@ class RowStore:
         self._dropped[queue_id] = queue_id
 
     async def drop_group(self, group_id: str, generation: int | None) -> None:
-        """See Store."""
         queue_id = self._groups[group_id]
         await self._change(
             [
@@ -364,38 +356,31 @@ class RowStore:
         self._dropped[group_id] = queue_id
 
     async def forget(self, any_id: str) -> None:
-        """See Store."""
         await self._change([("dropped", any_id, b"")])
         self._dropped.pop(any_id, None)
 
     async def put_token(self, record: TokenRecord) -> None:
-        """See Store."""
         row_id = record.token_id
         await self._change([("tokens", row_id, pack_struct("tokens", row_id, record))])
         self._tokens.add(row_id)
 
     async def drop_token(self, token_id: str) -> None:
-        """See Store."""
         await self._change([("tokens", token_id, b"")])
         self._tokens.discard(token_id)
 
     async def put_data_keys(self, rows: Sequence[DataKey]) -> None:
-        """See Store."""
         named = [(row.key_id.hex(), row) for row in rows]
         await self._change(
             [("data_keys", row_id, pack_struct("data_keys", row_id, row)) for row_id, row in named]
         )
 
     async def set_mark(self, name: str, value: str) -> None:
-        """See Store."""
         await self._change([("marks", name, pack("marks", name, value.encode()))])
 
     async def copy_to(self, path: Path) -> None:
-        """See Store."""
         await self._database.copy_to(path)
 
     async def close(self) -> None:
-        """See Store."""
         if self._following is not None:
             self._following.cancel()
             with suppress(asyncio.CancelledError):

@@ -1,5 +1,7 @@
-"""The API tokens of one catalog: in memory, each change durable first. A shell around
-metadata.tokens; its writes take their turn with all others of the catalog."""
+"""The API tokens of one catalog: in memory, each change durable first.
+
+A shell around `metadata.tokens`; its writes take their turn with all others of the catalog.
+"""
 
 import asyncio
 import logging
@@ -31,7 +33,6 @@ class TokenStore:
 
     @property
     def is_known(self) -> bool:
-        """See Tokens."""
         return self._store.age_s < METADATA_STALE_S
 
     def doubt(self) -> None:
@@ -45,23 +46,18 @@ class TokenStore:
             self._tell(record)
 
     def find(self, token_id: str) -> TokenRecord | None:
-        """See Tokens."""
         return self._index.find(token_id)
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """See Tokens."""
         return self._index.of_certificate(certificate)
 
     def listed(self) -> list[TokenRecord]:
-        """See Tokens."""
         return self._index.listed()
 
     def on_revoked(self, listener: RevokedListener) -> None:
-        """See Tokens."""
         self._listeners.append(listener)
 
     async def create(self, record: TokenRecord) -> None:
-        """See Tokens."""
         check_record(record)
         await self._alone(self._create, record)
 
@@ -74,7 +70,6 @@ class TokenStore:
         self._index.put(record)
 
     async def revoke(self, token_id: str) -> TokenRecord:
-        """See Tokens."""
         revoked: TokenRecord = await self._alone(self._revoke, token_id)
         return revoked
 
@@ -108,7 +103,6 @@ class TokenStore:
                 _LOG.exception("a listener failed on the end of token %s", record.token_id)
 
     def note_used(self, token_id: str, *, unix_ms: int) -> None:
-        """See Tokens."""
         record = self._index.find(token_id)
         if record is None or unix_ms - (record.last_used_unix_ms or 0) < USED_EVERY_MS:
             return

@@ -52,7 +52,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The principal's: two tokens of one name are one principal."""
     tenant: str
     rights: tuple[str, ...]
-    """As they are written, see metadata.rights."""
+    """Rights in the form of metadata.rights."""
     created_unix_ms: int
     expires_unix_ms: int | None = None
     """None: it is good until it is revoked."""
@@ -84,7 +84,6 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def credential_of(token_id: str) -> str:
-    """As TokenRecord.credential."""
     return f"token:{token_id}"
 
 

@@ -1,16 +1,15 @@
-"""Where a client comes from: its address, whether its bytes were encrypted, its certificate.
+"""The address of a client, whether its bytes were encrypted, and its certificate.
 
 A connection tells its other end. If that is a proxy whose address is configured as trusted, the
 headers it adds tell who is behind it; from anybody else they are words, and are not read.
 
-    X-Forwarded-For     each proxy appends whom it was called by. From the right, the first address
-                        that is no trusted proxy is the client: what stands left of it is what that
+    X-Forwarded-For     each proxy appends its caller's address. From the right, the first address
+                        that is no trusted proxy is the client: what is left of it is what that
                         client says of itself. (RFC 7239, section 8.1, has the reasons.)
     X-Forwarded-Proto   https only if every value says so: one plain hop is enough to be read
 
-What the kernel says of a TCP connection: how much of what was sent its other end has taken.
-
-Under which name an address is counted.
+Limits count an address under its key, and the kernel knows how much of what was sent to it the
+other end has taken.
 """
 
 import asyncio

@@ -276,7 +276,6 @@ class Http11Protocol(HttpToolsProtocol):
     # --- The transport --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As asyncio.Protocol."""
         super().connection_made(transport)
         self.flow: Flow = Flow(transport, self._large_reads)
         self._peer = peer_of(transport.get_extra_info)
@@ -285,14 +284,12 @@ class Http11Protocol(HttpToolsProtocol):
         self._enter(_Phase.HEADER, self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio.Protocol."""
         self._disarm()
         # uvicorn tells the request that was parsed last; the one that runs would go on writing.
         self._disconnect(self._running)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio.Protocol."""
         self._receive(data)
         self._large_reads.after_read()
 

@@ -3,11 +3,10 @@
 uvicorn's Server expects to own the signals and the process. Here it is one of two (the gateway's
 port and the admin socket) that start, close and finish when we say so.
 
-Connections are accepted a few at a time, in turns with everybody else who begins something.
-
-The event loop's own server accepts all that wait whenever it looks: after a network was away that
-is a fleet, each connection of which costs 0.1 ms, and nobody is heard meanwhile. Here those who
-wait, wait in the kernel (P9).
+Connections are accepted a few at a time, in turns with everybody else who begins something. The
+event loop's own server accepts all that wait whenever it looks: after a network was away that is a
+fleet, each connection of which costs 0.1 ms, and nobody is served meanwhile. Here those who wait,
+wait in the kernel (P9).
 """
 
 import asyncio

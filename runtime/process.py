@@ -105,7 +105,6 @@ class JsonLines(logging.Formatter):
     and gateway that a line is about."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As logging.Formatter."""
         fields: dict[str, object] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),

@@ -89,7 +89,7 @@ class NoTracer:
 
     @contextmanager
     def publishing(self, queue: str, trace: Trace) -> Iterator[Trace]:
-        """As Tracer.publishing: passed on as it came."""
+        """Pass the context on as it came."""
         yield trace
 
 
@@ -107,7 +107,7 @@ def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def trace_from(parent: str) -> Trace | None:
-    """As `trace_of`, of the header's text alone."""
+    """The trace that the text of a header names."""
     match = _PARENT.fullmatch(parent)
     if match is None or not match[1].strip("0") or not match[2].strip("0"):
         return None
@@ -150,8 +150,9 @@ class OtelMissing(Exception):
 
 
 class OtelTracer:
-    """As tracing.Tracer. Raises OtelMissing. Spans leave in the background, in batches; what the
-    collector does not take in time is dropped by OpenTelemetry, and nobody waits for it."""
+    """A tracer over OpenTelemetry. Raises OtelMissing. Spans leave in the background, in batches;
+    what the collector does not take in time is dropped by OpenTelemetry, and nobody waits for
+    it."""
 
     def __init__(self) -> None:
         try:
@@ -173,7 +174,7 @@ class OtelTracer:
 
     @contextmanager
     def publishing(self, queue: str, trace: Trace) -> Iterator[Trace]:
-        """As Tracer.publishing: what is said of the messages names the broker's span."""
+        """Begin a span; the messages' header names it."""
         carrier = {PARENT: trace.parent} | ({STATE: trace.state} if trace.state else {})
         with self._tracer.start_as_current_span(
             f"publish {queue}",

@@ -1,12 +1,8 @@
-"""The storage in memory: the verified fake.
+"""The storage in memory: the verified fake of `push.storage_port.Storage` and its inbox.
 
 It keeps every promise of the port but durability, in the plainest way, and passes the contract
-suite that the real ones pass. What other tests run on this, they run on the port's semantics.
-
-One partition of the storage in memory: its log, its producers, its cursors, as they stand.
-
-Inboxes in memory: the verified fake of `push.letters.Inbox`, for gateways of one process that
-share one `MemoryStorage`.
+suite that the real storages pass. What other tests run on this, they run on the port's semantics.
+Gateways of one process that share one `MemoryStorage` share its inbox.
 """
 
 import asyncio
@@ -77,7 +73,7 @@ class StoredRecord:
 
 @dataclass(slots=True)
 class MemoryPartition:
-    """See the module."""
+    """One partition: its log, its producers, its cursors."""
 
     log: PartitionLog
     records: list[StoredRecord] = field(default_factory=list)
@@ -302,7 +298,6 @@ class MemoryStorage:
         return ONE_LANE
 
     def copies(self, partition: Partition, level: Durability) -> int:
-        """As Storage.copies."""
         return 1
 
     async def append(
@@ -581,7 +576,7 @@ class _Box:
 
 
 class MemoryInbox:
-    """See the module. `epoch_of`: the newest epoch of a place; None: there is no such place."""
+    """`push.letters.Inbox`. `epoch_of`: the newest epoch of a place; None: there is none."""
 
     def __init__(self, epoch_of: EpochOf) -> None:
         self._epoch_of = epoch_of
@@ -598,7 +593,6 @@ class MemoryInbox:
         return now
 
     async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
-        """As Inbox.post."""
         epoch, now = self._epoch_of(place), self._clear()
         if epoch is None:
             raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
@@ -621,14 +615,12 @@ class MemoryInbox:
         return None
 
     async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
-        """As Inbox.letters."""
         self._clear()
         await asyncio.sleep(0)
         box = self._boxes.get(place)
         return list(box.letters.items()) if box is not None else []
 
     async def places(self, queue_id: str) -> list[CursorPlace]:
-        """As Inbox.places."""
         self._clear()
         await asyncio.sleep(0)
         return [
@@ -640,7 +632,6 @@ class MemoryInbox:
     async def answer(
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
-        """As Inbox.answer."""
         now, newest = self._clear(), self._epoch_of(place)
         if newest is None or epoch not in (None, newest):
             return False
@@ -658,9 +649,7 @@ class MemoryInbox:
         return True
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
-        """As Inbox.on_letter."""
         self._letter_came.append(came)
 
     def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
-        """As Inbox.on_answer."""
         self._answer_came.append((asker, came))

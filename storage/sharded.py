@@ -1,16 +1,16 @@
-"""Several storage clusters as one storage: each partition is at the cluster where its queue was
-placed, and everything that is asked of it goes there.
+"""Several storage clusters as one storage.
 
-A queue is known, whole, to every cluster that has some of its partitions: there it has rows for all
-of them, of which those count that are placed there. So each cluster's acts are as they are with one
-alone, and what concerns a whole queue is asked of all of its clusters. Such an act is not one any
-more: where it fails in the middle it is `Unknown`, and can be done again.
-
-Which storage cluster has a partition: a queue's row in the catalog says it, as a list of names
-that its partitions go through in turn. Fixed when the queue is made; so nobody can know an older
+`ClusterMap` says which cluster has a partition. A queue's row in the catalog has a list of names
+that its partitions go through in turn, fixed when the queue is made; so nobody can know an older
 one. Only the question to the catalog waits.
 
-The inboxes of several storage clusters: each lies beside its cursor (`push.letters.Inbox`).
+`ShardedStorage` sends each request to the cluster of its partition. A queue is known, whole, to
+every cluster that has some of its partitions: there it has rows for all of them, of which those
+count that are placed there. So each cluster's acts are as they are with one alone, and a request
+about a whole queue goes to all of its clusters. Such an act is not one any more: where it fails in
+the middle it is `Unknown`, and can be done again.
+
+`ShardedInbox` finds each inbox beside its cursor (`push.letters.Inbox`).
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class ClusterMap:
 
 
 class ShardedInbox:
-    """See the module."""
+    """`push.letters.Inbox` over these clusters."""
 
     def __init__(self, places: ClusterMap, inboxes: Sequence[Inbox]) -> None:
         """`inboxes`: of every lane."""
@@ -124,15 +124,13 @@ class ShardedInbox:
         return self._inboxes[self._places.lane(place.partition)]
 
     async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
-        """As Inbox.post."""
         return await self._at(place).post(place, letter_id, letter)
 
     async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
-        """As Inbox.letters."""
         return await self._at(place).letters(place)
 
     async def places(self, queue_id: str) -> list[CursorPlace]:
-        """As Inbox.places; of the clusters that answer. Raises Refused: none does."""
+        """The places at the clusters that answer. Raises Refused: none does."""
         inboxes = [self._inboxes[lane] for lane in self._places.lanes_of(queue_id)]
         found = await asyncio.gather(
             *(inbox.places(queue_id) for inbox in inboxes), return_exceptions=True
@@ -147,16 +145,13 @@ class ShardedInbox:
     async def answer(
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
-        """As Inbox.answer."""
         return await self._at(place).answer(place, answers, epoch)
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
-        """As Inbox.on_letter."""
         for inbox in self._inboxes:
             inbox.on_letter(came)
 
     def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
-        """As Inbox.on_answer."""
         for inbox in self._inboxes:
             inbox.on_answer(asker, came)
 
@@ -184,7 +179,7 @@ class ShardedStorage:
         return self._stores[self._places.lane(partition)]
 
     async def incarnation(self) -> str:
-        """As Storage.incarnation: of the first one, which the catalog is with."""
+        """The incarnation of the first cluster, which the catalog is with."""
         return await self._stores[0].incarnation()
 
     # --- Queues and groups -------------------------------------------------------------------
@@ -202,43 +197,39 @@ class ShardedStorage:
         return acted(found)
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """As Storage.create_queue, at each cluster that has some of them."""
+        """Create the queue at each cluster that has some of its partitions."""
         stores = self._places.having(queue_id)
         await self._everywhere(stores, lambda store: store.create_queue(queue_id, partitions))
 
     async def drop_queue(self, queue_id: str) -> None:
-        """As Storage.drop_queue, at each cluster that may have some of it."""
+        """Drop the queue at each cluster that may have some of it."""
         stores = self._places.dropping(queue_id)
         await self._everywhere(stores, lambda store: store.drop_queue(queue_id))
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """As Storage.create_group."""
         stores = self._places.having(queue_id)
         await self._everywhere(stores, lambda s: s.create_group(group_id, queue_id, starts))
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """As Storage.drop_group, as drop_queue."""
+        """Drop the group at each cluster that may have some of it."""
         stores = self._places.dropping(queue_id)
         await self._everywhere(stores, lambda store: store.drop_group(group_id, queue_id))
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """As Storage.seek."""
         stores = self._places.having(queue_id)
         await self._everywhere(stores, lambda s: s.seek(group_id, queue_id, starts))
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """As Storage.purge."""
         stores = self._places.having(queue_id)
         return sum(await self._everywhere(stores, lambda s: s.purge(queue_id, group_id)))
 
     # --- Appending ---------------------------------------------------------------------------
 
     def copies(self, partition: Partition, level: Durability) -> int:
-        """As Storage.copies."""
         return self._at(partition).copies(partition, level)
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """As Storage.lane: those of each cluster are its own."""
+        """The lane of a level: those of each cluster are its own."""
         at = self._places.lane(partition)
         inner = self._stores[at].lane(partition, level)
         return Lane(at * LANES_EACH + inner.number + LANES_BELOW, inner.doubts)
@@ -246,8 +237,8 @@ class ShardedStorage:
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """As Storage.append. What is at several clusters is in several lanes: without one, and a
-        cluster that is away costs all their answer."""
+        """Append at each cluster. Records for several clusters are in several lanes: without a lane
+        a cluster that is away costs all their answer."""
 
         def begin(at: int, part: Sequence[Append]) -> Awaitable[list[Appended]]:
             inner = None
@@ -292,7 +283,6 @@ class ShardedStorage:
         return list(zip(parts.values(), found, strict=True))
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """As Storage.on_certified."""
         for store in self._stores:
             store.on_certified(wake_up)
 
@@ -301,29 +291,24 @@ class ShardedStorage:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
-        """As Storage.read."""
         return await self._at(partition).read(partition, offset, bytes_max, until=until)
 
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
-        """As Storage.read_each."""
         return await self._at(partition).read_each(partition, offsets, bytes_max)
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
-        """As Storage.offset_at."""
         return await self._at(partition).offset_at(partition, unix_ms)
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As StorageInspection.published."""
-
         def begin(lane: int, part: Sequence[tuple[Partition, int]]) -> Awaitable[list[int | None]]:
             return self._stores[lane].published(part)
 
         return in_order(await self._in_parts(places, lambda place: place[0], begin), looked)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As StorageInspection.partitions: of each what the cluster says that has it."""
+        """The state of each partition, by the cluster that has it."""
         states = [
             state
             for lane, some in await self._seen(queue_id, lambda store: store.partitions(queue_id))
@@ -346,12 +331,11 @@ class ShardedStorage:
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
-        """As Storage.own."""
         store = self._at(place.partition)
         return await store.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """As Storage.write_cursors; one that is away costs all their answer, see `append`."""
+        """Write at each cluster; one that is away costs all their answer, see `append`."""
 
         def begin(lane: int, part: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
             return self._stores[lane].write_cursors(part)
@@ -362,11 +346,9 @@ class ShardedStorage:
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
-        """As Storage.read_side."""
         return await self._at(place.partition).read_side(place, key_hash, after, count_max)
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As StorageInspection.cursors."""
         states = [
             state
             for lane, some in await self._seen(queue_id, lambda s: s.cursors(queue_id, group_id))
@@ -376,38 +358,32 @@ class ShardedStorage:
         return sorted(states, key=lambda state: state.place.partition)
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
-        """As StorageInspection.cursor."""
         return await self._at(place.partition).cursor(place)
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
-        """As StorageInspection.standings."""
         return await self._at(place.partition).standings(place, first, last)
 
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """As StorageInspection.trimmable."""
         return await self._at(partition).trimmable(
             partition, retention_s=retention_s, keep_all=keep_all, after=after
         )
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
-        """As StorageInspection.parked."""
         return await self._at(place.partition).parked(place)
 
     # --- Upkeep ------------------------------------------------------------------------------
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
-        """As Storage.trim."""
         store = self._at(partition)
         return await store.trim(partition, retention_s=retention_s, keep_all=keep_all)
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
-        """As Storage.seal."""
         return await self._at(partition).seal(partition, successors)
 
     async def state(self) -> StorageState:
-        """As Storage.state. One that takes writes is enough: what is at the others is refused, and
+        """The state of all. One that takes writes is enough: what is at the others is refused, and
         said here."""
         states = await asyncio.gather(*(store.state() for store in self._places.all))
         named = list(zip(self._places.names, states, strict=True))
@@ -424,7 +400,6 @@ class ShardedStorage:
         )
 
     async def close(self) -> None:
-        """As Storage.close."""
         await asyncio.gather(*(store.close() for store in self._stores))
 
 

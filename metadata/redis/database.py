@@ -1,19 +1,13 @@
-"""The groups' rows where several gateways share a catalog: one compare-and-set each (R14), apart
-from the catalog's own changes. They outlive every gateway.
-
-CatalogRows the catalog on Redis: all of it at the start, what has changed afterwards.
-
-What is read here may be on fewer copies than it must be, and then go again with its server: so
-nothing is believed before a write behind it has been counted on all copies (`catalog_confirm`).
-
-The catalog's rows in Redis or Valkey, where several gateways share them.
+"""The catalog's rows in Redis or Valkey, where several gateways share them.
 
 Each change is one atomic compare-and-set on the version of the whole catalog, on every copy that
-could be elected when it returns (the level `all`). Changes are rare; what changes often, the
-members of groups, has rows of its own (`metadata.redis.database`). Who changes something
-says so on a channel, which may lose it: so all ask every `poll_s`, too.
+could be elected when it returns (the level `all`). A change is announced on a channel, which may
+lose the notice: so all ask every `poll_s`, too. What is read may be on fewer copies than it must
+be, and then go again with its server: so nothing is believed before a write behind it has been
+counted on all copies (`catalog_confirm`).
 
-Where the catalog's rows stand in Redis.
+Changes are rare. The members of groups change often, so their rows have a compare-and-set each
+(R14), apart from the catalog's version; they outlive every gateway.
 
 All keys have one hash tag, so that one function changes them together:
 
@@ -21,8 +15,8 @@ All keys have one hash tag, so that one function changes them together:
     {tocsin}:changes       stream: which rows each of the last changes has written
     {tocsin}:queues …      a hash for each kind of row: id → value
 
-What the catalog on Redis asks of its connections: as `storage.redis.port.CatalogShard`, said
-here too because storage and metadata do not know each other.
+`CatalogShard` repeats the part of `storage.redis.port.Shard` that is used here, because storage and
+metadata do not know each other.
 """
 
 import logging
@@ -118,13 +112,13 @@ class RedisMemberships:
         self._shard = shard
 
     async def get(self, group_id: str) -> Membership:
-        """See MembershipRows; on all copies that could be elected. Nobody has changed it yet:
+        """Create the row, on all copies that could be elected. Nobody has changed it yet:
         generation 0. A damaged one is without members, and the next change mends it. Raises
         Unknown: too few copies have it."""
         return await self._read(group_id, "all")
 
     async def glance(self, group_id: str) -> Membership:
-        """See MembershipRows. Of the level `local`: what was confirmed is on every copy that could
+        """Look at the row, of the level `local`: what was confirmed is on every copy that could
         be elected, whichever one this is."""
         return await self._read(group_id, "local")
 
@@ -145,7 +139,7 @@ class RedisMemberships:
             return msgspec.structs.replace(row, generation=int(generation))
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """See MembershipRows. Raises Unknown: it may have happened; Refused(group_not_found)."""
+        """Change the row. Raises Unknown: it may have happened; Refused(group_not_found)."""
         value = pack_struct(_KIND, f"{new.group_id}:{new.generation}", new)
         args: list[Arg] = [
             new.group_id,
@@ -162,18 +156,15 @@ class RedisMemberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
+        """Beat, of the level `local`: a number that a failover takes back moves, too,
         and a dead replica must not make gateways look gone."""
         return await beat(self._shard, (BEATS, SAID), gateway, number, forget, says=says)
 
     async def said(self) -> dict[str, str]:
-        """See MembershipRows."""
         flat = await self._shard.look("catalog_said", [BEATS, SAID], [])
         return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See MembershipRows."""
-
         def heard(_channel: bytes, message: bytes) -> None:
             group_id, _, generation = message.decode().partition(" ")
             listener(group_id, int(generation))
@@ -181,7 +172,7 @@ class RedisMemberships:
         self._shard.on_message(MEMBERS_CHANGED, heard)
 
     def dropped(self, group_id: str) -> None:
-        """See MembershipRows: it went with the group."""
+        """Do nothing: the row went with the group."""
 
 
 async def beat(
@@ -279,24 +270,21 @@ class RedisDatabase:
     """`metadata.backend.Database` on a shard."""
 
     poll_s = 0.5
-    """See Database. A change is known everywhere within a second, also when its notice was lost."""
+    """A change is known everywhere within a second, also when its notice was lost."""
 
     known_at = float("-inf")
-    """See Database: a message may be lost."""
+    """Never, because a notice may be lost."""
 
     def __init__(self, shard: CatalogShard) -> None:
         self._shard = shard
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
-        """See Database."""
-
         def message(_channel: bytes, said: bytes) -> None:
             heard(int(said) if said.isdigit() else 0)
 
         self._shard.on_message(CHANGED, message)
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """See Database."""
         return await read_since(self._shard, seen)
 
     async def change(
@@ -306,7 +294,6 @@ class RedisDatabase:
         writes: Sequence[Write],
         row: RowCondition = NO_CONDITION,
     ) -> bool:
-        """See Database."""
         args: list[Arg] = [
             seen.incarnation,
             seen.version,
@@ -325,25 +312,23 @@ class RedisDatabase:
         return bool(answer == 1)
 
     async def is_taken(self, any_id: str) -> bool:
-        """See Database."""
         return await self._shard.look("catalog_row", [key_of("ids")], [any_id]) is not None
 
     def memberships(self) -> MembershipRows:
-        """See Database."""
         return RedisMemberships(self._shard)
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """See NodeDatabase. Of the level `local`, as the beats of gateways."""
+        """Beat, of the level `local`, like gateways."""
         return await beat(self._shard, (NODE_BEATS, NODES_SAID), name, number, forget)
 
     async def copy_to(self, path: Path) -> None:
-        """See Database. Raises Refused(storage_unavailable) always: servers copy what they hold."""
+        """Raise Refused(storage_unavailable) always: servers copy what they hold."""
         raise Refused(
             "storage_unavailable", "this catalog is on Redis: copy the files of its servers"
         )
 
     async def close(self) -> None:
-        """See Database. The shard stays open."""
+        """Do nothing: the shard stays open."""
 
 
 async def found_catalog(shard: CatalogShard) -> None:

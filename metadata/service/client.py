@@ -10,13 +10,10 @@ watching   a request that a node answers as soon as there is something to read, 
 lost       what was seen is in no catalog that a node knows: believed when all say so who answer,
            twice; one that says so alone has a wrong database
 
-Asking the metadata service for something that any of its nodes can answer: one after another,
-until one does.
+Any node can answer any request; they are asked one after another, until one does:
 
-Which node of the metadata service is asked first, and which not for a while.
-
-sticky     the one that answered last is asked again; gateways begin at different ones
-away       who did not answer is asked later, for longer each time, never all at one moment
+sticky     the node that answered last is asked first; gateways begin at different ones
+away       a node that did not answer is asked later, for longer each time
 all away   the one whose time is over soonest is asked: so one request finds out, not a hundred
 """
 
@@ -71,8 +68,8 @@ TRIES_MIN: Final = 3
 
 
 class NodeChoice:
-    """See the module. `configured`: the URLs that the operator gave; `chance`: numbers in [0, 1).
-    Times are seconds of one clock."""
+    """The order in which nodes are asked. `configured`: the URLs that the operator gave; `chance`:
+    numbers in [0, 1). Times are seconds of one clock."""
 
     def __init__(self, configured: Sequence[str], chance: Callable[[], float]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
@@ -277,7 +274,7 @@ class RemoteDatabase:
     when that is not to be the service."""
 
     poll_s = 5.0
-    """See Database: `watch` tells."""
+    """When the catalog was known last; `watch` sets it."""
 
     def __init__(self, nodes: NodeClient, *, beats: MembershipRows | None = None) -> None:
         self._nodes = nodes
@@ -290,7 +287,6 @@ class RemoteDatabase:
         """See Database."""
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
-        """See Database."""
         self._heard = heard
         if self._watching is None:
             loop = asyncio.get_running_loop()
@@ -327,7 +323,6 @@ class RemoteDatabase:
     # --- Reading ---------------------------------------------------------------------------------
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """See Database."""
         try:
             reading = await self._read(seen)
         except Refused as error:
@@ -429,7 +424,6 @@ class RemoteDatabase:
         writes: Sequence[Write],
         row: RowCondition = NO_CONDITION,
     ) -> bool:
-        """See Database."""
         request = ChangeRequest(seen, stamp, tuple(writes), row)
         is_sent = False
         for url in self._nodes.choice.to_ask(now=asyncio.get_running_loop().time()):
@@ -468,21 +462,18 @@ class RemoteDatabase:
         return True
 
     async def is_taken(self, any_id: str) -> bool:
-        """See Database."""
         return (await self._nodes.ask("GET", f"/v1/ids/{any_id}", None, Taken)).taken
 
     def memberships(self) -> MembershipRows:
-        """See Database."""
         return self._members
 
     async def copy_to(self, path: Path) -> None:
-        """See Database. Raises Refused(storage_unavailable) always."""
+        """Raise Refused(storage_unavailable) always."""
         raise Refused(
             "storage_unavailable", "this catalog is the metadata service's: copy its database"
         )
 
     async def close(self) -> None:
-        """See Database."""
         if self._watching is not None:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
@@ -501,17 +492,15 @@ class _Memberships:
         """Group → the last generation that was told."""
 
     async def get(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         return await self._nodes.ask(
             "GET", f"/v1/memberships/{group_id}", None, Membership, try_s=NEWS_TRY_S
         )
 
     async def glance(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         return await self._nodes.ask("GET", f"/v1/memberships/{group_id}/glance", None, Membership)
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """See MembershipRows. Raises Unknown: it may have happened."""
+        """Change the row. Raises Unknown: it may have happened."""
         request = MembershipRequest(new, expected_generation)
         is_sent = False
         for url in self._nodes.choice.to_ask(now=asyncio.get_running_loop().time()):
@@ -530,20 +519,17 @@ class _Memberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See MembershipRows."""
         if self._beats is not None:
             return await self._beats.beat(gateway, number, forget, says)
         request = BeatRequest(gateway, number, dict(forget), says)
         return await self._nodes.ask("POST", "/v1/beats", request, dict[str, int])
 
     async def said(self) -> dict[str, str]:
-        """See MembershipRows."""
         if self._beats is not None:
             return await self._beats.said()
         return await self._nodes.ask("GET", "/v1/beats", None, dict[str, str])
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See MembershipRows."""
         self._listeners.append(listener)
 
     def tell(self, group_id: str, generation: int) -> bool:
@@ -558,4 +544,4 @@ class _Memberships:
         return True
 
     def dropped(self, group_id: str) -> None:
-        """See MembershipRows: it went with the group."""
+        """Do nothing: the row went with the group."""

@@ -1,22 +1,18 @@
-"""One node of the metadata service: what it knows of the catalog, and how it stays true.
+"""One node of the metadata service: its view of the catalog and of the other nodes.
 
-    following   reads the database when something was said to have changed, and every LOOK_S
-    fresh       who decides upon an answer gets one that was read after he asked: what anybody was
-                told to be changed before, through whatever node, is in it
+    following   it reads the database when a notice of a change came, and every LOOK_S
+    fresh       a gateway that decides upon an answer gets one that was read after it asked: changes
+                that anybody was told of before, through whatever node, are in it
     cut off     a node that has not read its database for CUT_OFF_S says so, and answers nothing
                 that it remembers
-    shards      of a part of the catalog it keeps all rows, as the layout and the ring of all nodes
-                say; it takes a shard before it says that it is there, and keeps one that is now
-                another's for KEPT_S more
+    shards      it keeps all rows of a part of the catalog, by the layout and the ring of all nodes;
+                it takes a shard before it announces itself, and keeps one that is now another's for
+                KEPT_S more. Rows of other shards it asks of their holders
+    nodes       it announces itself in the catalog's database, as gateways do
+                (`metadata.heartbeats`), under a name that tells its address and its layout; each
+                process has a name of its own
 
 A node decides nothing: rules are the gateways', and the database compares and sets.
-
-The nodes of the metadata service, as one of them sees them.
-
-A node says in the catalog's database that it is there, as gateways do (`metadata.heartbeats`),
-under a name that tells where it is and what layout it has; each process has a name of its own.
-
-How a node of the metadata service finds the rows of a shard, its own or another node's.
 """
 
 import asyncio
@@ -108,7 +104,7 @@ _LOG: Final = logging.getLogger("tocsin.metadata")
 
 
 class Node:
-    """See the module. Made by `open`, on one event loop."""
+    """One node of the service. Made by `open`, on one event loop."""
 
     def __init__(
         self,
@@ -388,7 +384,6 @@ class Node:
         self._read_through = None
 
     async def change(self, request: ChangeRequest) -> bool:
-        """See Database."""
         if self.broken is not None:
             raise Refused("storage_unavailable", self.broken)
         is_changed = await self.database.change(

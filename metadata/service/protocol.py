@@ -59,7 +59,7 @@ class ShardAnswer(msgspec.Struct, frozen=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True):
-    """As Database.change."""
+    """The request of `Database.change`."""
 
     seen: CatalogPlace
     stamp: str
@@ -76,20 +76,20 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """As Database.is_taken."""
+    """The request of `Database.is_taken`."""
 
     taken: bool
 
 
 class MembershipRequest(msgspec.Struct, frozen=True):
-    """As MembershipRows.change."""
+    """The request of `MembershipRows.change`."""
 
     new: Membership
     expected_generation: int
 
 
 class BeatRequest(msgspec.Struct, frozen=True):
-    """As MembershipRows.beat."""
+    """The request of `MembershipRows.beat`."""
 
     gateway: str
     number: int
@@ -209,7 +209,6 @@ class HttpNodeTransport:
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
     ) -> NodeResponse:
-        """See NodeTransport."""
         parts = urlsplit(url)
         is_sent = False
         connection: _Connection | None = None
@@ -293,7 +292,6 @@ class HttpNodeTransport:
             connection.abort()
 
     async def close(self) -> None:
-        """See NodeTransport."""
         self._closed = True
         for idle in self._idle.values():
             for connection in idle:

@@ -90,7 +90,7 @@ class _Step:
 
 
 class ShardCopy:
-    """See the module. Begins with a reading of everything."""
+    """A node's copy of its shards. It begins with a reading of everything."""
 
     def __init__(self, reading: CatalogRows, shards: Collection[int]) -> None:
         self.place = reading.place

@@ -319,11 +319,9 @@ class LocalMemberships:
         self._alone = alone
 
     async def get(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         return self._get(group_id)
 
     async def glance(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         return self._get(group_id)
 
     def _get(self, group_id: str) -> Membership:
@@ -382,18 +380,15 @@ class LocalMemberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See MembershipRows."""
         return self._beats.beat(gateway, number, forget, says)
 
     async def said(self) -> dict[str, str]:
-        """See MembershipRows."""
         return self._beats.said()
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
         """See MembershipRows: nobody else changes one."""
 
     def dropped(self, group_id: str) -> None:
-        """See MembershipRows."""
         self._rows.pop(group_id, None)
         self._before.pop(group_id, None)
 
@@ -451,17 +446,14 @@ class SqliteCatalog:
 
     @property
     def root_secret(self) -> bytes:
-        """See Store."""
         return self.file.root_secret
 
     @property
     def broken(self) -> str | None:
-        """See Store."""
         return self.file.broken
 
     @property
     def age_s(self) -> float:
-        """See Store."""
         return 0.0
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
@@ -472,7 +464,6 @@ class SqliteCatalog:
         return None
 
     def memberships(self, alone: Alone) -> MembershipRows:
-        """See Store."""
         self._rows = LocalMemberships(self.file.boot, self._before, self._put_memberships, alone)
         return self._rows
 
@@ -480,23 +471,18 @@ class SqliteCatalog:
         await self._run(self.file.put_memberships, rows)
 
     async def fresh_id(self) -> str:
-        """See Store."""
         return await self._run(self.file.fresh_id)
 
     async def create(self, rows: Sequence[Queue | Group]) -> None:
-        """See Store."""
         await self._run(self.file.create, rows)
 
     async def change(self, row: Queue | Group) -> None:
-        """See Store."""
         await self._run(self.file.change, row)
 
     async def drop_queue(self, queue_id: str) -> None:
-        """See Store."""
         await self._run(self.file.drop_queue, queue_id)
 
     async def drop_group(self, group_id: str, generation: int | None) -> None:
-        """See Store."""
         if generation is None or self._rows is None:
             await self._run(self.file.drop_group, group_id)
         else:
@@ -504,31 +490,24 @@ class SqliteCatalog:
             await self._rows.end(group_id, generation, drop)
 
     async def forget(self, any_id: str) -> None:
-        """See Store."""
         await self._run(self.file.forget, any_id)
 
     async def put_token(self, record: TokenRecord) -> None:
-        """See Store."""
         await self._run(self.file.put_token, record)
 
     async def drop_token(self, token_id: str) -> None:
-        """See Store."""
         await self._run(self.file.drop_token, token_id)
 
     async def put_data_keys(self, rows: Sequence[DataKey]) -> None:
-        """See Store."""
         await self._run(self.file.put_data_keys, rows)
 
     async def set_mark(self, name: str, value: str) -> None:
-        """See Store."""
         await self._run(self.file.set_mark, name, value)
 
     async def copy_to(self, path: Path) -> None:
-        """See CatalogFile."""
         await self._run(self.file.copy_to, path)
 
     async def close(self) -> None:
-        """See Store."""
         await self._run(self.file.close)
         self._thread.shutdown()
 

@@ -87,7 +87,6 @@ class RowFile(LockedFile):
     # --- The acts --------------------------------------------------------------------------------
 
     def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """See Database."""
         with self._transaction() as run:
             state = self._state()
             now = state.place
@@ -130,7 +129,7 @@ class RowFile(LockedFile):
     def change(
         self, seen: CatalogPlace, stamp: str, writes: Sequence[Write], row: RowCondition
     ) -> int | None:
-        """See Database; the new version, None: others were faster."""
+        """Change rows; returns the new version, None: others were faster."""
         group_id, generation = row
         with self._transaction():
             state = self._state()
@@ -153,11 +152,9 @@ class RowFile(LockedFile):
             run("DELETE FROM rows WHERE kind = ? AND id = ?", (kind, row_id))
 
     def is_taken(self, any_id: str) -> bool:
-        """See Database."""
         return self._row("ids", any_id) is not None
 
     def membership(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         value = self._row(_MEMBERS, group_id)
         if value is None:
             return Membership(group_id=group_id, generation=0, members=(), assignment={})
@@ -167,7 +164,6 @@ class RowFile(LockedFile):
             raise unusable(self.path, f"the members of {group_id}: {error}") from None
 
     def change_membership(self, new: Membership, expected_generation: int) -> bool:
-        """See MembershipRows."""
         with self._transaction():
             if self._row("groups", new.group_id) is None:
                 raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
@@ -181,7 +177,7 @@ class SqliteDatabase:
     """`metadata.backend.Database` over one file, for one process; made by `open`."""
 
     poll_s = 3600.0
-    """See Database: nobody else changes it."""
+    """Seconds between two looks: nobody else changes it."""
     known_at = float("inf")
     """See Database."""
 
@@ -228,11 +224,10 @@ class SqliteDatabase:
         return self._file
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
-        """See Database. None is lost."""
+        """Register a listener; no notice is lost."""
         self._heard.append(heard)
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """See Database."""
         return await self.run(self._file.read, seen)
 
     async def change(
@@ -242,30 +237,26 @@ class SqliteDatabase:
         writes: Sequence[Write],
         row: RowCondition = NO_CONDITION,
     ) -> bool:
-        """See Database."""
         version = await self.run(self._file.change, seen, stamp, list(writes), row)
         for heard in self._heard if version is not None else ():
             heard(version or 0)
         return version is not None
 
     async def is_taken(self, any_id: str) -> bool:
-        """See Database."""
         return await self.run(self._file.is_taken, any_id)
 
     def memberships(self) -> MembershipRows:
-        """See Database."""
         return self._members
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """See NodeDatabase: this process is the only one."""
+        """The nodes: this process is the only one."""
         return self._nodes.beat(name, number, forget)
 
     async def copy_to(self, path: Path) -> None:
-        """See Database."""
         await self.run(self._file.copy_to, path)
 
     async def close(self) -> None:
-        """See Database. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.run(self._file.close)
@@ -281,11 +272,9 @@ class _Memberships:
         self._listeners: list[Callable[[str, int], None]] = []
 
     async def get(self, group_id: str) -> Membership:
-        """See MembershipRows."""
         return await self._database.run(self._database.file.membership, group_id)
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """See MembershipRows."""
         file = self._database.file
         is_changed = await self._database.run(file.change_membership, new, expected_generation)
         for listener in self._listeners if is_changed else ():
@@ -293,22 +282,19 @@ class _Memberships:
         return is_changed
 
     async def glance(self, group_id: str) -> Membership:
-        """See MembershipRows: there is one copy."""
+        """Look at the row: there is one copy."""
         return await self.get(group_id)
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See MembershipRows."""
         return self._beats.beat(gateway, number, forget, says)
 
     async def said(self) -> dict[str, str]:
-        """See MembershipRows."""
         return self._beats.said()
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See MembershipRows."""
         self._listeners.append(listener)
 
     def dropped(self, group_id: str) -> None:
-        """See MembershipRows: it went with the group."""
+        """Do nothing: the row went with the group."""

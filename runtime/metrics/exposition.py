@@ -1,4 +1,4 @@
-"""One scrape: the samples that were found, their text, and /metrics that serves it.
+"""The exposition of metrics: the samples of one scrape, their text, and /metrics that serves it.
 
 The text is Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 if the client accepts it. It is
 written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
@@ -55,7 +55,7 @@ class Samples:
         of[labels] = before + value
 
     def most(self, name: str, value: float, *labels: str) -> None:
-        """As `put`, where of two the larger one counts: an age."""
+        """Put a sample of which the larger of two values counts: an age."""
         before = self.number(name, *labels)
         self.put(name, max(value, before) - before, *labels)
 
@@ -224,7 +224,7 @@ def _bound(bound: float) -> str:
 
 
 def number(value: float) -> str:
-    """As both formats read it."""
+    """The number in the form that both formats read."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
@@ -239,7 +239,7 @@ def shows(headers: list[tuple[bytes, bytes]], token: str) -> bool:
 
 
 async def answer(request: Request, samples: Samples) -> Response:
-    """As text, in the format that was asked for."""
+    """The text, in the requested format."""
     as_open = is_open(request.headers.getlist("accept"))
     text = await exposed(samples, as_open=as_open)
     return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})

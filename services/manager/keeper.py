@@ -1,6 +1,6 @@
-"""A manager's duty in one storage cluster: who of its servers could be elected.
+"""A manager's duty in one storage cluster: which of its servers could be elected.
 
-Looks at all of them, has `services.manager.rules.election` decide, does what that says, and tells
+It looks at all of them, has `services.manager.rules.election` decide, acts on that, and reports
 what it saw.
 """
 
@@ -65,7 +65,7 @@ class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterKeeper:
-    """See the module. One for each cluster; `step` while this manager leads, one at a time.
+    """The duty of one cluster; `step` while this manager leads, one at a time.
     `away_s`: after which a replica is taken out."""
 
     def __init__(

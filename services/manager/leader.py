@@ -1,10 +1,8 @@
-"""This manager among the others: whether it is the one that acts (rule:
-`services.manager.rules.leader`).
+"""The leadership of this manager among the others (rule: `services.manager.rules.leader`).
 
-The managers' row, and what the one that leads says of each cluster, in the catalog's Redis.
-
-Of the level `local`: a dead replica must not keep a manager from dealing with it. A failover may
-take the last writes back, and `services.manager.rules.leader` says what becomes of that.
+`RedisLeaderRow` is the row that managers share, in the catalog's Redis, with the last report of
+each cluster. Its acts are of the level `local`: a dead replica must not keep a manager from dealing
+with it. A failover may take the last writes back; the rule allows for that.
 """
 
 import asyncio
@@ -49,16 +47,13 @@ class Leader:
 
     @property
     def stood_still_s(self) -> float:
-        """See `Leading.stood_still_s`."""
         return self._leading.stood_still_s
 
     def outdone(self, term: int) -> None:
-        """See `Leading.outdone`."""
         _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)
         self._leading.outdone(term)
 
     def give_way(self) -> None:
-        """See `Leading.give_way`."""
         _LOG.warning("this manager is held up, and lets another one lead that may reach more")
         self._leading.give_way(now=asyncio.get_running_loop().time())
 

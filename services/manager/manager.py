@@ -224,7 +224,7 @@ class ClusterSearch:
         self._is_found = False
 
     async def step(self, leader: Leader) -> float:
-        """See Duty. Raises Refused: none of them answers."""
+        """Look for the cluster's shards. Raises Refused: none of its nodes answers."""
         if not self._is_found:
             keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
             self._is_found = True

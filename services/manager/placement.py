@@ -1,13 +1,13 @@
-"""What a manager does about storage clusters from outside: it looks at each, keeps what it finds in
-the catalog, where new queues are placed by it, frees what deleted queues held and nobody has freed,
-and says when clusters are too few or too many.
+"""A manager's duty about the places of partitions, over the catalog and all storage clusters.
 
-Every duty can be done twice, or by two managers at once, without harm: facts are what was found,
-and who leads puts right what one that led before has written late; dropping what is dropped changes
-nothing, and a wish is numbered in the catalog before it is told.
+It probes each cluster, keeps the facts in the catalog, by which new queues are placed, frees what
+deleted queues held and nobody has freed, and calls the hook when clusters are too few or too many.
 
-A manager's duty about where partitions are: `services.manager.placement`, over the catalog and
-all storage clusters, which it opens when it leads for the first time. One that is away is no reason
+Every step can be done twice, or by two managers at once, without harm: facts are what was found,
+and a leader puts right what the one before has written late; dropping what is dropped changes
+nothing, and a wish is numbered in the catalog before its hook is called.
+
+The clusters are opened when this manager leads for the first time. One that is away is no reason
 not to; without the first one, which has the catalog, there is nothing to do.
 """
 
@@ -84,15 +84,15 @@ class Dropping(Protocol):
     """What of `push.storage_port.Storage` is needed."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """As Storage.drop_queue."""
+        """Drop a queue, as `Storage.drop_queue` does."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """As Storage.drop_group."""
+        """Drop a group, as `Storage.drop_group` does."""
 
 
 class OutCluster:
-    """See the module. `look` asks all clusters, the first of which has the catalog; `leads`:
-    whether this manager may act, now; `hook`: None: nobody is told."""
+    """The decisions of the duty. `look` asks all clusters, the first of which has the catalog;
+    `leads`: whether this manager may act, now; `hook`: None: nobody is told."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class Placing:
 
 
 class PlacingDuty:
-    """See `services.manager.manager.Duty`."""
+    """A `services.manager.manager.Duty`, over the catalog and all storage clusters."""
 
     name = "storage clusters"
 
@@ -299,8 +299,8 @@ class PlacingDuty:
         self._term = 0
 
     async def step(self, leader: Leader) -> float:
-        """See Duty. Raises TocsinError: something keeps it from the catalog, or from a part of what
-        is to be done."""
+        """Look, and act on it. Raises TocsinError: something keeps it from the catalog, or from a
+        part of what is to be done."""
         if self._out is None:
             self._out = await self._open(leader)
         if leader.term != self._term:
@@ -360,5 +360,4 @@ class PlacingDuty:
         ]
 
     async def close(self) -> None:
-        """See Duty."""
         await self._opened.aclose()

@@ -1,4 +1,4 @@
-"""What a reply of Redis means to who asked: an answer, a refusal, or that nobody knows."""
+"""Meaning of a reply of Redis: an answer, a refusal, or that nobody knows."""
 
 from typing import Any, Final
 

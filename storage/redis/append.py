@@ -1,7 +1,8 @@
-"""How records are appended on Redis or Valkey: sealed, judged by the store, and certified behind
-the copies that were counted (R10).
+"""Appending on Redis or Valkey (R10): arguments and replies, rows of the stream, certification.
 
-What an append sends to Redis, and what comes back: arguments, outcomes, records.
+A record is sealed here, judged by the store's function `append`, and certified by a second act once
+its copies were counted. A record at the level `local` behind records of a higher level waits only
+for a moment until their copies are counted, because a replica may be away.
 """
 
 import asyncio
@@ -182,7 +183,7 @@ COUNTED_WITHIN_S: Final = 0.05
 
 
 class RedisAppender:
-    """See the module. `tell` is called with each certified end that was reached."""
+    """Appends to one shard. `tell` is called with each certified end that was reached."""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class RedisAppender:
     async def append(
         self, appends: Sequence[Append], headers: Sequence[Header], lane: Lane | None
     ) -> list[Appended]:
-        """As Storage.append, of records with these headers."""
+        """Append records, of which these are the headers."""
         sealed = await self._seal(appends, headers)
         wall = self._wall_unix_ms()
         args = [
@@ -276,7 +277,7 @@ class RedisAppender:
         return certified
 
     async def _behind(self, partition: Partition, end: int) -> int:
-        """As `_certify`, of what is stored at the level `local` behind records of a higher one
+        """Certify what is stored at the level `local` behind records of a higher one
         whose copies nobody has counted. 0: that takes longer, for a replica may be away, and who
         publishes here does not wait for it; it is told of as soon as they are certified."""
         self._ends[partition] = end

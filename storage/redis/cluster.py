@@ -175,7 +175,7 @@ async def parts_of(seeds: Sequence[Address], like: Settings) -> list[ClusterPrim
 
 
 class ClusterShard:
-    """See `redis_ports.Shard`. Make one with `open`."""
+    """`storage.redis.port.Shard` over all primaries of a Cluster. Make one with `open`."""
 
     def __init__(self, parts: Sequence[ClusterPrimary], shards: Sequence[RedisShard]) -> None:
         self._parts = parts
@@ -216,29 +216,27 @@ class ClusterShard:
         return {part.settings.key: shard.touches for part, shard in pairs}
 
     def has_room(self, key: str | None = None) -> bool:
-        """See `redis_ports.Shard`."""
         if key is None:
             return all(shard.has_room() for shard in self._shards)
         return self._of([key]).has_room()
 
     @property
     def answers(self) -> bool:
-        """See `RedisShard.answers`: of every primary."""
+        """Whether every primary answers."""
         return all(shard.answers for shard in self._shards)
 
     def standing(self) -> ShardHealth:
-        """See `redis_ports.Shard`."""
         every = [shard.standing() for shard in self._shards]
         facts = {key: said for one in every for key, said in one.facts.items()}
         waits_for = tuple(why for one in every for why in one.waits_for)
         return ShardHealth(waits_for, facts, tuple(took for one in every for took in one.took))
 
     def copies(self, level: Durability) -> int:
-        """See `redis_ports.Shard`: of the primary with the fewest."""
+        """The number of copies at the primary with the fewest."""
         return min(shard.copies(level) for shard in self._shards)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """See `redis_ports.Shard`: each primary has its own."""
+        """The lane of a level at the key's primary: each primary has its own."""
         number = self._at[key_slot(key.encode())]
         if number == NOWHERE:
             return Lane(NOWHERE, 0)
@@ -254,7 +252,7 @@ class ClusterShard:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        """All `keys`, at least one, have one slot."""
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         try:
@@ -266,7 +264,7 @@ class ClusterShard:
             raise
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        """All `keys`, at least one, have one slot."""
         try:
             return await self._of(keys).look(function, keys, args)
         except SlotMoved:
@@ -274,16 +272,14 @@ class ClusterShard:
             raise
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
-        """See `redis_ports.Shard`. The nodes pass on to each other what is published, so one
+        """Listen at one node. The nodes pass on to each other what is published, so one
         connection hears all of it."""
         self._shards[0].on_message(channel_prefix, heard)
 
     async def heard(self) -> None:
-        """See `RedisShard.heard`."""
         await self._shards[0].heard()
 
     async def close(self) -> None:
-        """See `redis_ports.Shard`."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

@@ -1,12 +1,13 @@
-"""One connection to a server of Redis or Valkey: bytes out, replies in, never two askers mixed up.
+"""Connections to servers of Redis or Valkey: bytes out, replies in, never two askers mixed up.
 
-redis-py opens it (names, TLS, AUTH) and parses; nothing else of redis-py is used. Its clients take
-any pooled connection for a WAIT and send a command again by themselves, and its connections come
-back silently when they are broken: each of these makes a receipt out of nothing.
+redis-py opens a connection (names, TLS, AUTH) and parses; nothing else of redis-py is used. Its
+clients take any pooled connection for a WAIT and send a command again by themselves, and its
+connections come back silently when they are broken: each of these makes a receipt out of nothing.
 
-Looks at a shard on pooled connections, and the one that hears what is published there.
-
-Connections to many servers, of which any may be away: kept while they answer.
+    Connection       one connection, closed for good once anything about it has failed
+    ReadPool         the connections for looks at a shard, which change nothing
+    Subscriber       the connection that receives what is published on channels of one prefix
+    ConnectionCache  a connection to each of many servers, of which any may be away
 """
 
 import asyncio
@@ -175,8 +176,8 @@ class ReadPool:
         self._closed = False
 
     async def look(self, command: bytes) -> Any:
-        """See `Shard.look`. An idle connection that turns out to be broken is replaced once: a
-        look changes nothing, so it may be asked twice."""
+        """Ask on a connection of its own. An idle connection that turns out to be broken is
+        replaced once: a look changes nothing, so it may be asked twice."""
         async with self._places:
             while True:
                 if self._closed:

@@ -1,9 +1,10 @@
-"""Cursors on Redis: the rules of storage/rules/cursor.py are applied where the owner is, and what
-they change is sent as one act, fenced by epoch, token and the version it was decided on.
+"""Cursors on Redis: the rules decide at the owner, and one act writes what changed.
 
-A cursor that was read or written here is kept, so that a write costs one act. Whatever leaves its
-state in doubt (an answer that did not come, another's write) throws it away, and the next write
-reads it again: asking again is safe, because writes are absolute (R29).
+`storage/rules/cursor.py` is applied where the owner is. The act is fenced by epoch, token and the
+version that it was decided on. A cursor that was read or written here is kept, so that a write
+costs one act. Whatever leaves its state in doubt (an answer that did not come, another's write)
+throws it away, and the next write reads it again: asking again is safe, because writes are absolute
+(R29).
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class _Line:
 
 
 class RedisCursors:
-    """See the module. `level`: how many copies a write waits for."""
+    """Cursors of one shard. `level`: how many copies a write waits for."""
 
     def __init__(self, shard: Shard, *, level: Durability) -> None:
         self._shard = shard
@@ -73,7 +74,6 @@ class RedisCursors:
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int
     ) -> Owned:
-        """As Storage.own."""
         self._kept.pop(place, None)
         args = [*_at(place), token, token[:OWNER_BYTES], assignment, epoch_seen]
         answer = await self._shard.act("own", [_queue_key(place)], args, level="all")
@@ -110,7 +110,7 @@ class RedisCursors:
         return _kept_of(row), _aside(aside)
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """As Storage.write_cursors: writes to one place in their order, places side by side."""
+        """Write to one place in order, to several places at the same time."""
         by_place: dict[CursorPlace, list[int]] = {}
         for index, write in enumerate(writes):
             by_place.setdefault(write.place, []).append(index)
@@ -203,7 +203,6 @@ class RedisCursors:
         return change.written
 
     async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As StorageInspection.cursors."""
         rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
         return [
             CursorState(
@@ -220,7 +219,6 @@ class RedisCursors:
         ]
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
-        """As StorageInspection.standings."""
         found = await self.load(place, [(first, last)])
         if found is None:
             return []
@@ -228,7 +226,6 @@ class RedisCursors:
         return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
-        """As StorageInspection.parked."""
         key = _queue_key(place)
         rows = await self._shard.look("parked", [key], _at(place))
         lines = []
@@ -252,7 +249,6 @@ class RedisCursors:
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
-        """As Storage.read_side."""
         args = [*_at(place), key_hash, after, count_max]
         key = _queue_key(place)
         members = await self._shard.look("read_side", [key], args)

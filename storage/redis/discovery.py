@@ -1,8 +1,9 @@
-"""Looks after a shard between its acts: where its primary is, whether that is the store, who
-follows it, and how much memory it has left. An idle gateway must know, too, when the store was
-emptied, and looks must not stay with a primary that was cut off and replaced.
+"""Discovery of a shard's primary, and a watch over it between acts.
 
-Where the primary of a shard is: at one address for good, or where its Sentinels say.
+The primary is at one address for good, or where Sentinels say. The watch looks again and again
+whether that server holds the store, which replicas follow it, and how much memory it has left: an
+idle gateway must know, too, when the store was emptied, and looks must not stay with a primary that
+was cut off and replaced.
 """
 
 import asyncio

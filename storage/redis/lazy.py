@@ -1,6 +1,7 @@
-"""A shard that may be away when its gateway starts, while others are there: it is opened when it
-answers, and until then refuses everything, at once. Later, too, looks at a shard that does not
-answer are refused at once for a moment, so that nobody who has work elsewhere waits for it.
+"""A shard that is opened once it answers, for a gateway that starts while others are there.
+
+Until then it refuses everything at once. Later, too, looks at a shard that does not answer are
+refused at once for a moment, so that nobody who has work elsewhere waits for it.
 """
 
 import asyncio
@@ -39,9 +40,9 @@ class ReadyShard(Shard, Protocol):
 
 
 class LazyShard:
-    """See the module, and `redis_ports.Shard`. `name`: the storage cluster's, for people; `begin`
-    opens it and raises TocsinError where it cannot be opened now; None: it never can, and `why` is
-    what everybody is told."""
+    """`storage.redis.port.Shard` that is opened later. `name`: the storage cluster's, for people;
+    `begin` opens it and raises TocsinError where it cannot be opened now; None: it never can, and
+    `why` is what everybody is told."""
 
     def __init__(
         self, name: str, begin: Callable[[], Awaitable[ReadyShard]] | None, why: str = ""
@@ -98,11 +99,10 @@ class LazyShard:
         return self._shard
 
     def copies(self, level: Durability) -> int:
-        """See `redis_ports.Shard`."""
         return self._shard.copies(level) if self._shard is not None else 1
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """See `redis_ports.Shard`. What was decided before it was opened is refused then."""
+        """Execute an act; one that was decided before it was opened is refused then."""
         if self._shard is None:
             return Lane(NOT_OPEN, 0)
         return self._shard.lane(key, level)
@@ -116,11 +116,9 @@ class LazyShard:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """See `redis_ports.Shard`."""
         return await self._open().act(function, keys, args, level=level, lane=lane)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """See `redis_ports.Shard`."""
         shard, clock = self._open(), asyncio.get_running_loop().time
         ticket = self._breaker.admit(now=clock())
         if ticket is None:
@@ -137,7 +135,6 @@ class LazyShard:
         return found
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
-        """See `redis_ports.Shard`."""
         self._heard.append((channel_prefix, heard))
         if self._shard is not None:
             self._shard.on_message(channel_prefix, heard)
@@ -148,17 +145,14 @@ class LazyShard:
             await self._shard.heard()
 
     def has_room(self, key: str | None = None) -> bool:
-        """See `redis_ports.Shard`."""
         return self._shard is None or self._shard.has_room(key)
 
     def standing(self) -> ShardHealth:
-        """See `redis_ports.Shard`."""
         if self._shard is None:
             return ShardHealth((self._why,), {})
         return self._shard.standing()
 
     async def close(self) -> None:
-        """See `redis_ports.Shard`."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -83,7 +83,7 @@ class ReplicatedPipeline:
         self._task = asyncio.create_task(self._run(), name=f"shard {level}")
 
     async def act(self, command: bytes, order: str) -> Any:
-        """See `Shard.act`; `command` is a packed FCALL, `order` as of Act."""
+        """Execute an act. `command` is a packed FCALL, `order` as in `PipelinedCall`."""
         if self._closing:
             raise unavailable("the storage is closed")
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,6 @@
-"""What the storage port asks of its connections to Redis or Valkey: the seam between the two.
+"""The port between the storage on Redis or Valkey and its connections.
 
-The port (which keys, which acts) knows a `Shard` and no socket; the connections know functions,
+The storage (which keys, which acts) knows a `Shard` and no socket; the connections know functions,
 levels and answers, and no key but the few of the shard itself.
 """
 

@@ -1,10 +1,11 @@
-"""Reading a partition's log on Redis: checked, opened, and put aside where it is damaged (R30).
+"""Reading partitions on Redis, and polling their ends.
 
-Looks at the ends of partitions slowly, besides what is heard of them (R10).
+Records are checked and opened, and damaged ones quarantined (R30).
 
-Two things get lost: a wake-up, when a connection breaks; and the second act of an append, when its
-gateway dies between the WAIT that counted the copies and the act that certifies them. Whoever looks
-tells the one and does the other, but only behind a WAIT of its own, at the level of what is there.
+Ends of partitions are polled slowly, besides the notices of them (R10), because two things get
+lost: a wake-up, when a connection breaks; and the second act of an append, when its gateway dies
+between the WAIT that counted the copies and the act that certifies them. The poller wakes up the
+readers and certifies, but only behind a WAIT of its own, at the level of the records.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ _OPENERS: Final = 2
 
 
 class RedisReader:
-    """See the module."""
+    """Reads partitions of one shard."""
 
     def __init__(self, shard: Shard, sealer: Sealer) -> None:
         self._shard = shard
@@ -41,7 +42,6 @@ class RedisReader:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, until: int | None
     ) -> Read:
-        """As Storage.read."""
         key = queue_key(partition.queue_id)
         begin = min(max(offset, 0), limits.OFFSET_MAX + 1)
         end = limits.OFFSET_MAX + 1 if until is None else min(until, limits.OFFSET_MAX) + 1
@@ -99,7 +99,6 @@ class RedisReader:
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
-        """As Storage.read_each."""
         if not offsets:
             return ()
         args = [min(max(offset, 0), limits.OFFSET_MAX + 1) for offset in offsets]
@@ -125,15 +124,12 @@ class RedisReader:
         return tuple(found)
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
-        """As Storage.offset_at."""
         found: int = await self._shard.look(
             "offset_at", [queue_key(partition.queue_id)], [partition.number, unix_ms]
         )
         return found
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As StorageInspection.published."""
-
         async def one(partition: Partition, offset: int) -> int | None:
             at = min(max(offset, 0), limits.OFFSET_MAX + 1)
             args = [partition.number, at]
@@ -143,7 +139,6 @@ class RedisReader:
         return list(await asyncio.gather(*(one(*place) for place in places)))
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As StorageInspection.partitions."""
         rows = await self._shard.look("partitions", [queue_key(queue_id)], [])
         return [_state_of(Partition(queue_id, number), row) for number, row in enumerate(rows)]
 

@@ -1,14 +1,14 @@
-"""How many copies a level asks for, and whether what Redis says of its replicas can be believed.
+"""Copies of a shard: how many a level needs, and whether Redis and its replicas can be believed.
 
-Whether the replicas of a shard would have on their disks what they confirm (R28).
+Replicas (R28). WAIT's number counts only if nothing in INFO speaks against it. A replica that was
+synced anew confirms what it receives while its append-only file is still being written for the
+first time: after a power loss it has nothing of it. Its primary does not know; so each replica is
+asked itself whenever the primary's count of whole syncs has grown.
 
-A replica that was synced anew confirms what it receives, while its append-only file is still being
-written for the first time: after a power loss it has nothing of it. Its primary does not know; so
-each replica is asked itself whenever the primary's count of whole syncs has grown.
+Marks (R30). A server holds the store only if it has the store's incarnation, and as many touches
+as every copy had once: otherwise it was emptied, or holds another store or an older copy.
 
-Whether what stands in a store's place is the store (R30): not emptied, no other, no older copy.
-
-How much memory a store has left, and when publishing stops and opens again (R29).
+Memory (R29). Publishing stops when less than a share of it is free, and opens again later.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A shard: one primary with its replicas, found, checked, and spoken to (`redis_ports.Shard`)."""
+"""A shard (`storage.redis.port.Shard`): one primary with its replicas."""
 
 import asyncio
 import logging
@@ -97,7 +97,7 @@ class Settings:
 
 
 class RedisShard:
-    """See `redis_ports.Shard`. Make one with `open`."""
+    """`storage.redis.port.Shard` over one primary. Make one with `open`."""
 
     def __init__(
         self, settings: Settings, marks: Marks, on_fatal: Callable[[str], None] | None = None
@@ -178,11 +178,10 @@ class RedisShard:
         return self._touches
 
     def copies(self, level: Durability) -> int:
-        """See `redis_ports.Shard`; as the store said with the group that was confirmed last."""
+        """The number of copies, as the store said with the group that was confirmed last."""
         return 1 + copies_needed(level, self._replicas)
 
     def has_room(self, key: str | None = None) -> bool:
-        """See `redis_ports.Shard`."""
         return self._reserve.is_open
 
     @property
@@ -191,7 +190,6 @@ class RedisShard:
         return self._watch is not None and self._watch.answers and self.broken is None
 
     def standing(self) -> ShardHealth:
-        """See `redis_ports.Shard`."""
         watch = self._watch
         took = tuple(
             Took("copies", level, self.key, held.took_s)
@@ -204,7 +202,7 @@ class RedisShard:
         return ShardHealth(waits_for, {self.key: watch.seen}, took)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """See `redis_ports.Shard`: a held connection for each level."""
+        """The lane of a level: each has a held connection of its own."""
         return Lane(LEVELS.index(level), self._held[level].doubts)
 
     async def act(
@@ -216,7 +214,6 @@ class RedisShard:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """See `redis_ports.Shard`."""
         self._check_well()
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
@@ -224,13 +221,11 @@ class RedisShard:
         return await self._held[level].act(self._settings.call(function, keys, args), order)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """See `redis_ports.Shard`."""
         self._check_well()
         name = self._settings.library.function(function)
         return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
-        """See `redis_ports.Shard`."""
         self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
 
     async def heard(self) -> None:
@@ -239,7 +234,6 @@ class RedisShard:
             await subscriber.is_heard.wait()
 
     async def close(self) -> None:
-        """See `redis_ports.Shard`."""
         self._closed = True
         if self._watch is not None:
             await self._watch.close()

@@ -1,19 +1,17 @@
 """The storage on Redis or Valkey: `push.storage_port.Storage` over one shard.
 
-What an act does is in redis/, one atomic call each; here it is asked for, at its level,
-and its answer is opened. A record at a level above `local` is certified by a second act once its
-copies were counted (R10): until then nobody is given it.
+The functions in redis/lua are one atomic act each; here they are called at their level, and their
+answers are opened. A record at a level above `local` is certified by a second act once its copies
+were counted (R10): until then nobody is given it.
 
-Inboxes on Redis: `push.letters.Inbox` over one shard (redis/inbox.lua).
+`RedisInbox` is `push.letters.Inbox`. Its acts wait for no copies: nothing that counts is in them,
+and a request without an answer is sent again.
 
-Their acts wait for no copies: nothing that counts is in them, and who is not answered asks again.
-
-The shared rates' side of the store, on Redis or Valkey (`push.rates.shared.RatePool`).
-
-Everything is in one slot, so that one act is for all buckets that a gateway has to speak of. Acts
-are of the level `local`: what a failover takes back is debt of the last moments, and what gateways
-hold they say again with the next act. No key has a TTL: a bucket is removed by the acts, when it is
-empty and nobody holds anything of it, so that no clock of a server forgives what it must not.
+`RedisPool` is `push.rates.shared.RatePool`. All buckets are in one slot, so that one act is for all
+that a gateway has to report. Acts are of the level `local`: a failover takes back debt of the last
+moments, and gateways report what they hold again with the next act. No key has a TTL: a bucket is
+removed by the acts, when it is empty and nobody holds anything of it, so that no clock of a server
+forgives what it must not.
 """
 
 import asyncio
@@ -61,7 +59,7 @@ _ID = "latin-1"
 
 
 class RedisInbox:
-    """See the module."""
+    """`push.letters.Inbox` over one shard (redis/lua/inbox.lua)."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -71,7 +69,6 @@ class RedisInbox:
         return await self._shard.act(name, [key], [*at, *args], level="local")
 
     async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
-        """As Inbox.post."""
         answer: bytes = await self._act(
             "post_letter",
             place,
@@ -85,7 +82,6 @@ class RedisInbox:
         return None if answer == _WAITS else answer.decode()
 
     async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
-        """As Inbox.letters."""
         key = queue_key(place.partition.queue_id)
         args: list[Arg] = [place.partition.number, place.group_id]
         flat = await self._shard.look("letters", [key], args)
@@ -93,7 +89,6 @@ class RedisInbox:
         return [(letter_id.decode(_ID), letter) for letter_id, letter in pairs]
 
     async def places(self, queue_id: str) -> list[CursorPlace]:
-        """As Inbox.places."""
         found = []
         for name in await self._shard.look("letter_places", [queue_key(queue_id)], []):
             number, _, group = name.decode("utf-8", "replace").partition(":")
@@ -104,14 +99,11 @@ class RedisInbox:
     async def answer(
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
-        """As Inbox.answer."""
         pairs = [text.encode(_ID) for pair in answers.items() for text in pair]
         terms: list[Arg] = [epoch if epoch is not None else "", limits.ANSWERS_KEPT_MAX, _kept_ms()]
         return bool(await self._act("answer_letters", place, *terms, *pairs))
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
-        """As Inbox.on_letter."""
-
         def heard(channel: bytes, _message: bytes) -> None:
             place = place_of(channel)
             if place is not None:
@@ -120,8 +112,6 @@ class RedisInbox:
         self._shard.on_message(LETTER_CHANNELS, heard)
 
     def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
-        """As Inbox.on_answer."""
-
         def heard(_channel: bytes, message: bytes) -> None:
             came(message.decode(_ID))
 
@@ -142,9 +132,9 @@ PURGE_PARTITIONS: int = 64
 
 
 class RedisStorage:
-    """See the module. `incarnation` is that which the shard was opened with; `wall` the unix clock,
-    in seconds; `level`: the copies that cursors wait for; `tails_s`: how often the ends of what is
-    read here are looked at, besides what is heard of them."""
+    """`push.storage_port.Storage` over one shard. `incarnation` is that which the shard was opened
+    with; `wall` the unix clock, in seconds; `level`: the copies that cursors wait for; `tails_s`:
+    how often the ends of what is read here are looked at, besides what is heard of them."""
 
     def __init__(
         self,
@@ -195,18 +185,16 @@ class RedisStorage:
         return await asyncio.shield(task)
 
     async def incarnation(self) -> str:
-        """As Storage.incarnation: the shard sees to it that it is this one."""
+        """The incarnation; the shard sees to it that it is this one."""
         self._check_open()
         return self._incarnation
 
     # --- Queues and groups -------------------------------------------------------------------
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """As Storage.create_queue."""
         await self._act("create_queue", queue_id, partitions)
 
     async def drop_queue(self, queue_id: str) -> None:
-        """As Storage.drop_queue."""
         while await self._act("drop_queue", queue_id):
             pass
         self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
@@ -216,21 +204,17 @@ class RedisStorage:
             del self._told[partition]
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """As Storage.create_group."""
         await self._act("create_group", queue_id, group_id, *starts)
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """As Storage.drop_group."""
         await self._act("drop_group", queue_id, group_id)
         self._forget(queue_id, group_id)
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """As Storage.seek."""
         await self._act("seek", queue_id, group_id, *starts)
         self._forget(queue_id, group_id)
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """As Storage.purge."""
         count = number = 0
         while number >= 0:
             args = (group_id or "", number, PURGE_PARTITIONS)
@@ -254,17 +238,15 @@ class RedisStorage:
     # --- Appending ---------------------------------------------------------------------------
 
     def copies(self, partition: Partition, level: Durability) -> int:
-        """As Storage.copies."""
         return self._shard.copies(level)
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """As Storage.lane: all partitions of a queue are at one primary."""
+        """The lane of a level: all partitions of a queue are at one primary."""
         return self._shard.lane(queue_key(partition.queue_id), level)
 
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """As Storage.append."""
         self._check_open()
         headers = [open_header(append) for append in appends]
         return await self._whole(self._appending.append(appends, headers, lane))
@@ -281,7 +263,7 @@ class RedisStorage:
             self._tell(partition, int(message))
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """As Storage.on_certified; also for what other gateways append."""
+        """Register the one wake-up, also for what other gateways append."""
         self._wake_up = wake_up
 
     # --- Reading -----------------------------------------------------------------------------
@@ -289,7 +271,6 @@ class RedisStorage:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
-        """As Storage.read."""
         self._check_open()
         self._tails.watch(partition)
         return await self._reading.read(partition, offset, bytes_max, until)
@@ -297,22 +278,18 @@ class RedisStorage:
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
-        """As Storage.read_each."""
         self._check_open()
         return await self._reading.read_each(partition, offsets, bytes_max)
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
-        """As Storage.offset_at."""
         self._check_open()
         return await self._reading.offset_at(partition, unix_ms)
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """As StorageInspection.published."""
         self._check_open()
         return await self._reading.published(places)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """As StorageInspection.partitions."""
         self._check_open()
         return await self._reading.partitions(queue_id)
 
@@ -321,7 +298,6 @@ class RedisStorage:
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
-        """As Storage.own."""
         self._check_open()
         self._tails.watch(place.partition)
         return await self._whole(
@@ -329,24 +305,20 @@ class RedisStorage:
         )
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """As Storage.write_cursors."""
         self._check_open()
         return await self._whole(self._cursors.write(writes))
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
-        """As Storage.read_side."""
         self._check_open()
         return await self._cursors.read_side(place, key_hash, after, count_max)
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """As StorageInspection.cursors."""
         self._check_open()
         return await self._cursors.states(queue_id, group_id)
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
-        """As StorageInspection.cursor."""
         self._check_open()
         found = await self._cursors.load(place)
         if found is None:
@@ -355,19 +327,16 @@ class RedisStorage:
         return cursor.snapshot()
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
-        """As StorageInspection.standings."""
         self._check_open()
         return await self._cursors.standings(place, first, last)
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
-        """As StorageInspection.parked."""
         self._check_open()
         return await self._cursors.parked(place)
 
     # --- Upkeep ------------------------------------------------------------------------------
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
-        """As Storage.trim."""
         now = self._wall_unix_ms()
         offset = 0
         while offset >= 0:
@@ -391,7 +360,6 @@ class RedisStorage:
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """As StorageInspection.trimmable."""
         now = self._wall_unix_ms()
         count, offset = await self._look(
             "trimmable",
@@ -406,14 +374,12 @@ class RedisStorage:
         return int(count), None if offset < 0 else int(offset)
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
-        """As Storage.seal."""
         named = json.dumps([[*successor] for successor in successors])
         sealed: int = await self._act("seal", partition.queue_id, partition.number, named)
         await self._act("certify", partition.queue_id, partition.number, sealed, level="local")
         return sealed
 
     async def state(self) -> StorageState:
-        """As Storage.state."""
         if self._closed:
             return StorageState(False, False, ("the storage is closed",))
         standing = self._shard.standing()
@@ -429,7 +395,6 @@ class RedisStorage:
         return StorageState(True, True, standing.waits_for, standing.facts, standing.took)
 
     async def close(self) -> None:
-        """As Storage.close."""
         if self._closed:
             return
         self._closed = True
@@ -446,13 +411,12 @@ GATEWAYS: Final = "{tocsin:limits}:gateways"
 
 
 class RedisPool:
-    """See the module."""
+    """`push.rates.shared.RatePool` over one shard (redis/lua/limits.lua)."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     async def join(self, gateway: str) -> tuple[bool, Sequence[str]]:
-        """See Pool."""
         is_seated = await self._act("limits_join", [gateway]) == 1
         names: set[str] = set()
         cursor = b"0"
@@ -463,7 +427,6 @@ class RedisPool:
                 return is_seated, sorted(names)
 
     async def ask(self, gateway: str, call: int, asks: Sequence[RateRequest]) -> RateReply | None:
-        """See Pool."""
         args: list[Arg] = [gateway, call]
         for ask in asks:
             args += [ask.name, ask.rate.units, ask.rate.per_s, ask.rate.burst, *ask[2:-1]]
@@ -478,7 +441,6 @@ class RedisPool:
         )
 
     async def leave(self, gateway: str) -> None:
-        """See Pool."""
         await self._act("limits_leave", [gateway])
 
     async def _act(self, function: str, args: Sequence[Arg]) -> Any:

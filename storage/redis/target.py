@@ -38,7 +38,7 @@ _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """See the module. Made by `parse`."""
+    """One storage cluster. Made by `parse`."""
 
     kind: Kind
     places: tuple[Address, ...]
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """As a URL without the password."""
+        """The URL without the password."""
         scheme = next(scheme for scheme, kind in SCHEMES.items() if kind == self.kind)
         if self.reach.ca_file is not None:
             scheme = scheme.replace("redis", "rediss", 1)

@@ -1,6 +1,6 @@
 """Opening the embedded store: one process, the right pragmas, the right schema, no damage.
 
-Whatever is not as it must be stops the start with a sentence that says what to do about it.
+Anything else stops the start with a sentence that says what to do about it.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ class StoreConnections:
 
     path: Path
     writer: sqlite3.Connection
-    """The one connection that writes; what carries does so in its thread. [Two that write and carry
+    """The one connection that writes; checkpoints run in its thread. [Two that write and checkpoint
     at once corrupted files before SQLite 3.51.3.]"""
     reader: sqlite3.Connection
     mark: sqlite3.Connection
-    """Stands in the WAL (sqlite_carry)."""
+    """Marks a point in the WAL (`storage.sqlite.checkpoint`)."""
     slicer: sqlite3.Connection
-    """Copies out of the WAL what is durable there (sqlite_carry). The writer's thread's."""
+    """Copies from the WAL into the file (`storage.sqlite.checkpoint`), in the writer's thread."""
     file: int
     """The file once more, for fsyncs of it beside the writer's."""
     incarnation: str
@@ -58,10 +58,10 @@ class StoreConnections:
     was_clean: bool
 
     def close(self, *, is_broken: bool = False) -> None:
-        """Close the connections, then let go of the file. `is_broken`: nothing is carried out of
-        the WAL any more, which SQLite does when the last connection is closed: one stays open, and
-        nobody else may have the file, until the process has ended. Who opened it before that would
-        find in the shared index of the WAL what had been carried, and not carry it again."""
+        """Close the connections, then let go of the file. `is_broken`: nothing is copied out of the
+        WAL any more, which SQLite does when the last connection is closed: one stays open, and
+        nobody else may have the file, until the process has ended. A process that opened it before
+        would find in the shared index of the WAL what had been copied, and not copy it again."""
         self.slicer.close()
         if is_broken:
             # Not even the interpreter closes it when it ends.
@@ -213,7 +213,7 @@ def _configure_writer(writer: sqlite3.Connection, synchronous: str) -> None:
     for pragma in (
         "busy_timeout = 5000",
         "mmap_size = 0",  # a read error is an error then, not a signal
-        "wal_autocheckpoint = 0",  # sqlite_carry's: what fails in a COMMIT's own is told nobody
+        "wal_autocheckpoint = 0",  # a COMMIT tells nobody when its own checkpoint fails
         f"journal_size_limit = {WAL_BYTES_MAX}",
         "cache_size = -16384",  # KiB, whatever the backlog
         "temp_store = MEMORY",

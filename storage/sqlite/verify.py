@@ -80,7 +80,7 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
 
 
 def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
-    """As _TABLES, of a store that a program of before may have written."""
+    """_TABLES of a store that an earlier program may have written."""
     tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
     if schema_version > 1:
         return tables

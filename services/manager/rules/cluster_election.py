@@ -32,7 +32,7 @@ class ClusterElectable(ShardRule):
         return self._count_in, self._take_out, self._bar, self._meet
 
     def did(self, act: ReplicaAct) -> None:
-        """As ShardRule.did: nothing here has to be remembered."""
+        """Do nothing: no act has to be remembered."""
         if isinstance(act, Meet):
             self.absences.stays(act.place)
 

@@ -64,8 +64,8 @@ so much later: the first time, and at most."""
 
 
 class Absences:
-    """As one manager sees a shard, by its own clock. `silent_s`: for how long, at least, somebody
-    had confirmed nothing when the manager before it looked last."""
+    """A shard in the view of one manager, by its own clock. `silent_s`: for how long, at least,
+    somebody had confirmed nothing when the manager before it looked last."""
 
     def __init__(self, away_s: float, silent_s: Mapping[str, float] | None = None) -> None:
         self._away_s = away_s
@@ -287,7 +287,6 @@ class Electable(ShardRule):
         return self._raise, self._take_out, self._bar, self._let_in, self._admit
 
     def did(self, act: ReplicaAct) -> None:
-        """As ShardRule.did."""
         at = act.at if isinstance(act, LockOut | LetIn | Prepare | Elect) else ""
         server = self._view.servers.get(at)
         if server is None:

@@ -132,7 +132,6 @@ class ClusterReplicaControl:
         self._servers = ReplicaControl(watched, many)
 
     async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
-        """As `ReplicaControl.do`."""
         match act:
             case Forget(at, node_id):
                 await self._servers.ask(at, [packed("CLUSTER", "FORGET", node_id)])

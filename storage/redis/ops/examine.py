@@ -1,7 +1,7 @@
-"""What stands behind a shard's settings: its servers, each with what is wrong with it.
+"""Examination of a shard's servers: each with what is wrong with it.
 
-A broker examines them before it starts, and an operator whenever he wants (`tocsin admin doctor`).
-Each server is asked: any of them may become the primary.
+A broker examines them before it starts, and an operator at any time (`tocsin admin doctor`). Each
+server is asked: any of them may become the primary.
 """
 
 from dataclasses import dataclass

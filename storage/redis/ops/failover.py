@@ -1,9 +1,9 @@
-"""What a manager does to the servers of a shard (`push.replicas` has the acts), each act fenced: it
-is not done where a manager of a later term has been.
+"""Acts of a manager on the servers of a shard (`push.replicas` has them), each act fenced.
 
-The fence is a hash beside the shard's, which the first look of a manager's term writes at the
-primary and which replicas have from there. An act on a server watches it: between the look at the
-term and the act nobody else can have begun there unnoticed.
+An act is not done where a manager of a later term has been. The fence is a hash beside the shard's,
+which the first look of a manager's term writes at the primary and which replicas have from there.
+An act on a server watches it: between the look at the term and the act nobody else can have begun
+there unnoticed.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""One look at a shard and everybody around it, for a manager: what each server and Sentinel says of
-itself and of the others, all asked at about the same moment.
+"""Observation of a shard for a manager: its servers, its Sentinels, and how full it is.
 
-How full a storage cluster is: asked of its primaries, past what gateways hold open.
+Each server and Sentinel is asked, at about the same moment, about itself and about the others. How
+full a storage cluster is its primaries say, past the connections of gateways.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class ShardObserver:
         self._watched = watched
         self._many = many
         self._users: dict[str, str] = {}
-        """As the shard has them."""
+        """The users that the shard has."""
         self._learned: dict[str, str] = {}
         """Those that it has not yet."""
         self._unheard: dict[str, tuple[float, str]] = {}

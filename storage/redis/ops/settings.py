@@ -1,4 +1,4 @@
-"""Whether a server's settings can keep the promises: each that cannot, in a sentence for people."""
+"""Settings of a server that cannot keep the promises, each in a sentence for people."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
