@@ -272,8 +272,8 @@ class Broker:
             broker.keyring.guard(broker.metadata.data_keys)
             if broker.metadata.is_shared:
                 presence = broker.groups.presence
-                presence.announce(broker.keyring.says)
-                broker.keyring.meet(presence.announcements)
+                presence.announce(broker.keyring.report)
+                broker.keyring.set_others(presence.announcements)
         try:
             await begin_log(broker.delivery_log, config, broker.gateway)
             await broker.start()

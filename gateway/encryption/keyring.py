@@ -5,8 +5,7 @@ is sealed under it: a crash never leaves a payload whose key nobody has. A new m
 in its file, in front of the old one, before the catalog is wrapped under it: whenever the process
 dies, the file holds the key that opens the catalog, and the next start finishes what was begun.
 
-How data keys are wrapped under a master key, and opened again. What is wrapped is bound to its
-id and to its master key's: none passes for another.
+A data key is wrapped with its id and its master key's id bound to it: none passes for another.
 """
 
 import asyncio
@@ -34,16 +33,16 @@ from gateway.encryption.master_key import (
     find_source,
     load_provider,
     put_first,
-    tell,
+    warn,
 )
 from gateway.encryption.rotation import (
     GIVE_NEW,
     GIVE_ONE,
-    check_all_have,
+    check_known_to_all,
     covers,
     in_use,
     report_of,
-    using,
+    with_current,
     with_found,
 )
 from gateway.encryption.sealer import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
@@ -52,13 +51,26 @@ from push import limits
 from push.errors import Refused, TocsinError
 from push.record import RecordDamaged
 
+logger = logging.getLogger("tocsin.encryption")
+
+SHOWN_MAX: Final = 100
+RETRY_S: Final = (1.0, 60.0)
+"""Pause between two tries to make a data key durable, at first and at most."""
+LOOK_S: Final = 5.0
+"""Interval at which a gateway of several reads which master keys its file has."""
+OUTDATED_MAX: Final = 100
+"""Number of tries to wrap, when another gateway's data keys or rotation come before."""
+
+
+# --- Wrapped data keys ----------------------------------------------------------------------------
+
 
 def _bound(key_id: bytes, master_key_id: str) -> bytes:
     return b"tocsin data key\0" + key_id + master_key_id.encode()
 
 
 def wrap(master: MasterKey, key_id: bytes, key: bytes, created_unix_ms: int) -> DataKey:
-    """A row of the catalog. Raises whatever a key management service raises."""
+    """Return a row of the catalog. Raises whatever a key management service raises."""
     wrapped = master.wrap(key, _bound(key_id, master.key_id))
     return DataKey(
         key_id=key_id,
@@ -69,7 +81,8 @@ def wrap(master: MasterKey, key_id: bytes, key: bytes, created_unix_ms: int) -> 
 
 
 def unwrap(row: DataKey, master: MasterKey) -> bytes:
-    """Raises ValueError: it is not wrapped under this one; Refused: nobody can say."""
+    """Return the data key of a row. Raises ValueError: it is not wrapped under this master key;
+    Refused: nobody can say."""
     try:
         return master.unwrap(row.wrapped, _bound(row.key_id, row.master_key_id))
     except ValueError:
@@ -81,8 +94,8 @@ def unwrap(row: DataKey, master: MasterKey) -> bytes:
         ) from error
 
 
-def rewrapped(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[DataKey]:
-    """The rows, wrapped under `key`. Raises Refused(storage_unavailable): one cannot be."""
+def rewrap(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[DataKey]:
+    """Return the rows, wrapped under `key`. Raises Refused(storage_unavailable): one cannot be."""
     fresh = []
     for row in rows:
         old = source.find(row.master_key_id)
@@ -102,7 +115,7 @@ def rewrapped(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[D
 
 
 def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
-    """The data key of this id, of which the catalog has this row. Raises as
+    """Return the data key of this id, of which the catalog has this row. Raises like
     `push.storage_port.Sealer.unseal` does."""
     if row is None:
         raise RecordDamaged(f"its data key {key_id.hex()} is not known")
@@ -117,11 +130,11 @@ def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
 
 
 def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
-    """That this master key opens the catalog's data keys: with a wrong one, every record would be
-    taken for damaged.
+    """Check that this master key opens the catalog's data keys: with a wrong one, every record
+    would be taken for damaged.
 
     Raises:
-        Refused: storage_unavailable: it is another one, or cannot be asked.
+        Refused: storage_unavailable: it is another one, or cannot be reading.
     """
     newest = max(rows, key=lambda row: row.created_unix_ms)
     master = source.find(newest.master_key_id)
@@ -139,14 +152,14 @@ def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
 
 
 def opener(wanted: MasterKeySettings) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
-    """For files at rest: what opens payloads under the data keys of a catalog. None: no master key
-    was named, and the one where it is looked for unless told otherwise is not there or another.
+    """Return a function that opens payloads of files at rest under the data keys of a catalog. It
+    returns None if no master key was named and the one in the default file is missing or another.
 
     It raises Refused(storage_unavailable): the master key that was named is not the right one.
     """
     default = default_master_key_file(os.environ)
 
-    def opened(rows: Sequence[DataKey]) -> RecordSealer | None:
+    def open_sealer(rows: Sequence[DataKey]) -> RecordSealer | None:
         kept = {row.key_id: row for row in rows}
         try:
             source = find_source(wanted, default, may_generate=False)
@@ -157,33 +170,25 @@ def opener(wanted: MasterKeySettings) -> Callable[[Sequence[DataKey]], RecordSea
             return None
         return RecordSealer(lambda key_id: open_key(kept.get(key_id), key_id, source))
 
-    return opened
+    return open_sealer
 
 
-logger = logging.getLogger("tocsin.encryption")
-
-SHOWN_MAX: Final = 100
-RETRY_S: Final = (1.0, 60.0)
-"""Between two tries to make a data key durable, at first and at most."""
-LOOK_S: Final = 5.0
-"""How often a gateway of several looks which master keys its file has."""
-OUTDATED_MAX: Final = 100
-"""So often is wrapped anew what another gateway's data keys or rotation came before."""
+# --- The keyring ---------------------------------------------------------------------------------
 
 
 class Rotated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rotation did."""
+    """Result of a rotation."""
 
     master_key_id: str
     master_key_id_before: str
     data_keys: int
-    """How many are wrapped under the new one."""
+    """Number of data keys that are wrapped under the new one."""
     file: str | None
-    """That has it; None: it has to be put where the next start finds it."""
+    """File that has it; None: it has to be put where the next start finds it."""
 
 
 class Keyring:
-    """See the module. Made by `open`."""
+    """Keys of a broker. Made by `open`."""
 
     def __init__(
         self, data_keys: DataKeys, source: Source, find_again: Callable[[], Source]
@@ -195,27 +200,27 @@ class Keyring:
         self._thread = threading.get_ident()
         self._one_at_a_time = asyncio.Lock()
         self._rotations = asyncio.Lock()
-        self._rotating: set[asyncio.Task[Rotated]] = set()
-        self._making: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[Rotated]] = set()
+        self._maker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._begun: tuple[bytes, bytes, int] | None = None
-        """(id, key, when) of a data key that the catalog was given, and has not said to have."""
+        self._pending_key: tuple[bytes, bytes, int] | None = None
+        """(id, key, time) of a data key that the catalog was given, and has not confirmed."""
         self._closed = False
         self._is_shared = data_keys.refresh is not None
-        self._words = report_of(source)
-        self._looking: asyncio.Task[None] | None = None
+        self._report = report_of(source)
+        self._watcher: asyncio.Task[None] | None = None
         self._others: Callable[[], Awaitable[Mapping[str, str]]] | None = None
-        data_keys.on_learned(self._learned)
+        data_keys.on_learned(self._on_learned)
         self.sealer = RecordSealer(
-            self._open_key, running_low=self._running_low, succeeded=self._succeeded
+            self._open_key, on_running_low=self._on_running_low, on_succession=self._on_succession
         )
 
     @classmethod
     async def open(
         cls, master_key: MasterKeySettings, data_keys: DataKeys, *, seals: bool
     ) -> "Keyring | None":
-        """The keys of a catalog, with a fresh data key where it `seals`; None: it does not, and
-        nothing was ever sealed here.
+        """Open the keys of a catalog, with a fresh data key where it `seals`; None: it does not,
+        and nothing was ever sealed here.
 
         Raises:
             Refused: storage_unavailable: the master key cannot be had, or is not the one that the
@@ -231,12 +236,12 @@ class Keyring:
         may_generate = not rows and not is_shared
         found = partial(find_source, master_key, default)
         source = await asyncio.to_thread(found, may_generate=may_generate)
-        tell(source)
+        warn(source)
         ring = cls(data_keys, source, partial(found, may_generate=False))
         if rows:
             await asyncio.to_thread(check_master_key, rows, source)
             if is_shared:
-                ring._source = using(source, in_use(rows, source))
+                ring._source = with_current(source, in_use(rows, source))
             elif any(row.master_key_id != source.current.key_id for row in rows):
                 await ring._rewrap(source.current)
         if seals:
@@ -245,71 +250,72 @@ class Keyring:
         return ring
 
     def guard(self, data_keys: DataKeys) -> None:
-        """From now on the catalog is reached by these: the same ones, behind deadlines. A catalog
-        that stalls then holds up neither the next data key for ever nor who rotates."""
+        """Reach the catalog by these data keys from now on: the same ones, behind deadlines. A
+        catalog that stalls then holds up neither the next data key for ever nor a rotation."""
         self._data_keys = data_keys
-        data_keys.on_learned(self._learned)
+        data_keys.on_learned(self._on_learned)
 
-    def meet(self, others: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
-        """There are other gateways: `others` answers what each of them says by now. From now on
-        `says` is what this one's file has."""
+    def set_others(self, others: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """Work beside other gateways: `others` returns the report of each. From now on `report`
+        says what this gateway's file has."""
         self._others = others
         if self._source.path is not None:
-            self._looking = asyncio.create_task(self._look())
+            self._watcher = asyncio.create_task(self._watch())
 
-    def says(self) -> str:
-        """For the other gateways: which master keys a start of this one would find."""
-        return self._words
+    def report(self) -> str:
+        """Return which master keys a start of this gateway would find, for the other gateways."""
+        return self._report
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
             try:
                 found = await asyncio.to_thread(self._find_source)
             except Refused as error:
-                if self._words != report_of(None):
+                if self._report != report_of(None):
                     logger.warning("the next start of this gateway would fail: %s", error)
-                self._words = report_of(None)
+                self._report = report_of(None)
             else:
-                self._source, self._words = with_found(self._source, found), report_of(found)
+                self._source, self._report = with_found(self._source, found), report_of(found)
             await asyncio.sleep(LOOK_S)
 
-    def _learned(self, rows: Sequence[DataKey]) -> None:
-        """Another gateway has made a data key, or has put all under another master key."""
+    def _on_learned(self, rows: Sequence[DataKey]) -> None:
+        """Follow another gateway, which has made a data key or has put all under another master
+        key."""
         try:
-            self._source = using(self._source, in_use(self._data_keys.all(), self._source))
+            self._source = with_current(self._source, in_use(self._data_keys.all(), self._source))
         except Refused as error:
             logger.error("%s", error.detail)
 
     async def close(self) -> None:
-        """No more keys are made; a rotation is finished first."""
+        """Make no more keys; a rotation is finished first."""
         self._closed = True
-        if self._rotating:
-            await asyncio.wait(self._rotating)
+        if self._under_way:
+            await asyncio.wait(self._under_way)
         if self._timer is not None:
             self._timer.cancel()
-        if self._making is not None:
-            self._making.cancel()
-            await asyncio.wait((self._making,))
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait((self._looking,))
+        if self._maker is not None:
+            self._maker.cancel()
+            await asyncio.wait((self._maker,))
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait((self._watcher,))
 
     # --- Data keys -------------------------------------------------------------------------------
 
     def _open_key(self, key_id: bytes) -> bytes:
-        """A data key, for the sealer. In any thread."""
+        """Return a data key, for the sealer. In any thread."""
         row = self._data_keys.find(key_id)
         if self._data_keys.refresh is not None:
-            row = self._shared(key_id, row)
+            row = self._shared_row(key_id, row)
         return open_key(row, key_id, self._source)
 
-    def _shared(self, key_id: bytes, row: DataKey | None) -> DataKey | None:
-        """The row as the gateways that share the catalog have it by now. One of them has made it
-        since, or has put it under another master key: that damages nothing.
+    def _shared_row(self, key_id: bytes, row: DataKey | None) -> DataKey | None:
+        """Return the row that the gateways that share the catalog have by now. If one of them has
+        made it since, or has put it under another master key, nothing is damaged.
 
         Raises Refused(storage_unavailable): nobody can say."""
         if row is None:
-            row = self._asked(key_id)
+            row = self._read_row(key_id)
         if row is not None and self._source.find(row.master_key_id) is None:
             fresh = self._find_source()
             if fresh.find(row.master_key_id) is None:
@@ -321,13 +327,13 @@ class Keyring:
             self._source = with_found(self._source, fresh)
         return row
 
-    def _asked(self, key_id: bytes) -> DataKey | None:
+    def _read_row(self, key_id: bytes) -> DataKey | None:
         refresh = self._data_keys.refresh
         if refresh is None or threading.get_ident() == self._thread:
             return None  # the loop cannot wait for itself: whoever asks again is told
-        asked = asyncio.run_coroutine_threadsafe(refresh(), self._loop)
+        reading = asyncio.run_coroutine_threadsafe(refresh(), self._loop)
         try:
-            asked.result(limits.METADATA_DEADLINE_S)
+            reading.result(limits.METADATA_DEADLINE_S)
         except (TocsinError, TimeoutError, CancelledError) as error:
             raise Refused(
                 "storage_unavailable", f"the catalog's data keys cannot be read: {error}"
@@ -338,7 +344,7 @@ class Keyring:
         """Make a data key, durable when this returns: (id, key)."""
         async with self._one_at_a_time:
             # What may have been written is tried again: a rotation leaves out what it knows not.
-            begun = self._begun = self._begun or (
+            pending = self._pending_key = self._pending_key or (
                 secrets.token_bytes(KEY_ID_BYTES),
                 secrets.token_bytes(DATA_KEY_BYTES),
                 time.time_ns() // 1_000_000,
@@ -347,11 +353,11 @@ class Keyring:
                 source, master = self._source, self._source.current
                 if self._is_shared:
                     master = in_use(self._data_keys.all(), source)
-                row = await asyncio.to_thread(wrap, master, *begun)
+                row = await asyncio.to_thread(wrap, master, *pending)
                 with suppress(Outdated):
                     await self._data_keys.put([row], partial(self._is_under, master, source))
-                    self._begun = None
-                    return begun[0], begun[1]
+                    self._pending_key = None
+                    return pending[0], pending[1]
             raise Refused("storage_unavailable", "others rotate the master key all the time")
 
     def _is_under(self, master: MasterKey, source: Source, known: list[DataKey]) -> bool:
@@ -359,10 +365,10 @@ class Keyring:
         out what is wrapped under the one before. Raises Refused: the catalog's is not here."""
         return not self._is_shared or in_use(known, source).key_id == master.key_id
 
-    def _running_low(self) -> None:
+    def _on_running_low(self) -> None:
         self._call(self._want_successor)
 
-    def _succeeded(self) -> None:
+    def _on_succession(self) -> None:
         self._call(self._arm)
 
     def _call(self, what: Callable[[], None]) -> None:
@@ -372,7 +378,7 @@ class Keyring:
             return  # the loop is closed: nothing more is sealed
 
     def _arm(self) -> None:
-        """A data key has begun to seal: its successor is made before its time is over."""
+        """Have a successor made before the time is over of a data key that has begun to seal."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._closed:
@@ -380,12 +386,12 @@ class Keyring:
             self._timer = self._loop.call_later(due_s, self._want_successor)
 
     def _want_successor(self) -> None:
-        if not self._closed and self._making is None and self.sealer.successor is None:
-            self._making = asyncio.create_task(self._make_successor())
-            self._making.add_done_callback(self._made)
+        if not self._closed and self._maker is None and self.sealer.successor is None:
+            self._maker = asyncio.create_task(self._make_successor())
+            self._maker.add_done_callback(self._on_made)
 
-    def _made(self, task: "asyncio.Task[None]") -> None:
-        self._making = None
+    def _on_made(self, task: "asyncio.Task[None]") -> None:
+        self._maker = None
 
     async def _make_successor(self) -> None:
         pause_s, pause_s_max = RETRY_S
@@ -402,15 +408,16 @@ class Keyring:
     # --- The master key --------------------------------------------------------------------------
 
     async def rotate(self, new: bytes | None) -> Rotated:
-        """See `_rotate`. One after another, and each to its end, whoever waits for it."""
+        """Rotate the master key (`_rotate`): one rotation after another, and each to its end,
+        whatever becomes of the caller."""
 
         async def in_turn() -> Rotated:
             async with self._rotations:
                 return await self._rotate(new)
 
         task = asyncio.create_task(in_turn())
-        self._rotating.add(task)
-        task.add_done_callback(self._rotating.discard)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
     async def _rotate(self, new: bytes | None) -> Rotated:
@@ -442,17 +449,17 @@ class Keyring:
         if local.key_id == source.current.key_id:
             raise Refused("invalid_request", "this is the master key that is in use")
         if self._is_shared and source.path is None:
-            check_all_have({"this gateway": self._words}, local, "")
+            check_known_to_all({"this gateway": self._report}, local, "")
         await self._check_others(local)
         if source.path is not None:
             await asyncio.to_thread(put_first, source.path, raw, source.current.key_id)
         return await self._change_to(local)
 
     async def _check_others(self, key: MasterKey) -> None:
-        """Raises Refused: invalid_request: a gateway that is there lacks it; metadata_unavailable:
-        nobody can say."""
+        """Check that the other gateways have a master key. Raises Refused: invalid_request: one
+        that is there lacks it; metadata_unavailable: nobody can say."""
         if self._others is not None:
-            check_all_have(await self._others(), key, self._source.provider)
+            check_known_to_all(await self._others(), key, self._source.provider)
         elif self._is_shared:
             raise Refused("metadata_unavailable", "the other gateways have not been heard of yet")
 
@@ -473,21 +480,21 @@ class Keyring:
         async with self._one_at_a_time:
             for _ in range(OUTDATED_MAX):
                 source, known = self._source, self._data_keys.all()
-                if self._begun is not None:
-                    known.append(await asyncio.to_thread(wrap, source.current, *self._begun))
-                rows = await asyncio.to_thread(rewrapped, known, source, key)
+                if self._pending_key is not None:
+                    known.append(await asyncio.to_thread(wrap, source.current, *self._pending_key))
+                rows = await asyncio.to_thread(rewrap, known, source, key)
                 # Other threads open data keys meanwhile: none may find a row before its master
                 # key, or a sound record is taken for a damaged one (P13). It stays known also where
                 # nobody can say whether they were written.
                 self._source = replace(source, former=[key, *source.former])
                 with suppress(Outdated):  # another gateway made one: it would be left out
                     await self._data_keys.put(rows, partial(covers, rows))
-                    self._source = using(self._source, key)
+                    self._source = with_current(self._source, key)
                     return len(rows)
             raise Refused("storage_unavailable", "others change the data keys all the time")
 
     def describe(self) -> dict[str, object]:
-        """For `tocsin admin master-key show`: no key is in it."""
+        """Describe the keys for `tocsin admin master-key show`: no key is in it."""
         rows, source = self._data_keys.all(), self._source
         current = self.sealer.current
         shown = [

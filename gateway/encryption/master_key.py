@@ -1,14 +1,12 @@
 """The master key: it wraps data keys and nothing else, and is never where the data is.
 
-`MasterKey` is the interface for a key management service: whoever has one names a factory of such
-objects with TOCSIN_MASTER_KEY_PROVIDER=package.module:factory. Called without arguments, it answers
-the key to use. Else the key is 32 bytes in the environment or in a file.
+`MasterKey` is the interface for a key management service: TOCSIN_MASTER_KEY_PROVIDER names a
+factory of such objects, package.module:factory, which is called without arguments and returns the
+key to use. Else the key is 32 bytes in the environment or in a file (`find_source`).
 
-Master keys in a file: one a line, as hex or base64; the first is the one that is used, those
-behind it are former ones. Lines that begin with # are remarks.
-
-A file is only ever replaced as a whole and durably, so whoever reads it finds all that was in it
-or all that is in it now.
+A file has one key a line, as hex or base64. The first is in use, those behind it are former ones;
+lines that begin with # are remarks. A file is only ever replaced as a whole and durably, so that a
+reader finds all that was in it or all that is in it now.
 """
 
 import base64
@@ -32,25 +30,74 @@ from gateway.encryption.sealer import NONCE_BYTES, TAG_BYTES
 from push.errors import Refused
 from storage.sqlite.open import sync_folder
 
+logger = logging.getLogger("tocsin.encryption")
+
 MASTER_KEY_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 65_536
+_ID_BYTES: Final = 8
 _REMARK: Final = (
     "# The master key of Tocsin. Without it the data cannot be read: keep a copy elsewhere.\n"
     "# The first key is in use. Those behind it are former ones, which open older backups."
 )
 
 
+# --- Keys ----------------------------------------------------------------------------------------
+
+
+class MasterKey(Protocol):
+    """A key that wraps keys, perhaps of a key management service. Calls may block for seconds, come
+    from several threads, and raise anything when the service does not answer."""
+
+    @property
+    def key_id(self) -> str:
+        """Name of the key, also in logs. Another key has another name."""
+
+    def wrap(self, plain: bytes, aad: bytes) -> bytes:
+        """Encrypt 32 bytes; `aad` is bound to them and is given to `unwrap` again."""
+
+    def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
+        """Return what `wrap` was given, also by an earlier version of this key.
+
+        Raises:
+            ValueError: wrapped under another key, with other `aad`, or changed since.
+        """
+
+
+class LocalMasterKey:
+    """A master key of 32 bytes in this process: AES-256-GCM with random nonces."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        # Of a random key, a digest tells nothing.
+        self.key_id = hashlib.sha256(b"tocsin master key\0" + key).hexdigest()[: 2 * _ID_BYTES]
+
+    def wrap(self, plain: bytes, aad: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, plain, aad)
+
+    def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
+        if len(wrapped) < NONCE_BYTES + TAG_BYTES:
+            raise ValueError("too short to be wrapped")
+        try:
+            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
+        except InvalidTag:
+            raise ValueError("wrapped under another key, or changed since") from None
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
 def default_master_key_file(environ: Mapping[str, str]) -> Path:
-    """`$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where the data
-    is, so that who gets hold of a disk or a backup of the data has not got the key."""
+    """Return `$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where
+    the data is, so that a disk or a backup of the data does not contain the key."""
     base = environ.get("XDG_CONFIG_HOME", "")
     root = Path(base) if base.startswith("/") else Path.home() / ".config"
     return root / "tocsin" / "master.key"
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Keys of 32 bytes separated by commas, each as hex or base64; the first is in use. Raises
-    ValueError."""
+    """Parse keys of 32 bytes separated by commas, each as hex or base64; the first is in use.
+    Raises ValueError."""
     return tuple(_parse_key(part.strip()) for part in text.split(","))
 
 
@@ -63,7 +110,7 @@ def _parse_key(text: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[bytes]:
-    """The keys of a file, the one in use first.
+    """Read the keys of a file, the one in use first.
 
     Raises:
         Refused: storage_unavailable: there is none, or it cannot be read; no key is in the text.
@@ -92,7 +139,7 @@ def read_keys(path: Path) -> list[bytes]:
 
 
 def parse_new_key(text: str) -> bytes:
-    """The one key of a text. Raises Refused(invalid_request); no key is in its text."""
+    """Parse the one key of a text. Raises Refused(invalid_request); no key is in its text."""
     try:
         (key,) = parse_keys(text.strip())
     except ValueError:
@@ -109,12 +156,12 @@ def is_open_to_others(path: Path) -> bool:
 
 def generate(path: Path) -> bool:
     """Make the file with a fresh key, for its owner alone, durably; one that is there is never
-    touched. Whether it was made. Raises Refused(storage_unavailable)."""
+    touched. Returns whether it was made. Raises Refused(storage_unavailable)."""
     if path.exists():
         return False
     try:
         _make_folder(path.parent)
-        with _written(path, [secrets.token_bytes(MASTER_KEY_BYTES)]) as fresh:
+        with _fresh_file(path, [secrets.token_bytes(MASTER_KEY_BYTES)]) as fresh:
             os.link(fresh, path)  # unlike a rename, it fails where somebody was faster
         sync_folder(path.parent)
     except FileExistsError:
@@ -133,7 +180,7 @@ def replace_keys(path: Path, keys: Sequence[bytes]) -> None:
     was, or (the folder cannot be fsynced) nobody knows for how long it is as asked."""
     path = path.resolve()  # a link stays a link
     try:
-        with _written(path, keys) as fresh:
+        with _fresh_file(path, keys) as fresh:
             fresh.replace(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -142,8 +189,20 @@ def replace_keys(path: Path, keys: Sequence[bytes]) -> None:
         ) from None
 
 
+def put_first(path: Path, raw: bytes, current_id: str) -> None:
+    """Put the new key before those of the file, the one in use (`current_id`) among them, durably.
+    Raises Refused: that one is not there, or the file cannot be written."""
+    keys = read_keys(path)
+    if current_id not in [LocalMasterKey(key).key_id for key in keys]:
+        raise Refused(
+            "invalid_request",
+            f"{path} does not have the master key that is in use ({current_id}): put it back first",
+        )
+    replace_keys(path, [raw, *(key for key in keys if key != raw)])
+
+
 @contextlib.contextmanager
-def _written(path: Path, keys: Sequence[bytes]) -> Iterator[Path]:
+def _fresh_file(path: Path, keys: Sequence[bytes]) -> Iterator[Path]:
     """A durable file beside `path`, with these keys; gone in the end unless it was renamed."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     text = "\n".join([_REMARK, *(key.hex() for key in keys), ""])
@@ -159,7 +218,7 @@ def _written(path: Path, keys: Sequence[bytes]) -> Iterator[Path]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make it, for its owner alone, and durably."""
+    """Make a folder, for its owner alone, and durably."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
@@ -171,76 +230,33 @@ def _unusable(path: Path, why: str) -> Refused:
     return Refused("storage_unavailable", f"the master key {path} {why}")
 
 
-logger = logging.getLogger("tocsin.encryption")
-_ID_BYTES: Final = 8
-
-
-class MasterKey(Protocol):
-    """A key that wraps keys: what a key management service is asked. Calls may block for seconds,
-    come from several threads, and raise whatever they like when the service does not answer."""
-
-    @property
-    def key_id(self) -> str:
-        """Names the key, also in logs. Another key, another name."""
-
-    def wrap(self, plain: bytes, aad: bytes) -> bytes:
-        """Encrypt 32 bytes; `aad` is bound to them and is given to `unwrap` again."""
-
-    def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
-        """What `wrap` was given, also by an earlier version of this key.
-
-        Raises:
-            ValueError: wrapped under another key, with other `aad`, or changed since.
-        """
-
-
-class LocalMasterKey:
-    """A master key of 32 bytes in this process: AES-256-GCM with random nonces."""
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(key)
-        # Of a random key, a digest tells nothing.
-        self.key_id = hashlib.sha256(b"tocsin master key\0" + key).hexdigest()[: 2 * _ID_BYTES]
-
-    def wrap(self, plain: bytes, aad: bytes) -> bytes:
-        """As MasterKey.wrap."""
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, plain, aad)
-
-    def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
-        """As MasterKey.unwrap."""
-        if len(wrapped) < NONCE_BYTES + TAG_BYTES:
-            raise ValueError("too short to be wrapped")
-        try:
-            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
-        except InvalidTag:
-            raise ValueError("wrapped under another key, or changed since") from None
-
+# --- Sources -------------------------------------------------------------------------------------
 
 Kind = Literal["environment", "file", "generated", "provider"]
 
 
 @dataclass(slots=True)
 class Source:
-    """Where the master key comes from. What the catalog has wrapped under one of `former` is
+    """Source of the master key. What the catalog has wrapped under one of `former` is
     wrapped under `current` at the next start."""
 
     kind: Kind
     current: MasterKey
     former: list[MasterKey] = field(default_factory=list)
     path: Path | None = None
-    """Of the file that it was read from."""
+    """Path of the file that it was read from."""
     provider: str = ""
     is_new: bool = False
-    """The file was made just now."""
+    """Whether the file was made just now."""
 
     def find(self, key_id: str) -> MasterKey | None:
-        """The key of this id. A service is asked whatever the id: it knows its former ones."""
+        """Return the key of this id. A service is asked whatever the id: it knows its former
+        keys."""
         other = self.current if self.kind == "provider" else None
         return next((key for key in (self.current, *self.former) if key.key_id == key_id), other)
 
     def __str__(self) -> str:
-        """For a sentence."""
+        """Write it for a sentence."""
         where = {
             "environment": "TOCSIN_MASTER_KEY",
             "provider": f"the provider {self.provider}",
@@ -249,7 +265,7 @@ class Source:
 
 
 class MasterKeySettings(NamedTuple):
-    """Where the key is: one of these, or nothing said."""
+    """Settings that say where the key is: one of these, or none."""
 
     keys: tuple[bytes, ...] = ()
     """The first is in use, the others are former ones."""
@@ -264,8 +280,8 @@ class MasterKeySettings(NamedTuple):
 
 
 def find_source(wanted: MasterKeySettings, default: Path, *, may_generate: bool) -> Source:
-    """The master key as the settings say; nothing said: the file `default`, which is made where
-    it is missing and `may_generate`. Blocks.
+    """Find the master key that the settings name; without any, that in the file `default`, which is
+    made where it is missing and `may_generate`. Blocks.
 
     Raises:
         Refused: storage_unavailable: it cannot be had; a sentence that says what to do.
@@ -286,7 +302,7 @@ def find_source(wanted: MasterKeySettings, default: Path, *, may_generate: bool)
 
 
 def load_provider(name: str) -> MasterKey:
-    """The key that `package.module:factory` answers. Raises Refused(storage_unavailable)."""
+    """Return the key that `package.module:factory` makes. Raises Refused(storage_unavailable)."""
     module, _, factory = name.partition(":")
     try:
         key: MasterKey = getattr(importlib.import_module(module), factory)()
@@ -306,20 +322,8 @@ def _provider_failed(name: str, why: str) -> Refused:
     )
 
 
-def put_first(path: Path, raw: bytes, current_id: str) -> None:
-    """Put the new key before those of the file, the one in use (`current_id`) among them, durably.
-    Raises Refused: that one is not there, or the file cannot be written."""
-    keys = read_keys(path)
-    if current_id not in [LocalMasterKey(key).key_id for key in keys]:
-        raise Refused(
-            "invalid_request",
-            f"{path} does not have the master key that is in use ({current_id}): put it back first",
-        )
-    replace_keys(path, [raw, *(key for key in keys if key != raw)])
-
-
-def tell(source: Source) -> None:
-    """What an operator has to know about the key."""
+def warn(source: Source) -> None:
+    """Log what an operator has to know about the key."""
     if source.kind == "generated":
         made = "A master key was made in" if source.is_new else "The master key is in"
         logger.warning(

@@ -1,11 +1,11 @@
-"""Master keys where several gateways share a catalog: no step may leave data that one machine alone
-can read.
+"""Master keys where several gateways share a catalog: no step may leave data that one alone can
+read.
 
     given       a master key is never made at a start: each gateway would make its own
     in use      is the one that the catalog's data keys are wrapped under. The order in a file or in
                 the environment counts nowhere: gateways that disagree about it would wrap them to
                 and fro
-    said        each gateway says with its beats which master keys its next start would find;
+    reported    each gateway says with its beats which master keys its next start would find;
                 a new one is used when every gateway that is there has it
 """
 
@@ -35,58 +35,59 @@ GIVE_NEW = (
 
 
 class MasterKeyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway says of its master keys: ids, never a key."""
+    """Report of a gateway about its master keys: ids, never a key."""
 
     ids: list[str]
     provider: str
     """The factory of a key management service, which knows its former keys; "": it has none."""
     where: str
-    """Host, and where the keys are, for people."""
+    """Host and place of the keys, for people."""
 
 
 def report_of(source: Source | None) -> str:
-    """As `MasterKeyReport`, of what a start would find now. None: it would find none."""
+    """Return the `MasterKeyReport` of what a start would find now. None: it would find none."""
     if source is None:
-        said = MasterKeyReport(ids=[], provider="", where=socket.gethostname())
+        report = MasterKeyReport(ids=[], provider="", where=socket.gethostname())
     else:
         ids = [key.key_id for key in (source.current, *source.former)]
         where = f"{socket.gethostname()}: {source.path or source.kind}"
-        said = MasterKeyReport(ids=ids, provider=source.provider, where=where)
-    return msgspec.json.encode(said).decode()
+        report = MasterKeyReport(ids=ids, provider=source.provider, where=where)
+    return msgspec.json.encode(report).decode()
 
 
-def lacking(said: Mapping[str, str], key: MasterKey, provider: str) -> list[str]:
-    """The gateways, for people, that could not open what is wrapped under this key: they have
-    neither it nor its provider, or do not say so (an earlier version, or one that seals
+def gateways_without(reports: Mapping[str, str], key: MasterKey, provider: str) -> list[str]:
+    """Return the gateways, for people, that could not open what is wrapped under this key: they
+    have neither it nor its provider, or do not say so (an earlier version, or one that seals
     nothing)."""
-    lack = []
-    for gateway, text in sorted(said.items()):
+    found = []
+    for gateway, text in sorted(reports.items()):
         try:
             one = msgspec.json.decode(text, type=MasterKeyReport)
         except msgspec.DecodeError:
-            lack.append(gateway)
+            found.append(gateway)
             continue
         has_it = one.provider == provider if provider else key.key_id in one.ids
         if not has_it:
-            lack.append(f"{gateway} ({one.where})")
-    return lack
+            found.append(f"{gateway} ({one.where})")
+    return found
 
 
-def check_all_have(said: Mapping[str, str], key: MasterKey, provider: str) -> None:
-    """Raises Refused(invalid_request): a gateway that is there does not have it."""
-    lack = lacking(said, key, provider)
-    if lack:
+def check_known_to_all(reports: Mapping[str, str], key: MasterKey, provider: str) -> None:
+    """Check that every gateway has a master key. Raises Refused(invalid_request): one that is there
+    does not have it."""
+    found = gateways_without(reports, key, provider)
+    if found:
         raise Refused(
             "invalid_request",
-            f"nothing was changed: the master key {key.key_id} is not known to {'; '.join(lack)}. "
+            f"nothing was changed: the master key {key.key_id} is not known to {'; '.join(found)}. "
             "Give it to them first, behind the one in use: a file is read again every few seconds, "
             "the environment at a start",
         )
 
 
 def in_use(rows: Iterable[DataKey], source: Source) -> MasterKey:
-    """The master key that these data keys are wrapped under, of those that are here; there are
-    none: the first one. Of several, as one of an earlier version may have left them, the first.
+    """Return the master key that these data keys are wrapped under, of those that are here; without
+    data keys the first one. Of several, as one of an earlier version may have left them, the first.
 
     Raises Refused(storage_unavailable): none of them is here."""
     if source.kind == "provider":
@@ -102,15 +103,15 @@ def in_use(rows: Iterable[DataKey], source: Source) -> MasterKey:
     )
 
 
-def using(source: Source, key: MasterKey) -> Source:
-    """The same keys, this one in use."""
+def with_current(source: Source, key: MasterKey) -> Source:
+    """Return the same keys, with this one in use."""
     former = [one for one in (source.current, *source.former) if one.key_id != key.key_id]
     return replace(source, current=key, former=former)
 
 
 def with_found(source: Source, found: Source) -> Source:
-    """What is known here with what a start would find now: nothing is forgotten that may still be
-    needed to open something."""
+    """Return the keys that are known here with those that a start would find now: none is forgotten
+    that may still be needed to open something."""
     known = {key.key_id for key in (source.current, *source.former)}
     new = [key for key in (found.current, *found.former) if key.key_id not in known]
     return replace(source, former=[*source.former, *new])

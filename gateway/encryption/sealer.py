@@ -12,7 +12,7 @@ open there.
 Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating system, each for one
 record; `push.limits` bounds how many a key is given (8.3).
 
-The reasons of nacks as the storage keeps them: sealed like payloads, which they may quote.
+`NackReasons` seals the reasons of nacks like payloads, which they may quote.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ class SealingKey:
     messages: int = 0
     bytes: int = 0
     until: float = 0.0
-    """By the monotonic clock; set when it begins to seal."""
-    is_told: bool = False
-    """That its end comes near."""
+    """End by the monotonic clock; set when it begins to seal."""
+    is_announced: bool = False
+    """Whether it was announced that its end comes near."""
 
     def has_room(self, messages: int, size: int, now: float) -> bool:
         """Whether it may seal a record of so many messages and bytes as well."""
@@ -96,8 +96,8 @@ class RecordSealer:
     is opened: encryption is off.
 
     `open_key` gives the bytes of a data key by its id, and raises as Sealer.unseal does.
-    `running_low` and `succeeded` are called in the sealing thread: the key's end comes near, and a
-    successor has taken its place.
+    `on_running_low` and `on_succession` are called in the sealing thread: the key's end comes near,
+    and a successor has taken its place.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class RecordSealer:
         open_key: Callable[[bytes], bytes],
         *,
         now: Callable[[], float] = time.monotonic,
-        running_low: Callable[[], None] = lambda: None,
-        succeeded: Callable[[], None] = lambda: None,
+        on_running_low: Callable[[], None] = lambda: None,
+        on_succession: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_key = open_key
         self._now = now
-        self._running_low = running_low
-        self._succeeded = succeeded
+        self._on_running_low = on_running_low
+        self._on_succession = on_succession
         self._ciphers: dict[bytes, AESGCM] = {}
-        self._choosing = Lock()
+        self._lock = Lock()
         """Several storage clusters seal at once, each in a thread of its own."""
         self._nonces: list[bytes] = []
         """Drawn, and given to no record yet."""
@@ -122,20 +122,19 @@ class RecordSealer:
 
     def begin(self, key_id: bytes, key: bytes) -> None:
         """Seal under this key from now on. It is durable, wrapped."""
-        self.current = self._sealing(key_id, key)
+        self.current = self._sealing_key(key_id, key)
         self.current.until = self._now() + limits.DATA_KEY_S_MAX
 
     def put_successor(self, key_id: bytes, key: bytes) -> None:
         """Seal under this one when the current one has done its part. It is durable, wrapped."""
-        self.successor = self._sealing(key_id, key)
+        self.successor = self._sealing_key(key_id, key)
 
-    def _sealing(self, key_id: bytes, key: bytes) -> SealingKey:
+    def _sealing_key(self, key_id: bytes, key: bytes) -> SealingKey:
         cipher = self._ciphers[key_id] = AESGCM(key)
         return SealingKey(key_id, cipher)
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
-        """As Sealer.seal."""
-        with self._choosing:
+        with self._lock:
             key = self.current
             if key is None:
                 return payload
@@ -143,9 +142,9 @@ class RecordSealer:
                 key = self._succeed()
             key.messages += count
             key.bytes += len(payload)
-            if not key.is_told and key.is_running_low():
-                key.is_told = True
-                self._running_low()
+            if not key.is_announced and key.is_running_low():
+                key.is_announced = True
+                self._on_running_low()
             if not self._nonces:
                 self._nonces = _fresh_nonces()
             nonce = self._nonces.pop()
@@ -156,18 +155,17 @@ class RecordSealer:
     def _succeed(self) -> SealingKey:
         key, self.successor = self.successor, None
         if key is None:
-            self._running_low()
+            self._on_running_low()
             raise Refused(
                 "storage_unavailable",
                 "the data key has sealed all that it may, and the catalog has not taken a new one",
             )
         key.until = self._now() + limits.DATA_KEY_S_MAX
         self.current = key
-        self._succeeded()
+        self._on_succession()
         return key
 
     def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
-        """As Sealer.unseal."""
         if not is_sealed(sealed):
             if sealed[:1] == b"{":
                 return sealed
@@ -186,34 +184,35 @@ class RecordSealer:
 
 
 _HEADER: Final = b"reason of a nack"
-"""What a record's header is to its payload."""
+"""Data that is bound to a reason, as a record's header to its payload."""
 
 
-class _Form(msgspec.Struct):
+class _Reason(msgspec.Struct):
     """A payload begins with "{", or it could not be told from a sealed one."""
 
     reason: str
 
 
-_FORM: Final = msgspec.json.Decoder(_Form)
+_REASON: Final = msgspec.json.Decoder(_Reason)
 
 
 class NackReasons:
-    """Seals and opens them."""
+    """Seals and opens the reasons of nacks."""
 
     def __init__(self, sealer: Sealer = PLAIN) -> None:
         self._sealer = sealer
 
     def seal(self, partition: Partition, reason: str) -> bytes | None:
-        """As it is stored. None: nothing can be sealed at the moment, and it is not kept."""
-        text = msgspec.json.encode(_Form(reason))
+        """Return a reason as it is stored. None: nothing can be sealed at the moment, and it is not
+        kept."""
+        text = msgspec.json.encode(_Reason(reason))
         try:
             return self._sealer.seal(partition, _HEADER, text, 1)
         except Refused:
             return None
 
     async def open(self, partition: Partition, stored: bytes | None) -> str | None:
-        """What `seal` was given. None: nothing is stored, or it does not open."""
+        """Return what `seal` was given. None: nothing is stored, or it does not open."""
         if stored is None:
             return None
         if self._sealer is PLAIN:
@@ -227,6 +226,6 @@ class NackReasons:
 
     def _open(self, partition: Partition, stored: bytes) -> str | None:
         try:
-            return _FORM.decode(self._sealer.unseal(partition, _HEADER, stored)).reason
+            return _REASON.decode(self._sealer.unseal(partition, _HEADER, stored)).reason
         except (Refused, RecordDamaged, msgspec.MsgspecError):
             return None

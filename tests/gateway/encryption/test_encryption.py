@@ -179,7 +179,9 @@ def test_a_data_key_seals_for_a_day() -> None:
 )
 def test_the_successor_is_asked_for_once_and_ahead_of_time(field: str, most: int) -> None:
     told: list[str] = []
-    ring = sealer(running_low=lambda: told.append("low"), succeeded=lambda: told.append("next"))
+    ring = sealer(
+        on_running_low=lambda: told.append("low"), on_succession=lambda: told.append("next")
+    )
     assert ring.current is not None
     setattr(ring.current, field, int(most * encryption.AHEAD) - 2)
     ring.seal(P0, HEADER, b"{", 1)

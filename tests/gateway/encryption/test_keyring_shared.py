@@ -18,7 +18,7 @@ from gateway.encryption.master_key import (
     read_keys,
     replace_keys,
 )
-from gateway.encryption.rotation import lacking, report_of
+from gateway.encryption.rotation import gateways_without, report_of
 from gateway.stores.open import open_keyring
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
@@ -85,9 +85,9 @@ def met(ring: Keyring, *others: Keyring) -> None:
     """It hears these."""
 
     async def said() -> dict[str, str]:
-        return {f"gateway {n}": other.says() for n, other in enumerate(others)}
+        return {f"gateway {n}": other.report() for n, other in enumerate(others)}
 
-    ring.meet(said)
+    ring.set_others(said)
 
 
 async def of_whom_one_has_the_new_key(folder: Path) -> tuple[SharedCatalog, Keyring, Keyring]:
@@ -215,7 +215,7 @@ async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Pa
     assert catalog.masters == {master_id(OLD)}
     assert read_keys(tmp_path / "a" / "master.key") == [OLD]
     config(tmp_path / "b", OLD, NEW)
-    await becomes(lambda: master_id(NEW) in other.says())
+    await becomes(lambda: master_id(NEW) in other.report())
     await one.rotate(NEW)
     assert catalog.masters == {master_id(NEW)}
     for folder in ("a", "b"):
@@ -228,7 +228,7 @@ async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Pa
 async def test_a_gateway_whose_file_is_gone_has_no_key_to_come_back_with(tmp_path: Path) -> None:
     _, one, other = await of_whom_one_has_the_new_key(tmp_path)
     (tmp_path / "b" / "master.key").unlink()
-    await becomes(lambda: master_id(NEW) not in other.says())
+    await becomes(lambda: master_id(NEW) not in other.report())
     with pytest.raises(Refused, match="is not known to"):
         await one.rotate(NEW)
     for ring in (one, other):
@@ -243,7 +243,7 @@ async def test_who_says_nothing_of_its_keys_is_waited_for(tmp_path: Path) -> Non
     async def others() -> dict[str, str]:
         return {"an old one": ""}
 
-    one.meet(others)
+    one.set_others(others)
     with pytest.raises(Refused, match="is not known to an old one"):
         await one.rotate(NEW)
     await one.close()
@@ -296,5 +296,5 @@ async def test_of_two_services_one_rotates_nothing() -> None:
     key = LocalMasterKey(NEW)
     service = Source("provider", key, provider="one:key")
     said = {"a": report_of(service), "b": report_of(Source("file", key))}
-    assert lacking(said, key, "one:key") == [f"b ({socket.gethostname()}: file)"]
-    assert lacking(said, key, "") == []
+    assert gateways_without(said, key, "one:key") == [f"b ({socket.gethostname()}: file)"]
+    assert gateways_without(said, key, "") == []
