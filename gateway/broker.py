@@ -48,7 +48,7 @@ from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
 from gateway.stores.backup import Backups
 from gateway.stores.marks import check_storage
-from gateway.stores.open import guarded, open_stores
+from gateway.stores.open import open_stores, with_read_deadline
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -133,7 +133,7 @@ class Broker:
         self.changes = Changes(metadata, storage)
         self.reconciler = Reconciler(metadata, storage, may_wait=may_be_away)
         self.tail, self.delivery_log = Tail(storage), DeliveryLog()
-        looking = guarded(storage)
+        looking = with_read_deadline(storage)
         self.deadlines, self.counting = Deadlines(), Counters()
         self.nack_reasons = NackReasons(sealer)
         self.limiter = _limiter_of(config, pool, self.counting)

@@ -1,13 +1,12 @@
-"""Backups of the running broker: the store first, then the catalog, then the manifest.
+"""Make backups of the running broker: the store first, then the catalog, then the manifest.
 
 The catalog knows every queue and group of the store, because it is copied later and creating goes
 through it first (`gateway.catalog.reconcile`). It may know some that the copy of the store does not
 have, and may have forgotten some that it has: a restore settles both after the catalog.
 
-A backup: a folder with the two files of a data folder and a manifest, which is written last.
-
-A folder without a manifest is a backup that was not finished, and one whose files are not as the
-manifest says is damaged; neither is ever restored.
+A backup is a folder with the two files of a data folder and a manifest, which is written last. A
+folder without a manifest is a backup that was not finished, and one whose files do not match the
+manifest is damaged; neither is ever restored.
 """
 
 import asyncio
@@ -34,17 +33,17 @@ MANIFEST_FILE: Final = "manifest.json"
 FORMAT: Final = 1
 FILES: Final = (STORE_FILE, CATALOG_FILE)
 SCHEMAS: Final = {STORE_FILE: len(STEPS), CATALOG_FILE: len(MIGRATIONS)}
-"""What this program writes, and the newest that it knows."""
+"""Schema versions that this program writes, the newest that it knows."""
 _PARTIAL: Final = f"{MANIFEST_FILE}.partial"
 _CHUNK_BYTES: Final = 1_048_576
 
 
 class BackupError(Exception):
-    """What was asked for was not done, and why: a sentence."""
+    """A backup or restore that was not done; its text is a sentence that says why."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file of a backup."""
+    """A file of a backup."""
 
     bytes: int
     sha256: str
@@ -52,24 +51,24 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup is, and by what its files are recognised."""
+    """Description of a backup, by which its files are recognised."""
 
     format: int
     incarnation: str
-    """Of the store that it was made of."""
+    """Incarnation of the store that it was made of."""
     began_unix_ms: int
-    """Everything that was acknowledged before is in it."""
+    """Time before which everything that was acknowledged is in it."""
     ended_unix_ms: int
     sqlite: str
     files: dict[str, FileEntry]
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Size of all its files."""
         return sum(entry.bytes for entry in self.files.values())
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _SealedManifest(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
     sha256: str
 
@@ -105,8 +104,8 @@ def discard(folder: Path, *, made: bool) -> None:
 
 
 def digest(path: Path, progress: Callable[[int], None], *, copy_to: Path | None = None) -> str:
-    """The SHA-256 of a file, in hex; copied at the same time where `copy_to` says so, fsynced, to
-    a new file. `progress` gets the bytes of each piece. Raises OSError."""
+    """Return the SHA-256 of a file, in hex. With `copy_to` it is copied at the same time to a new
+    file, which is fsynced. `progress` gets the bytes of each piece. Raises OSError."""
     sha = hashlib.sha256()
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(path.open("rb"))
@@ -125,8 +124,8 @@ def digest(path: Path, progress: Callable[[int], None], *, copy_to: Path | None 
     return sha.hexdigest()
 
 
-def adding_up(progress: BackupProgress, what: str, total: int) -> Callable[[int], None]:
-    """Takes the bytes of each piece, and tells `progress` how many of `total` there were."""
+def sum_progress(progress: BackupProgress, what: str, total: int) -> Callable[[int], None]:
+    """Return a function that takes the size of each piece and reports the sum to `progress`."""
     done = 0
 
     def advance(size: int) -> None:
@@ -137,9 +136,9 @@ def adding_up(progress: BackupProgress, what: str, total: int) -> Callable[[int]
     return advance
 
 
-def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
-    """The entries of the files that are in a folder now. Raises OSError."""
-    advance = adding_up(progress, what, sum((folder / name).stat().st_size for name in FILES))
+def file_entries(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
+    """Return the entries of the files that are in a folder now. Raises OSError."""
+    advance = sum_progress(progress, what, sum((folder / name).stat().st_size for name in FILES))
     return {
         name: FileEntry(
             bytes=(folder / name).stat().st_size,
@@ -151,10 +150,10 @@ def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, File
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The last act of a backup: from now on it is one, also after a power loss. The files are
-    fsynced. Raises OSError."""
+    """Write the manifest, which is the last act of a backup: from now on it is one, also after a
+    power loss. The files are fsynced. Raises OSError."""
     raw = msgspec.json.encode(manifest)
-    sealed = _Sealed(msgspec.Raw(raw), hashlib.sha256(raw).hexdigest())
+    sealed = _SealedManifest(msgspec.Raw(raw), hashlib.sha256(raw).hexdigest())
     partial = folder / _PARTIAL
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -168,14 +167,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a finished backup.
+    """Read the manifest of a finished backup.
 
     Raises:
         BackupError: there is none, it is damaged, or of a newer program.
     """
     path = folder / MANIFEST_FILE
     try:
-        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        sealed = msgspec.json.decode(path.read_bytes(), type=_SealedManifest)
         intact = hashlib.sha256(sealed.manifest).hexdigest() == sealed.sha256
         manifest = msgspec.json.decode(sealed.manifest, type=Manifest) if intact else None
     except FileNotFoundError:
@@ -197,7 +196,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_size(folder: Path, manifest: Manifest, name: str) -> None:
-    """That the file is there and as long as it was.
+    """Check that the file is there and as long as it was.
 
     Raises:
         BackupError: with what is the matter.
@@ -221,8 +220,8 @@ class Backups:
         self._under_way: asyncio.Task[Manifest] | None = None
 
     async def make(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
-        """A backup in this folder, complete and durable when this returns; its manifest.
-        Cancelled, or when it raises, what it has written is removed.
+        """Make a backup in this folder, complete and durable when this returns, and return its
+        manifest. Cancelled, or when it raises, what it has written is removed.
 
         Raises:
             Refused: invalid_request: the folder's path is relative, it is not empty or cannot be
@@ -234,7 +233,7 @@ class Backups:
             raise Refused("invalid_request", "the folder's path is not absolute")
         # A task of its own: `close` ends it, whoever waits for it.
         task = self._under_way = asyncio.create_task(self._make(folder, progress))
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         try:
             return {"folder": str(folder), **msgspec.to_builtins(await task)}
         except BaseException:
@@ -242,7 +241,7 @@ class Backups:
             await asyncio.wait((task,))
             raise
 
-    def _ended(self, _task: object) -> None:
+    def _on_end(self, _task: object) -> None:
         self._under_way = None
 
     async def close(self) -> None:
@@ -271,7 +270,7 @@ class Backups:
             folder / STORE_FILE, lambda done, total: progress("copied", done, total)
         )
         await self._metadata.copy_to(folder / CATALOG_FILE)
-        files = await asyncio.to_thread(digests, folder, progress, "summed up")
+        files = await asyncio.to_thread(file_entries, folder, progress, "summed up")
         manifest = Manifest(
             format=FORMAT,
             incarnation=await self._storage.incarnation(),

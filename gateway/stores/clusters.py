@@ -1,5 +1,8 @@
-"""The storage clusters of a broker, each opened by itself. One that is away is opened later, and
-only if it is the one that the catalog knows under its name (R30)."""
+"""The storage clusters of a broker, each opened by itself; where new queues are placed.
+
+A cluster that is away is opened later, and only if it is the one that the catalog knows under its
+name (R30).
+"""
 
 import asyncio
 import logging
@@ -36,17 +39,17 @@ from storage.sharded import ClusterMap
 
 OnFatal = Callable[[str], None]
 INCARNATION_OF: Final = "storage incarnation of "
-"""And a cluster's name: the mark of the catalog that says which store is meant by it."""
+"""Prefix of a cluster's name: the mark of the catalog that says which store is meant by it."""
 NOT_TOLD: Final = "this gateway is not told where it is (TOCSIN_STORAGE)"
 OPENED_WITHIN_S: Final = 5.0
-"""A start waits so long for clusters that are away, and then goes on without them."""
+"""Time that a start waits for clusters that are away, before it goes on without them."""
 _LOG: Final = logging.getLogger("tocsin.storage")
 
 
 async def open_shard(
     target: Target, mark: ClusterMark, on_fatal: OnFatal | None = None
 ) -> RedisShard | ClusterShard:
-    """The connections to one cluster, which is the one that `mark` says. Raises as
+    """Open the connections to one cluster, which is the one that `mark` says. Raises like
     `RedisShard.open`."""
     parts = await target.parts()
     if target.kind == "cluster":
@@ -57,11 +60,11 @@ async def open_shard(
 
 
 def touches_of(shard: RedisShard | ClusterShard) -> dict[str, int]:
-    """By the key of each shard."""
+    """Return the touches by the key of each shard."""
     return shard.touches if isinstance(shard, ClusterShard) else {shard.key: shard.touches}
 
 
-class Others:
+class OtherClusters:
     """The clusters beside the first one: a `LazyShard` for each, by name."""
 
     def __init__(
@@ -77,7 +80,7 @@ class Others:
         known = mark.others if mark is not None else {}
         if keeper is not None:
             for name, before in known.items():  # also of those that are away
-                keeper.add(name, partial(_as_before, before))
+                keeper.add(name, partial(_unchanged, before))
         self.shards = {
             target.cluster: LazyShard(
                 target.cluster, partial(self._open, target, known.get(target.cluster))
@@ -86,7 +89,7 @@ class Others:
         }
 
     async def wait(self) -> None:
-        """Until all are open, or OPENED_WITHIN_S have passed."""
+        """Wait until all are open, or OPENED_WITHIN_S have passed."""
         waits = [asyncio.ensure_future(shard.is_open.wait()) for shard in self.shards.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=OPENED_WITHIN_S)
@@ -95,7 +98,7 @@ class Others:
 
     async def _open(self, target: Target, known: ClusterMark | None) -> RedisShard | ClusterShard:
         found = await examine_all(target)
-        check(found, target)
+        check_shards(found, target)
         name, there = INCARNATION_OF + target.cluster, found[0].incarnation or ""
         expected = self._metadata.mark(name)
         mark = known or ClusterMark(incarnation=expected or there)
@@ -105,8 +108,8 @@ class Others:
                 f"the catalog knows it by the incarnation {expected}, and this gateway by "
                 f"{mark.incarnation}: one of the two has been exchanged",
             )
-        with explained([doubt for one in found for doubt in one.doubts]):
-            shard = await open_shard(target, mark, partial(_broken, target.cluster))
+        with explain_doubts([doubt for one in found for doubt in one.doubts]):
+            shard = await open_shard(target, mark, partial(_on_broken, target.cluster))
         try:
             if expected is None:
                 await self._metadata.set_mark(name, mark.incarnation)
@@ -123,14 +126,15 @@ class Others:
 
 def places_of(
     home: tuple[str, Shard],
-    others: Others,
+    others: OtherClusters,
     metadata: CatalogService,
     incarnation: str,
     sealer: Sealer = PLAIN,
 ) -> ClusterMap:
-    """Where partitions are, as the catalog says; `home`: the first cluster, of this incarnation."""
+    """Return the places of partitions, as the catalog says; `home`: the first cluster, of this
+    incarnation."""
 
-    def placed(queue_id: str) -> Sequence[str] | None:
+    def clusters_of(queue_id: str) -> Sequence[str] | None:
         queue = metadata.queue_by_id(queue_id)
         return queue.clusters if queue is not None else None
 
@@ -139,18 +143,18 @@ def places_of(
         name: RedisStorage(shard, incarnation, sealer=sealer) for name, shard in shards.items()
     }
     elsewhere = RedisStorage(LazyShard("that was meant", None, NOT_TOLD), "", sealer=sealer)
-    return ClusterMap(stores, elsewhere, placed)
+    return ClusterMap(stores, elsewhere, clusters_of)
 
 
 class Answering(Protocol):
-    """A cluster's shard, as far as it matters here."""
+    """A cluster's shard, for the question whether it answers."""
 
     @property
     def answers(self) -> bool:
         """Whether it did, within the last seconds; nobody is asked."""
 
 
-def place_on(
+def place_queues_on(
     targets: Sequence[Target], metadata: CatalogService, shards: Mapping[str, Answering]
 ) -> None:
     """Have new queues placed on these clusters, as what is known of them says. Where there is one,
@@ -159,7 +163,7 @@ def place_on(
     if len(targets) == 1:
         return
 
-    def placing(queue_id: str, settings: QueueSettings) -> tuple[str, ...]:
+    def place_queue(queue_id: str, settings: QueueSettings) -> tuple[str, ...]:
         candidates = [
             candidate(
                 target.cluster,
@@ -169,30 +173,30 @@ def place_on(
             )
             for target in targets
         ]
-        going = clusters_to_remove(metadata.mark(SCALING_MARK))
-        staying = [one for one in candidates if one.name not in going]
-        if any(one.state == "well" for one in staying):
-            candidates = staying
+        leaving = clusters_to_remove(metadata.mark(SCALING_MARK))
+        remaining = [one for one in candidates if one.name not in leaving]
+        if any(one.state == "well" for one in remaining):
+            candidates = remaining
         is_bounded = settings.overflow == "reject" and bool(
             settings.messages_max or settings.bytes_max
         )
         return place(queue_id, settings.partitions, candidates, is_bounded=is_bounded)
 
-    metadata.place_queues(placing)
+    metadata.place_queues(place_queue)
 
 
-def _broken(name: str, why: str) -> None:
-    """What this process remembers of it is about another store. Its shard refuses everything by
-    itself; the other clusters have nothing to do with it."""
+def _on_broken(name: str, why: str) -> None:
+    """Log that what this process remembers of a cluster is about another store. Its shard refuses
+    everything by itself; the other clusters have nothing to do with it."""
     _LOG.critical("the storage cluster %s is not used any more until a restart: %s", name, why)
 
 
-def _as_before(mark: ClusterMark) -> ClusterMark:
+def _unchanged(mark: ClusterMark) -> ClusterMark:
     return mark
 
 
 class ClusterDescriber:
-    """The clusters as operators see them."""
+    """Descriptions of the clusters for operators."""
 
     def __init__(
         self,
@@ -202,15 +206,16 @@ class ClusterDescriber:
         *,
         has_catalog: bool = True,
     ) -> None:
-        """`shards`: as of `place_on`; `has_catalog`: the first one has it, no metadata service."""
+        """`shards`: as of `place_queues_on`; `has_catalog`: the first one has it, no metadata
+        service."""
         self._has_catalog = has_catalog
         self._targets = targets
         self._metadata = metadata
         self._shards = shards
 
     async def __call__(self, who: Principal | None) -> list[ClusterDescription]:
-        """In the order of the settings, then those of which this gateway is not told. `who`: of
-        whose tenant queues are counted; None: all."""
+        """Describe the clusters in the order of the settings, then those that the settings do not
+        name. `who`: the principal of whose tenant queues are counted; None: all."""
         home, metadata = self._targets[0].cluster, self._metadata
         queues, partitions, slices = Counter[str](), Counter[str](), TimeSlices()
         for queue in metadata.list_queues(who) if who else metadata.list_all_queues():
@@ -222,11 +227,11 @@ class ClusterDescriber:
                 partitions[name] += rounds + (number < rest)
         zones = {target.cluster: target.zone for target in self._targets}
         return [
-            self._described(name, zones.get(name, ""), queues[name], partitions[name])
+            self._describe(name, zones.get(name, ""), queues[name], partitions[name])
             for name in [*zones, *sorted(set(queues) - set(zones))]
         ]
 
-    def _described(self, name: str, zone: str, queues: int, partitions: int) -> ClusterDescription:
+    def _describe(self, name: str, zone: str, queues: int, partitions: int) -> ClusterDescription:
         facts = read_facts(self._metadata.mark(CLUSTER_MARK + name))
         shard = self._shards.get(name)
         return ClusterDescription(
@@ -244,7 +249,7 @@ class ClusterDescriber:
         )
 
 
-def is_told(metadata: CatalogService, names: Sequence[str]) -> bool:
+def knows_all_clusters(metadata: CatalogService, names: Sequence[str]) -> bool:
     """Whether this gateway knows every cluster that queues have partitions at; says so if not."""
     placed = {name for queue in metadata.list_all_queues() for name in queue.clusters}
     for name in sorted(placed - set(names)):
@@ -253,14 +258,14 @@ def is_told(metadata: CatalogService, names: Sequence[str]) -> bool:
 
 
 async def examine_all(target: Target) -> list[ExaminedShard]:
-    """Every primary with its replicas. Raises Refused(storage_unavailable): one has no primary that
-    answers."""
+    """Examine every primary with its replicas. Raises Refused(storage_unavailable): one has no
+    primary that answers."""
     return list(await asyncio.gather(*(examined(part.settings) for part in await target.parts())))
 
 
-def check(found: list[ExaminedShard], target: Target) -> None:
-    """That the promises can be kept there. What stands in the way of the level `all` at the moment
-    is only logged: it may be there in a minute.
+def check_shards(found: list[ExaminedShard], target: Target) -> None:
+    """Check that the promises can be kept there. What stands in the way of the level `all` at the
+    moment is only logged: it may be gone in a minute.
 
     Raises:
         Refused: storage_unavailable: a setting breaks a promise; nobody has provisioned it.
@@ -287,9 +292,8 @@ def check(found: list[ExaminedShard], target: Target) -> None:
 
 
 @contextmanager
-def explained(doubts: list[str]) -> Iterator[None]:
-    """What fails within, while these speak against the level all, fails because of them: what is to
-    be done is said, too."""
+def explain_doubts(doubts: list[str]) -> Iterator[None]:
+    """Explain failures within by these doubts about the level `all`, and say what is to be done."""
     try:
         yield
     except TocsinError as error:

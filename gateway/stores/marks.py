@@ -1,8 +1,8 @@
-"""Marks: what a gateway remembers, outside of it, of a store that is kept elsewhere (R30).
+"""Marks: files in which a gateway remembers which store, kept elsewhere, belongs to it (R30).
 
-A mark is a small file in the data folder, written now and then while it changes. A gateway that
-loses it, or never had it, believes what the store says of itself: gateways come and go, and one
-that was there before notices when something is wrong.
+A mark is a small file in the data folder that is written now and then while it changes. A gateway
+that loses it, or never had it, believes what the store says of itself: gateways come and go, and
+one that was there before notices when something is wrong.
 
     store.mark     the incarnation of each storage cluster, and how many touches every copy had
                    once. A store with another one, or with fewer, was exchanged or rolled back
@@ -30,13 +30,13 @@ from push.errors import Refused
 from push.storage_port import Storage
 
 WRITTEN_EVERY_S: Final = 5.0
-"""What is rolled back by less than this while this gateway is down is not recognised."""
+"""Interval of writing. A rollback by less than this, while the gateway is down, is not noticed."""
 MarkT = TypeVar("MarkT")
 
 
 def read_file(path: Path, form: type[MarkT], what_it_is: str) -> MarkT | None:
-    """None: there is none. Raises Refused(storage_unavailable): it cannot be read; `what_it_is`
-    says what to do."""
+    """Read a mark. None: there is none. Raises Refused(storage_unavailable): it cannot be read;
+    `what_it_is` says what to do."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def read_file(path: Path, form: type[MarkT], what_it_is: str) -> MarkT | None:
 
 
 def write_file(path: Path, mark: object) -> None:
-    """Durable when this returns, whole or not at all. Raises OSError."""
+    """Write a mark durably, whole or not at all. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
         file.write(msgspec.json.encode(mark))
@@ -62,18 +62,19 @@ def write_file(path: Path, mark: object) -> None:
 
 
 class FileKeeper(Generic[MarkT]):
-    """Write the mark that `found` returns, if it has changed: every WRITTEN_EVERY_S from `start`
+    """Write the mark that `current` returns, if it has changed: every WRITTEN_EVERY_S from `start`
     on, and at the end."""
 
-    def __init__(self, path: Path, found: Callable[[], MarkT], log: logging.Logger) -> None:
+    def __init__(self, path: Path, current: Callable[[], MarkT], log: logging.Logger) -> None:
         self._path = path
-        self._found = found
+        self._current = current
         self._log = log
         self._written: MarkT | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises OSError: the data folder does not take it."""
+        """Write the mark, and begin to keep it. Raises OSError: the data folder does not take
+        it."""
         await asyncio.to_thread(self._write)
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=self._path.name)
 
@@ -86,13 +87,13 @@ class FileKeeper(Generic[MarkT]):
                 self._log.warning("%s cannot be written: %s", self._path, error)
 
     def _write(self) -> None:
-        mark = self._found()
+        mark = self._current()
         if mark != self._written:
             write_file(self._path, mark)
             self._written = mark
 
     async def close(self) -> None:
-        """Written once more. Not started, or closed before: nothing happens."""
+        """Write the mark once more. Not started, or closed before: nothing happens."""
         if self._task is None:
             return
         self._task.cancel()
@@ -112,21 +113,21 @@ _STORAGE_LOG: Final = logging.getLogger("tocsin.storage")
 
 
 class ClusterMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one storage cluster; `touches` by the key of each shard."""
+    """Mark of one storage cluster; `touches` by the key of each shard."""
 
     incarnation: str
     touches: dict[str, int] = {}
 
 
 class Mark(ClusterMark, frozen=True, kw_only=True):
-    """Of the first one, and of the others by their names."""
+    """Mark of the first cluster, and of the others by their names."""
 
     others: dict[str, ClusterMark] = {}
 
 
 def read_store_mark(data_dir: Path) -> Mark | None:
-    """None: this gateway was never at a store. Raises Refused(storage_unavailable): it cannot be
-    read, with what to do."""
+    """Read the mark. None: this gateway was never at a store. Raises Refused(storage_unavailable):
+    it cannot be read, with what to do."""
     return read_file(data_dir / STORE_MARK_FILE, Mark, _STORE_MARK_HELP)
 
 
@@ -139,21 +140,19 @@ class MarkKeeper:
         self._incarnation = incarnation
         self._touches = touches
         self._others: dict[str, Callable[[], ClusterMark]] = {}
-        self._file = FileKeeper(data_dir / STORE_MARK_FILE, self._found, _STORAGE_LOG)
+        self._file = FileKeeper(data_dir / STORE_MARK_FILE, self._mark, _STORAGE_LOG)
 
     def add(self, cluster: str, mark: Callable[[], ClusterMark]) -> None:
-        """Of one more storage cluster, in place of what was said of it before."""
+        """Add one more storage cluster, in place of what was said of it before."""
         self._others[cluster] = mark
 
     async def start(self) -> None:
-        """As FileKeeper.start."""
         await self._file.start()
 
     async def close(self) -> None:
-        """As FileKeeper.close."""
         await self._file.close()
 
-    def _found(self) -> Mark:
+    def _mark(self) -> Mark:
         return Mark(
             incarnation=self._incarnation,
             touches=dict(self._touches()),
@@ -170,7 +169,7 @@ _CATALOG_LOG: Final = logging.getLogger("tocsin.metadata")
 
 
 def check_catalog_mark(data_dir: Path, place: CatalogPlace) -> None:
-    """That this is the catalog that was here, or there was none. Raises Refused
+    """Check that this is the catalog that was here, or that there was none. Raises Refused
     (storage_unavailable), with what to do."""
     path = data_dir / CATALOG_MARK_FILE
     before = read_file(path, CatalogPlace, _CATALOG_MARK_HELP)
@@ -190,12 +189,12 @@ def check_catalog_mark(data_dir: Path, place: CatalogPlace) -> None:
 
 
 def catalog_keeper(data_dir: Path, place: Callable[[], CatalogPlace]) -> FileKeeper[CatalogPlace]:
-    """Keeps how far the catalog has come, from its `start` on."""
+    """Return a keeper of how far the catalog has come, from its `start` on."""
     return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
 
 
 async def check_storage(storage: Storage, metadata: Metadata) -> None:
-    """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
+    """Refuse an emptied or exchanged storage, and never adopt it (R30): it would begin every
     partition anew, below every cursor and position. The first one is remembered.
 
     Raises:

@@ -1,20 +1,19 @@
-"""What a broker keeps its messages and its catalog in, opened as the settings say.
+"""Open the storage and the catalog of a broker, as the settings say.
 
 sqlite:     both in files of the data folder, for this gateway alone
 redis…://   both in one store, which any number of gateways share; the data folder has what is
-            this gateway's own: its mark of the store, its audit trail, its usage files
+            this gateway's own: its mark of the store, its audit trail, its usage files. The rows of
+            the catalog are in the storage itself, or behind the nodes of the metadata service
 
-The metadata of a gateway whose storage others share: its rows are in the storage itself, or
-behind the nodes of the metadata service, as the settings say.
+Reads of the storage get a deadline (`with_read_deadline`): they are answered within
+READ_DEADLINE_S, or refused. What one stalled read would hold up for ever, an owner's lines or an
+operator's question, then asks again.
 
-The storage, of which whatever only looks is answered within READ_DEADLINE_S, or refused: what
-one stalled read would hold up for ever, an owner's lines or an operator's question, asks again.
-
-What changes something passes through. Publishing has its own deadline (gateway.publish.commits). A
-cursor write has none, and must not: whether it came about would be unknown, and with it whether
-messages that are given at most once may be pushed (R23), and who waits for a confirmed ack would be
-told nothing either (R29). It is kept until it is answered; meanwhile deliveries go on under the
-epoch there is. The tail's reads of the log have a deadline of their own, and keep their place.
+Writes pass through. Publishing has its own deadline (gateway.publish.commits). A cursor write has
+none, and must not: whether it came about would be unknown, and with it whether messages that are
+given at most once may be pushed (R23), and nobody who waits for a confirmed ack would get an answer
+either (R29). It is kept until it is answered; meanwhile deliveries go on under the epoch there is.
+The tail's reads of the log have a deadline of their own, and keep their place.
 """
 
 import asyncio
@@ -35,13 +34,14 @@ from gateway.settings import SQLITE
 from gateway.stores.backup import MANIFEST_FILE, Backups
 from gateway.stores.clusters import (
     ClusterDescriber,
-    Others,
-    check,
+    OnFatal,
+    OtherClusters,
+    check_shards,
     examine_all,
-    explained,
-    is_told,
+    explain_doubts,
+    knows_all_clusters,
     open_shard,
-    place_on,
+    place_queues_on,
     places_of,
     touches_of,
 )
@@ -73,86 +73,35 @@ from storage.sqlite.open import FILE as STORE_FILE
 from storage.sqlite.open import lock_store
 from storage.sqlite.store import SqliteStorage
 
-_CHANCE: Final = Random()
-
-
-async def open_metadata(
-    config: Config, shard: CatalogShard, opened: AsyncExitStack, on_fatal: Callable[[str], None]
-) -> CatalogService:
-    """`shard`: of the storage; `opened` closes it. Who is there is said to the storage in any case:
-    it is what fences owners, and a metadata service that is away must not make gateways look gone.
-
-    Raises:
-        Refused: nobody answers, or it is not the catalog that was here before; a file of the
-            settings cannot be read.
-        Unknown: too few copies answer in time.
-        OSError: the data folder fails.
-    """
-    database = RedisDatabase(shard)
-    if not config.metadata_urls:
-        metadata = CatalogService(*await RowStore.open(database, on_fatal=on_fatal))
-        opened.push_async_callback(metadata.close)
-        return metadata
-    remote = RemoteDatabase(node_client(config, config.metadata_urls), beats=database.memberships())
-    try:
-        store, contents = await RowStore.open(remote, on_fatal=on_fatal)
-        await asyncio.to_thread(check_catalog_mark, config.data_dir, store.place)
-    except BaseException:
-        await remote.close()
-        raise
-    metadata = CatalogService(store, contents)
-    opened.push_async_callback(metadata.close)
-    keeper = catalog_keeper(config.data_dir, lambda: store.place)
-    await keeper.start()
-    opened.push_async_callback(keeper.close)
-    return metadata
-
-
-def node_client(config: Config, urls: tuple[str, ...]) -> NodeClient:
-    """Nodes of the metadata service at these addresses, as the settings say. Raises Refused."""
-    context = None
-    if config.metadata_ca_file is not None:
-        try:
-            context = ssl.create_default_context(cafile=config.metadata_ca_file)
-        except OSError as error:
-            raise Refused(
-                "storage_unavailable",
-                f"TOCSIN_METADATA_CA_FILE is {config.metadata_ca_file}, which cannot be used: "
-                f"{error}",
-            ) from None
-    asker = HttpNodeTransport(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
-    return NodeClient(asker, NodeChoice(urls, _CHANCE.random))
-
-
-OnFatal = Callable[[str], None]
+_RANDOM: Final = Random()
 LOCK: Final = "gateway"
-"""A data folder is one gateway's: `gateway.lock` in it says whose."""
+"""Name of the lock of a data folder, which belongs to one gateway."""
 
 
 @dataclass(slots=True)
 class Stores:
-    """What was opened. `keyring` None: nothing is sealed; `backups` None: what is kept is not in
-    files of this machine."""
+    """Stores that are open. `keyring` None: nothing is sealed; `backups` None: what is kept is not
+    in files of this machine."""
 
     metadata: CatalogService
     storage: Storage
     keyring: Keyring | None
     backups: Backups | None
     rest: AsyncExitStack
-    """What is closed after both."""
+    """Closed after both."""
     pool: RatePool | None = None
     """Where rates are shared with other gateways. None: there are none."""
     may_be_away: bool = False
-    """Part of the storage: nobody's start waits for it."""
+    """Whether a part of the storage may be away, for which no start waits."""
     clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
     """Describes the storage clusters. None: there are none."""
 
 
 async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
-    """Both, for `config.storage`.
+    """Open both, for `config.storage`.
 
     Raises:
-        TocsinError: one of them cannot be opened; the text says what to do.
+        TocsinError: one of them cannot be stack; the text says what to do.
         OSError: the data folder fails.
     """
     await asyncio.to_thread(config.data_dir.mkdir, 0o700, parents=True, exist_ok=True)
@@ -162,7 +111,7 @@ async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
 
 
 async def open_keyring(config: Config, data_keys: DataKeys) -> Keyring | None:
-    """The keys that the settings name. None, raises: as Keyring.open."""
+    """Open the keys that the settings name. Returns None, and raises, like Keyring.open."""
     return await Keyring.open(config.master_key_settings, data_keys, seals=config.encryption)
 
 
@@ -217,33 +166,33 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
             f"{data_dir} has a {STORE_FILE}, and messages are to be kept in {home.shown}: they "
             "are not moved there by themselves; name another data folder (TOCSIN_DATA_DIR)",
         )
-    async with AsyncExitStack() as opened:
+    async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(lock_store, data_dir / LOCK)
-        opened.callback(os.close, lock)
+        stack.callback(os.close, lock)
         found = await examine_all(home)
-        check(found, home)
+        check_shards(found, home)
         mark = await asyncio.to_thread(read_store_mark, data_dir)
         known = mark or ClusterMark(incarnation=found[0].incarnation or "")
-        with explained([doubt for one in found for doubt in one.doubts]):
+        with explain_doubts([doubt for one in found for doubt in one.doubts]):
             shard = await open_shard(home, known, on_fatal)
-            opened.push_async_callback(shard.close)
+            stack.push_async_callback(shard.close)
             keeper = MarkKeeper(data_dir, known.incarnation, lambda: touches_of(shard))
-            metadata = await open_metadata(config, shard, opened, on_fatal)
-            others = Others(targets[1:], mark, metadata, keeper)
+            metadata = await open_metadata(config, shard, stack, on_fatal)
+            others = OtherClusters(targets[1:], mark, metadata, keeper)
             for other in others.shards.values():
-                opened.push_async_callback(other.close)
+                stack.push_async_callback(other.close)
             await keeper.start()
-            opened.push_async_callback(keeper.close)
+            stack.push_async_callback(keeper.close)
             keyring = await open_keyring(config, metadata.data_keys)
             if keyring is not None:
-                opened.push_async_callback(keyring.close)
+                stack.push_async_callback(keyring.close)
             sealer = keyring.sealer if keyring is not None else PLAIN
             places = places_of((home.cluster, shard), others, metadata, known.incarnation, sealer)
             storage = ShardedStorage(places)
             await others.wait()
-            may_be_away = not is_told(metadata, places.names) or len(targets) > 1
+            may_be_away = not knows_all_clusters(metadata, places.names) or len(targets) > 1
             shards = {home.cluster: shard, **others.shards}
-            place_on(targets, metadata, shards)
+            place_queues_on(targets, metadata, shards)
             for one in shards.values():
                 await one.heard()
             return Stores(
@@ -251,12 +200,66 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
                 storage,
                 keyring,
                 None,
-                opened.pop_all(),
+                stack.pop_all(),
                 RedisPool(shard),
                 may_be_away,
                 ClusterDescriber(targets, metadata, shards, has_catalog=not config.metadata_urls),
             )
 
+
+# --- The catalog beside it -----------------------------------------------------------------------
+
+
+async def open_metadata(
+    config: Config, shard: CatalogShard, stack: AsyncExitStack, on_fatal: OnFatal
+) -> CatalogService:
+    """Open the catalog over the storage's `shard`, or over the metadata service; `stack` closes it.
+    Beats go to the storage in any case: it is what fences owners, and a metadata service that is
+    away must not make gateways look gone.
+
+    Raises:
+        Refused: nobody answers, or it is not the catalog that was here before; a file of the
+            settings cannot be read.
+        Unknown: too few copies answer in time.
+        OSError: the data folder fails.
+    """
+    database = RedisDatabase(shard)
+    if not config.metadata_urls:
+        metadata = CatalogService(*await RowStore.open(database, on_fatal=on_fatal))
+        stack.push_async_callback(metadata.close)
+        return metadata
+    remote = RemoteDatabase(node_client(config, config.metadata_urls), beats=database.memberships())
+    try:
+        store, contents = await RowStore.open(remote, on_fatal=on_fatal)
+        await asyncio.to_thread(check_catalog_mark, config.data_dir, store.place)
+    except BaseException:
+        await remote.close()
+        raise
+    metadata = CatalogService(store, contents)
+    stack.push_async_callback(metadata.close)
+    keeper = catalog_keeper(config.data_dir, lambda: store.place)
+    await keeper.start()
+    stack.push_async_callback(keeper.close)
+    return metadata
+
+
+def node_client(config: Config, urls: tuple[str, ...]) -> NodeClient:
+    """Return a client of the metadata service's nodes at these addresses. Raises Refused."""
+    context = None
+    if config.metadata_ca_file is not None:
+        try:
+            context = ssl.create_default_context(cafile=config.metadata_ca_file)
+        except OSError as error:
+            raise Refused(
+                "storage_unavailable",
+                f"TOCSIN_METADATA_CA_FILE is {config.metadata_ca_file}, which cannot be used: "
+                f"{error}",
+            ) from None
+    asker = HttpNodeTransport(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
+    return NodeClient(asker, NodeChoice(urls, _RANDOM.random))
+
+
+# --- Deadlines of reads --------------------------------------------------------------------------
 
 READS: Final = frozenset(
     {"read", "read_each", "read_side", "offset_at"}
@@ -265,22 +268,24 @@ READS: Final = frozenset(
 """Calls that change nothing."""
 
 
-def guarded(storage: Storage) -> Storage:
-    """The same one, see the module."""
-    return cast(Storage, _Guarded(storage))
+def with_read_deadline(storage: Storage) -> Storage:
+    """Return the same storage, whose reads have a deadline."""
+    return cast(Storage, _BoundedReads(storage))
 
 
-class _Guarded:
+class _BoundedReads:
+    """A storage of 40 calls, of which a few are bounded: the others are its own."""
+
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._storage, name)
-        return partial(_within, call) if name in READS else call
+        return partial(_answer_in_time, call) if name in READS else call
 
 
-async def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Raises Refused: storage_unavailable: it did not answer, and was given up."""
+async def _answer_in_time(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await a call. Raises Refused: storage_unavailable: it did not answer, and was given up."""
     try:
         async with asyncio.timeout(limits.READ_DEADLINE_S):
             return await call(*args, **kwargs)

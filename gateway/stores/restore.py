@@ -1,4 +1,4 @@
-"""What is done to files at rest: verifying a backup or a data folder, and restoring (R30).
+"""Verify a backup or a data folder at rest, and restore a backup (R30).
 
 A restored data folder is usable from one moment on, when its catalog gets its name: until then the
 broker refuses it, because it has a store without a catalog.
@@ -19,10 +19,10 @@ from gateway.stores.backup import (
     MANIFEST_FILE,
     BackupError,
     Manifest,
-    adding_up,
     check_size,
     digest,
     read_manifest,
+    sum_progress,
 )
 from metadata.data_keys import DataKey
 from metadata.port import STORAGE_INCARNATION
@@ -47,13 +47,13 @@ _RESTORING: Final = f"{CATALOG_FILE}.restoring"
 
 
 class VerifiedBackup(msgspec.Struct, kw_only=True):
-    """What was found in a folder."""
+    """Result of verifying a folder."""
 
     folder: str
     kind: str
     """backup or data"""
     findings: list[str]
-    """What is damaged, a sentence each; empty: nothing is."""
+    """A sentence for each damage; empty: there is none."""
     incarnation: str
     rows: dict[str, int]
     damaged: dict[str, int]
@@ -65,13 +65,13 @@ class VerifiedBackup(msgspec.Struct, kw_only=True):
     opened: bool
     """Whether these were opened, too, and not only their checksums looked at."""
     master_key_id: str
-    """Of the master key that opens them; empty: none does, nothing is sealed."""
+    """Id of the master key that opens them; empty: nothing is sealed."""
     began_unix_ms: int | None = None
-    """Of a backup."""
+    """Time of a backup."""
 
 
 Opener = Callable[[Sequence[DataKey]], Sealer | None]
-"""What opens payloads under these data keys; None: their master key is not there."""
+"""Returns what opens payloads under these data keys; None: their master key is not there."""
 
 
 def verify(
@@ -87,14 +87,14 @@ def verify(
     is_data = (folder / LOCK_FILE).exists()
     manifest = None
     findings: list[str] = []
-    with _held(folder) if is_data else contextlib.nullcontext():
+    with _locked(folder) if is_data else contextlib.nullcontext():
         if not is_data:
             try:
                 manifest = read_manifest(folder)
             except BackupError as error:
                 findings.append(str(error))
         if manifest is not None:
-            findings += _compare(folder, manifest, progress)
+            findings += _compare_to_manifest(folder, manifest, progress)
         catalog = verify_catalog(folder / CATALOG_FILE)
         sealer = opener(catalog.data_keys) if catalog.data_keys else None
         store = verify_store(
@@ -120,9 +120,11 @@ def _master_key_id(rows: Sequence[DataKey]) -> str:
     return max(rows, key=lambda row: row.created_unix_ms).master_key_id if rows else ""
 
 
-def _compare(folder: Path, manifest: Manifest, progress: BackupProgress) -> Iterator[str]:
-    """What is not as the manifest says."""
-    advance = adding_up(progress, "bytes checked", manifest.bytes)
+def _compare_to_manifest(
+    folder: Path, manifest: Manifest, progress: BackupProgress
+) -> Iterator[str]:
+    """Yield what is not as the manifest says."""
+    advance = sum_progress(progress, "bytes checked", manifest.bytes)
     for name in FILES:
         try:
             check_size(folder, manifest, name)
@@ -137,7 +139,7 @@ def _compare(folder: Path, manifest: Manifest, progress: BackupProgress) -> Iter
 def _cross_check(
     store: StoreReport, catalog: CatalogReport, manifest: Manifest | None
 ) -> list[str]:
-    """What does not fit together, as far as both files could be read."""
+    """Return what does not fit together, as far as both files could be read."""
     if not (store.schema_version and catalog.schema_version):
         return []
     findings = []
@@ -155,8 +157,8 @@ def _cross_check(
 
 
 @contextlib.contextmanager
-def _held(data_dir: Path) -> Iterator[None]:
-    """No broker has the data folder meanwhile. Raises BackupError."""
+def _locked(data_dir: Path) -> Iterator[None]:
+    """Keep brokers out of the data folder meanwhile. Raises BackupError."""
     try:
         lock = lock_store(data_dir / STORE_FILE)
     except Refused as error:
@@ -173,22 +175,22 @@ def _held(data_dir: Path) -> Iterator[None]:
 
 
 class Restored(msgspec.Struct, kw_only=True):
-    """What a restore has made."""
+    """Result of a restore."""
 
     data_dir: str
     backup: str
     incarnation: str
-    """The new one; `incarnation_before` is the backup's."""
+    """The new incarnation; `incarnation_before` is the backup's."""
     incarnation_before: str
     began_unix_ms: int
-    """What was acknowledged before this time is there."""
+    """Time before which everything that was acknowledged is there."""
     queues: int
     damaged: int
     """Rows of partitions and cursors that were damaged in the backup already."""
     master_key_id: str
-    """Of the master key that its messages need; empty: none is sealed."""
+    """Id of the master key that its messages need; empty: none is sealed."""
     tokens: int
-    """That let somebody in again, also those that were revoked after the backup."""
+    """Number of tokens that admit again, also of those that were revoked after the backup."""
 
 
 def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
@@ -202,15 +204,15 @@ def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
     for name in FILES:
         check_size(backup, manifest, name)
     if data_dir.exists():
-        with _held(data_dir) if (data_dir / LOCK_FILE).exists() else contextlib.nullcontext():
+        with _locked(data_dir) if (data_dir / LOCK_FILE).exists() else contextlib.nullcontext():
             _check_empty(data_dir)
     made = _make(data_dir)
-    with _held(data_dir):
+    with _locked(data_dir):
         _check_empty(data_dir)  # nobody came between
-        with _undoing(data_dir, made=made):
+        with _undo_on_error(data_dir, made=made):
             _copy(backup, data_dir, manifest, progress)
     # From here on it is the missing catalog that keeps a broker away.
-    with _undoing(data_dir, made=made):
+    with _undo_on_error(data_dir, made=made):
         return _renew(backup, data_dir, manifest)
 
 
@@ -228,7 +230,7 @@ def _check_empty(data_dir: Path) -> None:
 
 
 def _make(data_dir: Path) -> bool:
-    """Whether it was not there."""
+    """Make the data folder. Returns whether it was not there."""
     made = not data_dir.exists()
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -239,8 +241,9 @@ def _make(data_dir: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _undoing(data_dir: Path, *, made: bool) -> Iterator[None]:
-    """What fails inside leaves nothing in the folder, which was empty and is nobody else's."""
+def _undo_on_error(data_dir: Path, *, made: bool) -> Iterator[None]:
+    """Remove everything from the folder when the block fails: it was empty, and nobody else uses
+    it."""
     try:
         yield
     except BaseException as error:
@@ -258,7 +261,7 @@ def _undoing(data_dir: Path, *, made: bool) -> Iterator[None]:
 
 
 def _copy(backup: Path, data_dir: Path, manifest: Manifest, progress: BackupProgress) -> None:
-    advance = adding_up(progress, "restored", manifest.bytes)
+    advance = sum_progress(progress, "restored", manifest.bytes)
     for name, target in ((STORE_FILE, STORE_FILE), (CATALOG_FILE, _RESTORING)):
         found = digest(backup / name, advance, copy_to=data_dir / target)
         if found != manifest.files[name].sha256:
@@ -306,8 +309,8 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
 def _dropped_meanwhile(
     renewed: RenewedStore, queue_ids: set[str], group_ids: set[str]
 ) -> list[str]:
-    """Queues and groups that were deleted between the copy of the store and that of the catalog:
-    the broker drops them from the store at its start."""
+    """Return queues and groups that were deleted between the copy of the store and that of the
+    catalog: the broker drops them from the store at its start."""
     groups = {
         group_id
         for queue_id, group_id in renewed.groups

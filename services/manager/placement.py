@@ -22,7 +22,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.stores.clusters import INCARNATION_OF, Others, examine_all, open_shard, places_of
+from gateway.stores.clusters import (
+    INCARNATION_OF,
+    OtherClusters,
+    examine_all,
+    open_shard,
+    places_of,
+)
 from gateway.stores.marks import ClusterMark
 from metadata.backend import Contents
 from metadata.catalog import Queue
@@ -324,7 +330,7 @@ class PlacingDuty:
                     f"{self._targets[0].shown} is of the incarnation {mark.incarnation}, and the "
                     f"catalog knows {known}: one of the two has been exchanged",
                 )
-            others = Others(self._targets[1:], None, metadata, None)
+            others = OtherClusters(self._targets[1:], None, metadata, None)
             home = (self._targets[0].cluster, shard)
             storage = ShardedStorage(places_of(home, others, metadata, mark.incarnation))
             opened.push_async_callback(storage.close)

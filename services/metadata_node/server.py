@@ -20,7 +20,13 @@ import uvloop
 
 from gateway.config import Config
 from gateway.settings import SQLITE
-from gateway.stores.clusters import check, examine_all, explained, open_shard, touches_of
+from gateway.stores.clusters import (
+    check_shards,
+    examine_all,
+    explain_doubts,
+    open_shard,
+    touches_of,
+)
 from gateway.stores.marks import ClusterMark, MarkKeeper, read_store_mark
 from gateway.stores.open import node_client
 from metadata.backend import NodeDatabase
@@ -141,10 +147,10 @@ async def open_database(
     lock = await asyncio.to_thread(lock_store, data_dir / LOCK)
     opened.callback(os.close, lock)
     found = await examine_all(target)
-    check(found, target)
+    check_shards(found, target)
     mark = await asyncio.to_thread(read_store_mark, data_dir)
     known = mark or ClusterMark(incarnation=found[0].incarnation or "")
-    with explained([doubt for one in found for doubt in one.doubts]):
+    with explain_doubts([doubt for one in found for doubt in one.doubts]):
         shard = await open_shard(target, known, on_fatal)
     opened.push_async_callback(shard.close)
     keeper = MarkKeeper(data_dir, known.incarnation, lambda: touches_of(shard))

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.stores.clusters import place_on
+from gateway.stores.clusters import place_queues_on
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.catalog_service import CatalogService
 from metadata.placement import (
@@ -365,7 +365,7 @@ class Named:
 
 async def test_nothing_new_goes_to_a_cluster_that_a_hook_is_to_remove(world: World) -> None:
     targets = cast(Sequence[Target], [Named("a"), Named("b")])
-    place_on(targets, world.metadata, {"a": Answers(), "b": Answers()})
+    place_queues_on(targets, world.metadata, {"a": Answers(), "b": Answers()})
     await steps(
         OutCluster(world.metadata, world.storage, world.look, leads=lambda: True), 0, HOLD_S
     )

@@ -24,7 +24,7 @@ from gateway.stores.backup import (
     MANIFEST_FILE,
     BackupError,
     Manifest,
-    digests,
+    file_entries,
     read_manifest,
     write_manifest,
 )
@@ -408,7 +408,7 @@ async def test_what_came_and_went_between_the_two_copies_is_settled_after_the_ca
     new, _ = await broker.create_queue(ANYBODY, "new", QueueSettings(partitions=3))
     await broker.put_group(ANYBODY, orders, "new", GroupSettings(), None)
     await broker.metadata.inner.copy_to(folder / "catalog.sqlite")
-    files = digests(folder, nothing, "")
+    files = file_entries(folder, nothing, "")
     incarnation = await broker.storage.incarnation()
     manifest = Manifest(
         format=FORMAT, incarnation=incarnation, began_unix_ms=1, ended_unix_ms=2, sqlite="3",
@@ -442,7 +442,7 @@ async def test_two_files_that_do_not_belong_together_are_found(
     (backup / "store.sqlite").write_bytes((tmp_path / "second" / "store.sqlite").read_bytes())
     manifest = read_manifest(backup)
     (backup / MANIFEST_FILE).unlink()
-    files = digests(backup, nothing, "")
+    files = file_entries(backup, nothing, "")
     write_manifest(backup, msgspec.structs.replace(manifest, files=files))
     findings = restoring.verify(backup, nothing).findings
     assert len(findings) == 3, findings

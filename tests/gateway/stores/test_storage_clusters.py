@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.clusters import ClusterDescriber, place_on
+from gateway.stores.clusters import ClusterDescriber, place_queues_on
 from metadata.catalog import ANYBODY, QueueSettings
 from push.errors import Refused
 from storage.redis.target import parse_all
@@ -26,7 +26,7 @@ async def test_nothing_new_is_placed_where_nobody_answers(tmp_path: Path, away: 
     """The first one included: where the catalog is a metadata service's it may be the one."""
     metadata = await open_catalog(tmp_path)
     shards = {name: Found(name != away) for name in ("a", "b")}
-    place_on(TARGETS, metadata, shards)
+    place_queues_on(TARGETS, metadata, shards)
     queue, _ = await metadata.put_queue(ANYBODY, "orders", QueueSettings(partitions=4))
     assert queue.clusters == ("b" if away == "a" else "a",)
     told = {
