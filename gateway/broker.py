@@ -552,7 +552,7 @@ class Broker:
             "dead_letters_moved": self.dead_letters.moved_total,
             "damage_reports": int(state.detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
-            "limits": self.limiter.described(),
+            "limits": self.limiter.status(),
             "delivery_log": self.delivery_log.status() or {},
             "metadata": self.metadata.facts(),
         }

@@ -1,8 +1,8 @@
 """Accounts: what each name has used of its limits, and for how long that is remembered. Pure.
 
 Accounts that nobody holds and that are empty again are forgotten. Beyond a bound the one goes that
-would be empty soonest: whoever invents names, so that another's debt is forgotten, must run up more
-debt under each of them (P9).
+would be empty soonest. A client that invents names, so that another's debt is forgotten, must run
+up more debt under each of them (P9).
 
     [An attacker connects from 100,000 addresses: each account owes a hundredth of a second. That of
     the address that owes ten seconds stays.]
@@ -24,10 +24,10 @@ Claim = tuple[Name, Limits]
 
 
 Make = Callable[[Name, Kind, Rate], Bucket]
-"""Makes a bucket of an account."""
+"""A maker of an account's buckets."""
 
 
-def own(name: Name, kind: Kind, rate: Rate) -> Bucket:
+def local_bucket(name: Name, kind: Kind, rate: Rate) -> Bucket:
     """Make a bucket of this gateway alone."""
     return Bucket(rate)
 
@@ -46,7 +46,7 @@ class Account:
         "sessions",
     )
 
-    def __init__(self, name: Name, limits: Limits, make: Make = own) -> None:
+    def __init__(self, name: Name, limits: Limits, make: Make = local_bucket) -> None:
         self.name = name
         self.limits = limits
         self._make = make
@@ -82,7 +82,7 @@ class Account:
 class LimitAccounts:
     """Find, hold and forget accounts. `now`: seconds, monotonic."""
 
-    def __init__(self, accounts_max: int, make: Make = own) -> None:
+    def __init__(self, accounts_max: int, make: Make = local_bucket) -> None:
         self._max = accounts_max
         self._make = make
         self._known: dict[Name, Account] = {}

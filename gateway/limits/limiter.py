@@ -1,11 +1,13 @@
 """Limits of principals, addresses, queues and credentials: an account for each.
 
-A session or request has an **allowance**: the accounts that it is charged to, all or none. What is
-over a limit is refused with `rate_limited` and the time after which the same is admitted.
+A session or request has an **allowance**: the accounts that it is charged to, all or none. For
+example, a publish may draw from the message rate of its principal, from that of its address and
+from that of its queue. A request over a limit is refused with `rate_limited` and the time after
+which the same is admitted.
 
 Everything is kept in the memory of this gateway; `gateway.limits.accounts` says for how long. If
 several gateways share a store, this gateway holds a share of each rate ahead of time
-(`push.rates.shared`, `gateway.limits.shared`), so that a take never waits for the store. Each
+(`push.rates.shared`, `gateway.limits.shared`), so that a charge never waits for the store. Each
 gateway counts for itself what has a bound, and the frames of a session.
 """
 
@@ -18,7 +20,14 @@ from functools import partial
 from typing import Final
 
 from gateway.counters import Counters
-from gateway.limits.accounts import Account, Claim, LimitAccounts, Name, own, published_bytes
+from gateway.limits.accounts import (
+    Account,
+    Claim,
+    LimitAccounts,
+    Name,
+    local_bucket,
+    published_bytes,
+)
 from gateway.limits.shared import SOON_S, SharedLimits
 from gateway.limits.spec import NONE, Kind, Limits, per_second
 from metadata.catalog import Principal, Queue
@@ -28,7 +37,7 @@ from push.message import Message
 from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all
 
 Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
-"""As push.rates.bucket.pour_all."""
+"""Charges all buckets or none: `push.rates.bucket.pour_all`, or the same of shared rates."""
 
 
 class PublishQuota:
@@ -39,10 +48,10 @@ class PublishQuota:
         "_limits",
         "_pour",
         "accounts",
-        "at_once",
+        "bounded",
         "bytes",
-        "counted",
         "messages",
+        "messages_max",
         "settings",
     )
 
@@ -55,16 +64,16 @@ class PublishQuota:
     ) -> None:
         self._pour = pour
         self.settings = settings
-        """The queue's, of which it was made."""
+        """The queue's, when the quota was made."""
         self.accounts = accounts if of_queue is None else (*accounts, of_queue)
         self._limits = [account.limits for account in self.accounts]
-        self.counted = [account for account in accounts if account.limits.in_flight is not None]
-        """Those whose messages in flight have a bound."""
+        self.bounded = [account for account in accounts if account.limits.in_flight is not None]
+        """The accounts whose messages in flight have a bound."""
         buckets = [account.buckets for account in self.accounts]
-        self.messages = [own["messages"] for own in buckets if "messages" in own]
-        self.at_once = min((bucket.rate.burst for bucket in self.messages), default=None)
-        """So many messages of one publish are admitted at most; None: all."""
-        self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
+        self.messages = [kinds["messages"] for kinds in buckets if "messages" in kinds]
+        self.messages_max = min((bucket.rate.burst for bucket in self.messages), default=None)
+        """Number of messages of one publish that are admitted at most; None: all."""
+        self.bytes = [kinds["bytes"] for kinds in buckets if "bytes" in kinds]
 
     @property
     def is_stale(self) -> bool:
@@ -75,8 +84,8 @@ class PublishQuota:
         return False
 
     def pour(self, messages: Sequence[Message], now: float, *, publishes: int = 1) -> bool:
-        """Whether all of it fits; then it is charged. A publish that is larger than a burst is
-        charged that burst; of several that are poured together, nobody is."""
+        """Charge these messages if all fit, and return whether they do. A single publish that is
+        larger than a burst is charged that burst; several that are charged together are not."""
         count, charges = len(messages), []
         for bucket in self.messages:
             charges.append((bucket, count))
@@ -89,13 +98,13 @@ class PublishQuota:
 
 
 BUSY_S: Final = 1.0
-"""Advised where a bound is reached: nobody knows when a session ends."""
+"""Advised if a bound is reached: when a session ends is not known."""
 IN_FLIGHT_BUSY_S: Final = 0.05
 _QUOTAS_MAX: Final = 64
 
 
 class Limiter:
-    """Limiter of a gateway: its limits, and the accounts of everyone whom they concern."""
+    """The limits of a gateway, and the accounts of all whom they concern."""
 
     def __init__(
         self,
@@ -108,35 +117,34 @@ class Limiter:
         shared: SharedLimits | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """`shared`: rates are of all gateways together. None: of this one. `counters`: where the
-        refused messages of a queue are counted."""
+        """`shared`: rates are of all gateways together; None: of this one. `counters`: count the
+        refused messages of a queue."""
         self.shared = shared
-        self._make = own if shared is None else shared.bucket
+        self._make = local_bucket if shared is None else shared.bucket
         self.pour = pour_all if shared is None else shared.shares.pour
-        """As push.rates.bucket.pour_all."""
         self._principal = principal
         self._address = address
         self._queue = queue
         self.session = session
-        """What each session may (runtime.loop.fairness)."""
+        """Limits of each session (runtime.loop.fairness)."""
         self.accounts = LimitAccounts(accounts_max, self._make)
         self._queues: dict[str, tuple[object, Account | None]] = {}
-        """Of a queue: the settings of which its account was made, and that."""
+        """Queue id → the settings from which its account was made, and that account."""
         self._counters = counters
         self.refused: Counter[str] = Counter()
-        """What was refused, by scope and kind."""
+        """Number of refusals, by scope and kind."""
 
     async def start(self) -> None:
-        """Begin to share; where nothing is shared, nothing happens."""
+        """Begin to share, if anything is shared."""
         if self.shared is not None:
             await self.shared.start()
 
     async def close(self) -> None:
-        """Give back what is held. Not started: nothing happens."""
+        """Give back what is held; not started: do nothing."""
         if self.shared is not None:
             await self.shared.close()
 
-    # --- Who is charged ------------------------------------------------------------------------
+    # --- Accounts ------------------------------------------------------------------------------
 
     def allowance(
         self,
@@ -146,8 +154,8 @@ class Limiter:
         own: Limits | None = None,
         credential: str = "",
     ) -> "Allowance":
-        """Make the allowance of a client; `address`: a name of runtime.addresses, None: not
-        counted. `own`: what is allowed to this credential alone."""
+        """Make the allowance of a client. `address`: a name of runtime.addresses; None: not
+        counted. `own`: the limits of this credential alone."""
         claims: list[Claim] = []
         if self._principal != NONE:
             name = f"{principal.tenant}/{principal.name}"
@@ -160,16 +168,18 @@ class Limiter:
 
     def connect(self, address: str | None, *, now: float) -> None:
         """Charge a transport that is opened from this address. Raises Refused(rate_limited)."""
-        self._take_of(address, "connections", now)
+        account = self._address_account(address, now)
+        if account is not None:
+            self.charge((account,), "connections", 1, now)
 
     @contextmanager
     def checking_credential(self, address: str | None, *, now: float) -> Iterator[None]:
         """Check a credential from this address inside: it counts if it is wrong.
 
         Raises:
-            Refused: rate_limited: too many were wrong, no other one is looked at now.
+            Refused: rate_limited: too many were wrong, none is checked now.
         """
-        account = self._of_address(address, now)
+        account = self._address_account(address, now)
         bucket = account.buckets.get("failures") if account is not None else None
         if account is None or bucket is None:
             yield
@@ -184,17 +194,12 @@ class Limiter:
                 bucket.take(1, now=now)
             raise
 
-    def _of_address(self, address: str | None, now: float) -> Account | None:
+    def _address_account(self, address: str | None, now: float) -> Account | None:
         if address is None or self._address == NONE:
             return None
         return self.accounts.find(((("address", address), self._address),), now=now)[0]
 
-    def _take_of(self, address: str | None, kind: Kind, now: float) -> None:
-        account = self._of_address(address, now)
-        if account is not None:
-            self.charge((account,), kind, 1, now)
-
-    def of_queue(self, queue: Queue, now: float) -> Account | None:
+    def queue_account(self, queue: Queue, now: float) -> Account | None:
         """Find the account of a queue; None: nothing limits it."""
         known = self._queues.get(queue.queue_id)
         if known is not None and known[0] is queue.settings:
@@ -209,17 +214,19 @@ class Limiter:
         if wanted == NONE:
             account = None
         elif account is None:
-            account = Account(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
+            account = Account(
+                ("queue", queue.name), wanted, partial(self._queue_bucket, queue.queue_id)
+            )
         else:
             account.change(wanted, now=now)
         self._queues[queue.queue_id] = (settings, account)
         return account
 
-    def _of_id(self, queue_id: str, name: Name, kind: Kind, rate: Rate) -> Bucket:
+    def _queue_bucket(self, queue_id: str, name: Name, kind: Kind, rate: Rate) -> Bucket:
         return self._make((name[0], queue_id), kind, rate)  # a name may be another queue's later
 
     def forget_queue(self, queue_id: str) -> None:
-        """Forget a queue that is deleted. Not there: nothing happens."""
+        """Forget a queue that is deleted; not there: do nothing."""
         self._queues.pop(queue_id, None)
 
     def count_refused(self, queue: Queue, count: int) -> None:
@@ -233,22 +240,26 @@ class Limiter:
         """Charge all of these, or none. Raises Refused(rate_limited)."""
         charges = [(a.buckets[kind], cost) for a in accounts if kind in a.buckets]
         if charges and not self.pour(charges, nanoseconds(now)):
-            raise self._refused(accounts, {kind: cost}, now)
+            raise self._longest_refusal(accounts, {kind: cost}, now)
 
-    def over(self, accounts: Sequence[Account], messages: Sequence[Message], now: float) -> Refused:
-        """Explain why these cannot be published now, and when they can."""
+    def publish_refusal(
+        self, accounts: Sequence[Account], messages: Sequence[Message], now: float
+    ) -> Refused:
+        """Return why these cannot be published now, and when they can."""
         costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
-        return self._refused(accounts, costs, now)
+        return self._longest_refusal(accounts, costs, now)
 
-    def too_many_in_flight(self, account: Account) -> Refused:
-        """Count and explain a refusal."""
+    def in_flight_refusal(self, account: Account) -> Refused:
+        """Count a refusal, and return it."""
         scope, most = account.name[0], account.limits.in_flight
         self.refused[f"{scope}.in_flight"] += 1
         detail = f"of this {scope} at most {most} messages await their answer"
         return Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
 
-    def _refused(self, accounts: Sequence[Account], costs: dict[Kind, int], now: float) -> Refused:
-        """Refuse by the limit that is waited for longest."""
+    def _longest_refusal(
+        self, accounts: Sequence[Account], costs: dict[Kind, int], now: float
+    ) -> Refused:
+        """Return the refusal by the limit that has the longest wait."""
         waits = [
             (bucket.after_s(min(cost, bucket.rate.burst), now=now), account, kind, bucket.rate)
             for account in accounts
@@ -259,7 +270,7 @@ class Limiter:
         return self.refusal(account, kind, rate, after_s)
 
     def refusal(self, account: Account, kind: Kind, rate: Rate, after_s: float) -> Refused:
-        """Count and explain a refusal."""
+        """Count a refusal, and return it."""
         scope, name = account.name
         self.refused[f"{scope}.{kind}"] += 1
         if kind == "failures":
@@ -268,17 +279,17 @@ class Limiter:
         whose = f"the queue {name!r} takes" if scope == "queue" else f"this {scope} may have"
         return Refused("rate_limited", f"{whose} {kind}={rate}: wait", retry_after_s=after_s)
 
-    def described(self) -> dict[str, object]:
-        """For `tocsin admin status`."""
-        shared = {} if self.shared is None else {"shared": self.shared.described()}
+    def status(self) -> dict[str, object]:
+        """Return counts for `tocsin admin status`."""
+        shared = {} if self.shared is None else {"shared": self.shared.status()}
         refused = dict(sorted(self.refused.items()))
         return {"debtors": len(self.accounts), "refused": refused, **shared}
 
 
 class Allowance:
-    """Limits of one session or request: the accounts that it is charged to. `now`: seconds,
-    monotonic. A session looks its accounts up once, and holds them; a request looks them up each
-    time, because it may wait long, and accounts that nobody holds may be forgotten meanwhile.
+    """The accounts that one session or request is charged to. `now`: seconds, monotonic. A session
+    finds its accounts once, and holds them. A request finds them each time, because it may wait
+    long, and accounts that nobody holds may be forgotten meanwhile.
 
     [Kept by requests that trickle in, each would begin with a whole burst of its own.]
     """
@@ -289,11 +300,11 @@ class Allowance:
         self._limiter = limiter
         self._claims = claims
         self._held: Sequence[Account] = ()
-        """Of a session that is open."""
+        """Accounts of a session that is open; else empty."""
         self._quotas: dict[str, PublishQuota] = {}
-        """By queue id, while it is."""
+        """By queue id, while accounts are held."""
 
-    def _found(self, now: float) -> Sequence[Account]:
+    def _accounts(self, now: float) -> Sequence[Account]:
         if self._held or not self._claims:
             return self._held
         return self._limiter.accounts.find(self._claims, now=now)
@@ -302,60 +313,60 @@ class Allowance:
         """Charge `cost`. Raises Refused(rate_limited) with `retry_after_s`; nothing is charged
         then."""
         if self._claims:
-            self._limiter.charge(self._found(now), kind, cost, now)
+            self._limiter.charge(self._accounts(now), kind, cost, now)
 
-    def at_once(self, queue: Queue, *, now: float) -> int | None:
+    def messages_max(self, queue: Queue, *, now: float) -> int | None:
         """Return how many messages of one publish are admitted at most; None: all. The others are
-        answered with what `beyond` says."""
-        return self._fresh_quota(queue, now).at_once
+        refused by `refuse_beyond`."""
+        return self._fresh_quota(queue, now).messages_max
 
-    def beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
-        """Count and explain the refusal of these messages, which came behind those that were
-        admitted at once."""
+    def refuse_beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
+        """Count and return the refusal of these messages, which came behind the first
+        `messages_max` of their publish."""
         self._limiter.count_refused(queue, len(messages))
-        return self._limiter.over(self._fresh_quota(queue, now).accounts, messages, now)
+        return self._limiter.publish_refusal(self._fresh_quota(queue, now).accounts, messages, now)
 
     def publish(
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
-        """Charge a publish of these messages, no more than `at_once`. Call what is returned once
-        when they have their answer.
+        """Charge a publish of these messages, `messages_max` at most. Returns a function to be
+        called once, when they have their answer.
 
         Raises:
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
         quota = self._fresh_quota(queue, now)
         if not quota.accounts:
-            return _nothing
+            return _release_nothing
         count = len(messages)
         account = _over_in_flight(quota, count)
         if account is not None:
             self._limiter.count_refused(queue, count)
-            raise self._limiter.too_many_in_flight(account)
+            raise self._limiter.in_flight_refusal(account)
         if not quota.pour(messages, now):
             self._limiter.count_refused(queue, count)
-            raise self._limiter.over(quota.accounts, messages, now)
-        return self._owed(quota, count)
+            raise self._limiter.publish_refusal(quota.accounts, messages, now)
+        return self._hold_in_flight(quota, count)
 
     def publish_all(
         self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
     ) -> Callable[[], None] | None:
-        """Charge several publishes that are to be one, as `publish`. None: not all of them may be,
-        and each is to be asked for: nothing is charged, and nobody was refused."""
+        """Charge several publishes that are to be one, as `publish`. None: they do not fit whole.
+        Nothing is charged or counted as refused then, and each is to be charged alone."""
         quota, count = self._fresh_quota(queue, now), len(messages)
-        if quota.at_once is not None and count > quota.at_once:
+        if quota.messages_max is not None and count > quota.messages_max:
             return None
         if _over_in_flight(quota, count) or not quota.pour(messages, now, publishes=publishes):
             return None
-        return self._owed(quota, count)
+        return self._hold_in_flight(quota, count)
 
-    def _owed(self, quota: PublishQuota, count: int) -> Callable[[], None]:
-        if not quota.counted:
-            return _nothing
-        for account in quota.counted:
+    def _hold_in_flight(self, quota: PublishQuota, count: int) -> Callable[[], None]:
+        if not quota.bounded:
+            return _release_nothing
+        for account in quota.bounded:
             account.in_flight += count
-        self._limiter.accounts.hold(quota.counted)
-        return partial(self._on_answered, quota.counted, count)
+        self._limiter.accounts.hold(quota.bounded)
+        return partial(self._release_in_flight, quota.bounded, count)
 
     def _fresh_quota(self, queue: Queue, now: float) -> PublishQuota:
         quota = self._quotas.get(queue.queue_id)
@@ -364,8 +375,10 @@ class Allowance:
         return quota
 
     def _quota(self, queue: Queue, now: float) -> PublishQuota:
-        accounts, limiter = self._found(now), self._limiter
-        quota = PublishQuota(accounts, limiter.of_queue(queue, now), queue.settings, limiter.pour)
+        accounts, limiter = self._accounts(now), self._limiter
+        quota = PublishQuota(
+            accounts, limiter.queue_account(queue, now), queue.settings, limiter.pour
+        )
         if self._held or not self._claims:  # else they may be forgotten meanwhile
             if len(self._quotas) >= _QUOTAS_MAX:
                 self._quotas.clear()
@@ -373,15 +386,15 @@ class Allowance:
         return quota
 
     async def wait_for_share(self, refused: Refused) -> bool:
-        """Wait where a refusal may only say that the store, which the limit is shared through, had
-        not been asked yet, and return whether to try once more. Not shared: False, at once."""
+        """Wait if a refusal may only mean that the store of a shared limit has not been asked yet;
+        return whether to try once more. Not shared: return False at once."""
         after_s = refused.retry_after_s or math.inf
         if self._limiter.shared is None or after_s > SOON_S:
             return False
         await asyncio.sleep(after_s)
         return True
 
-    def _on_answered(self, accounts: Sequence[Account], count: int) -> None:
+    def _release_in_flight(self, accounts: Sequence[Account], count: int) -> None:
         for account in accounts:
             account.in_flight -= count
         self._limiter.accounts.release(accounts)
@@ -393,16 +406,16 @@ class Allowance:
         Raises:
             Refused: rate_limited (connections), too_many (sessions).
         """
-        accounts = self._found(now)
+        accounts = self._accounts(now)
         if not goes_on:
-            self._ask(accounts, now)
+            self._charge_opening(accounts, now)
         self._held = accounts
         self._quotas.clear()
         self._limiter.accounts.hold(accounts)
         for account in accounts:
             account.sessions += 1
 
-    def _ask(self, accounts: Sequence[Account], now: float) -> None:
+    def _charge_opening(self, accounts: Sequence[Account], now: float) -> None:
         for account in accounts:
             most = account.limits.sessions
             if most is not None and account.sessions >= most:
@@ -413,7 +426,7 @@ class Allowance:
         self._limiter.charge(others, "connections", 1, now)
 
     def close(self) -> None:
-        """End the session; again: nothing happens."""
+        """End the session; ended already: do nothing."""
         held, self._held = self._held, ()
         self._quotas.clear()
         for account in held:
@@ -422,16 +435,16 @@ class Allowance:
 
 
 UNLIMITED: Final = Limiter()
-"""Everybody may as much as they like."""
+"""A limiter without limits."""
 
 
 def _over_in_flight(quota: PublishQuota, count: int) -> Account | None:
-    """Who would have too much in flight with so many more."""
-    for account in quota.counted:
+    """Return an account that would have too many messages in flight with `count` more."""
+    for account in quota.bounded:
         if account.in_flight + count > (account.limits.in_flight or 0):
             return account
     return None
 
 
-def _nothing() -> None:
-    """Nobody counts what awaits its answer."""
+def _release_nothing() -> None:
+    """Stand for the release of messages in flight, if no account counts them."""

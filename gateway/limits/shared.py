@@ -1,8 +1,9 @@
 """The shell around the rates that several gateways share: asks the store in the background.
 
-A take never waits for it. One call is out at a time, of everything that is to be said: at once
-where something is wanted, with a pause between two, and at least every quarter of a second, so that
-the store knows that this gateway is there and it hears what the others need.
+A charge never waits for the store. One call is under way at a time, with everything that is to be
+said. It is made at once if something is wanted, with a pause between two, and at least every
+quarter of a second: so the store knows that this gateway exists, and the gateway learns what the
+others need.
 """
 
 import asyncio
@@ -20,31 +21,31 @@ from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, RatePool, SharedBu
 
 _LOG: Final = logging.getLogger("gateway.shared_limits")
 SOON_S: Final = 2 * ASK_S
-"""Who is to come again after no longer may wait here: the store has only to be asked, perhaps."""
+"""Longest advised wait that is waited for here: perhaps the store has only to be asked."""
 CLOSE_S: Final = 2.0
-"""So long an end waits for the store: what is not given back then, the store finds out itself."""
+"""How long an end waits for the store; what is not given back then, the store finds out itself."""
 
 
 class SharedLimits:
-    """Of one gateway."""
+    """The rates that this gateway shares with others through a pool."""
 
     def __init__(self, pool: RatePool) -> None:
         self._pool = pool
         self._wanted = asyncio.Event()
         self.shares = SharedRates(self._wanted.set)
         self._gateway: str | None = None
-        """The name under which it is known to the store; drawn anew each time it joins."""
+        """The gateway's name in the store, a new one each time that it joins."""
         self._calls = 0
         self._task: asyncio.Task[None] | None = None
 
     def bucket(self, name: Name, kind: Kind, rate: Rate) -> SharedBucket:
-        """A bucket for what this debtor uses. The store is told a digest, not who it is."""
+        """Make the bucket of a name and kind. The store is told a digest, not the name."""
         digest = blake2b("\0".join((*name, kind)).encode(), digest_size=16).hexdigest()
         return self.shares.bucket(f"{kind}:{digest}", rate, now=_now())
 
     async def start(self) -> None:
         """Join, if the store answers, and go on in the background. Nothing is raised: without the
-        store standing shares hold, and it is joined when it is there."""
+        store standing shares hold, until it is joined later."""
         await self._join()
         self._task = asyncio.create_task(self._run(), name="shared limits")
 
@@ -68,8 +69,8 @@ class SharedLimits:
                     await self._pool.ask(self._gateway, self._calls, part)
                 await self._pool.leave(self._gateway)
 
-    def described(self) -> dict[str, object]:
-        """For `tocsin admin status`."""
+    def status(self) -> dict[str, object]:
+        """Return figures for `tocsin admin status`."""
         return {"cut_off": self.shares.is_cut_off, "held": len(self.shares)}
 
     async def _run(self) -> None:

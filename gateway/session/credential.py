@@ -89,7 +89,7 @@ class SessionQuota:
             Refused: nobody is charged; what comes behind it is refused, too (R7).
         """
         assert self._allowance is not None
-        most, count = self._allowance.at_once(queue, now=now), len(frame.messages)
+        most, count = self._allowance.messages_max(queue, now=now), len(frame.messages)
         return self._charge(frame, queue, count, now) if most is None or count <= most else None
 
     def charge_part(
@@ -102,10 +102,10 @@ class SessionQuota:
             Refused: as `charge`.
         """
         assert self._allowance is not None
-        most = self._allowance.at_once(queue, now=now)
+        most = self._allowance.messages_max(queue, now=now)
         assert most is not None
         release = self._charge(frame, queue, most, now)
-        refused = self._allowance.beyond(queue, frame.messages[most:], now=now)
+        refused = self._allowance.refuse_beyond(queue, frame.messages[most:], now=now)
         if frame.sequence is not None:
             stream = (self._streams or {}).get(queue.queue_id) or self._new_stream(queue)
             stream.refuse(frame.sequence + most, len(frame.messages) - most)

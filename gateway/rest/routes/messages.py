@@ -96,14 +96,14 @@ async def _published(
     allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
     loop, charged = asyncio.get_running_loop(), allowance(request)
-    messages, rest = _at_once(messages, charged.at_once(queue, now=loop.time()))
+    messages, rest = _at_once(messages, charged.messages_max(queue, now=loop.time()))
     try:
         owed = charged.publish(queue, messages, now=loop.time())
     except Refused as refused:
         if not await charged.wait_for_share(refused):
             raise
         owed = charged.publish(queue, messages, now=loop.time())
-    beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None
+    beyond = charged.refuse_beyond(queue, rest, now=loop.time()) if rest else None
     counter = counter_of(request.scope, request.app.accounting, broker)
     future: asyncio.Future[PendingPublish] = loop.create_future()
 

@@ -191,9 +191,9 @@ def test_a_queue_whose_settings_change_keeps_what_it_has_used() -> None:
     with pytest.raises(Refused) as refused:
         allowance.publish(slower, messages(10), now=0.0)
     assert refused.value.retry_after_s == pytest.approx(0.1)
-    assert allowance.at_once(slower, now=0.0) == 100
+    assert allowance.messages_max(slower, now=0.0) == 100
     allowance.publish(queue(), messages(1000), now=0.0)  # no limit any more
-    assert allowance.at_once(queue(), now=0.0) is None
+    assert allowance.messages_max(queue(), now=0.0) is None
     limiter.forget_queue("q")
     allowance.publish(slower, messages(100), now=0.0)  # made anew under its id: never in fact
 

@@ -160,7 +160,7 @@ async def test_who_is_far_below_the_limit_never_meets_the_store(server: Settings
         for _ in range(50):
             assert not publish(allowance, 100, queue())
         await asyncio.sleep(0.1)
-        assert limiter.described()["shared"] == {"cut_off": False, "held": 0}
+        assert limiter.status()["shared"] == {"cut_off": False, "held": 0}
 
 
 async def test_a_large_request_waits_for_the_store_and_is_not_refused(server: Settings) -> None:
@@ -188,7 +188,7 @@ async def test_without_the_store_nobody_is_locked_out(server: Settings) -> None:
     assert not publish(allowance, 100, orders)
     wait_s = publish(allowance, 1, orders)
     assert 0 < wait_s <= 0.1
-    assert gone.described()["shared"] == {"cut_off": True, "held": 0}
+    assert gone.status()["shared"] == {"cut_off": True, "held": 0}
     await gone.close()
 
 
