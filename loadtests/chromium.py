@@ -1,7 +1,7 @@
-"""Where Chromium is, and how trials and tests start it. `python -m loadtests.chromium` prints its
-path, or says on stderr what to install and fails.
+"""Find Chromium, and start it for trials and tests.
 
-It is the system's own; Playwright's builds are never downloaded.
+`python -m loadtests.chromium` prints its path. If there is none, it says on stderr what to install
+and fails. Only the system's own Chromium is used; Playwright's builds are never downloaded.
 """
 
 import os
@@ -26,15 +26,15 @@ WHAT_TO_DO: Final = (
 
 
 class ChromiumMissing(RuntimeError):
-    """There is no Chromium here; the text says what to do."""
+    """No Chromium was found here; the text says what to do."""
 
 
 @cache
 def executable() -> str:
-    """The path of Chromium.
+    """Return the path of Chromium.
 
     Raises:
-        ChromiumMissing: there is none that starts.
+        ChromiumMissing: none was found that starts.
     """
     named = os.environ.get("TOCSIN_CHROMIUM")
     if named:
@@ -50,7 +50,7 @@ def executable() -> str:
 
 
 def _failure(path: str) -> str | None:
-    """Why this is none that tests can use, or None."""
+    """Return the reason why tests cannot use this program, or None if they can."""
     if Path(path).resolve().name == "snap" or "/snap/" in str(Path(path).resolve()):
         return "a snap, which does not see the tests' temporary folders"
     try:
@@ -65,17 +65,17 @@ def _failure(path: str) -> str | None:
 
 
 def options() -> dict[str, Any]:
-    """What Playwright's `chromium.launch` is to be told."""
+    """Return the arguments for Playwright's `chromium.launch`."""
     args = ["--disable-dev-shm-usage"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        args.append("--no-sandbox")  # as root it does not start with one
+        args.append("--no-sandbox")  # as root it does not start with a sandbox
     return {"executable_path": executable(), "args": args}
 
 
 @asynccontextmanager
 async def browsing(more: Sequence[str] = (), *, path: str = "") -> AsyncIterator[Browser]:
-    """A headless browser, gone in the end; `more` are arguments for it, `path` is what is started
-    in place of what `executable` finds. Raises ChromiumMissing."""
+    """Yield a headless browser and close it in the end. `more` are further arguments for it; `path`
+    is a program to start in place of `executable()`. Raises ChromiumMissing."""
     launching = options()
     launching["args"] += more
     if path:

@@ -1,7 +1,8 @@
-"""A histogram of durations with a bounded relative error: log-linear buckets, as HDR has them.
+"""A histogram of durations with a bounded relative error, in log-linear buckets as in HDR.
 
-A value below 128 has a bucket of its own; above, every power of two is cut into 64 equal buckets:
-a percentile is at most 1/64 (1.6 %) above the truth, and any number of values costs 19 kilobytes.
+A value below 128 has a bucket of its own. Above, every power of two is cut into 64 equal buckets.
+So a percentile is at most 1/64 (1.6 %) above the exact value, and any number of values takes 19
+kilobytes.
 """
 
 from array import array
@@ -23,7 +24,7 @@ def _index(value: int) -> int:
 
 
 def _highest(index: int) -> int:
-    """The largest value that falls into this bucket."""
+    """Return the largest value that falls into this bucket."""
     if index < _LINEAR:
         return index
     shift = (index >> _SUB_BITS) - 1
@@ -34,7 +35,7 @@ _BUCKETS: Final = _index(VALUE_MAX) + 1
 
 
 class Histogram:
-    """Counts of non-negative integers, in whatever unit the caller has (here: nanoseconds)."""
+    """Counts of non-negative integers, in any unit; the load tests use nanoseconds."""
 
     __slots__ = ("_counts", "count", "maximum", "total")
 
@@ -53,8 +54,8 @@ class Histogram:
         self.maximum = max(self.maximum, value)
 
     def percentile(self, percent: float) -> int:
-        """The value that `percent` of all values do not exceed, at most 1.6 % above it; 0 when
-        nothing was recorded."""
+        """Return the value that `percent` of all values do not exceed, or at most 1.6 % more; 0
+        when nothing was recorded."""
         if not 0 <= percent <= 100:
             raise ValueError(f"a percentile lies between 0 and 100, not {percent}")
         rank = max(1, -int(-self.count * percent // 100))  # rounded up: the rank-th value counts
@@ -66,7 +67,7 @@ class Histogram:
         return 0
 
     def add(self, other: "Histogram") -> None:
-        """Take over what another histogram has counted."""
+        """Add the counts of another histogram."""
         for index, times in enumerate(other._counts):
             if times:
                 self._counts[index] += times
@@ -75,13 +76,13 @@ class Histogram:
         self.maximum = max(self.maximum, other.maximum)
 
     def buckets(self) -> list[tuple[int, int]]:
-        """(the largest value that it holds, how many it has) of each bucket that has any, in their
-        order: what another process needs for `of`."""
+        """Return (largest value, count) of each bucket that is not empty, in order. Another process
+        passes them to `of`."""
         return [(_highest(index), times) for index, times in enumerate(self._counts) if times]
 
     @classmethod
     def of(cls, buckets: Iterable[tuple[int, int]], total: int, maximum: int) -> Self:
-        """What `buckets`, `total` and `maximum` of another one say."""
+        """Build a histogram from `buckets`, `total` and `maximum` of another one."""
         made = cls()
         for highest, times in buckets:
             made._counts[_index(highest)] += times
@@ -90,6 +91,6 @@ class Histogram:
         return made
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all counts."""
         self._counts = array("Q", bytes(8 * _BUCKETS))
         self.count = self.total = self.maximum = 0

@@ -1,4 +1,4 @@
-"""Where Node is, for trials and tests that run JavaScript outside a browser."""
+"""Find Node, for trials and tests that run JavaScript outside a browser."""
 
 import os
 import re
@@ -17,15 +17,16 @@ WHAT_TO_DO = (
 
 
 class NodeMissing(RuntimeError):
-    """There is no Node here that is new enough; the text says what to do."""
+    """No Node was found here that is new enough; the text says what to do."""
 
 
 @cache
 def node() -> str:
-    """The path of Node: what TOCSIN_NODE names, else that of the venv, else that on PATH.
+    """Return the path of Node: the one that TOCSIN_NODE names, else the venv's, else the one on
+    PATH.
 
     Raises:
-        NodeMissing: there is none that starts, or it is too old.
+        NodeMissing: none was found that starts, or all are too old.
     """
     named = os.environ.get("TOCSIN_NODE")
     candidates = [named] if named else [_of_the_venv(), shutil.which("node")]
@@ -63,7 +64,7 @@ def _version(path: str) -> int | None:
 def run_node(
     *args: str | Path, cwd: Path | None = None, timeout_s: float = 120, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run Node with these arguments and variables. How it ends is the caller's to judge."""
+    """Run Node with these arguments and variables. The caller checks the exit status."""
     return subprocess.run(
         [node(), *map(str, args)], cwd=cwd, env={**os.environ, **environ},
         capture_output=True, text=True, timeout=timeout_s, check=False,

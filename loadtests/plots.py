@@ -1,8 +1,8 @@
-"""Plots as SVG, from numbers alone: no script, no font, nothing from elsewhere. Pure.
+"""Plots as SVG, from numbers alone: no script, no font, no external resource. Pure.
 
 `lines` draws lines over an axis, as a figure of an HTML page. `bars` and `ranges` draw panels of
-rows below each other, as a picture with a white ground of its own, which can be read on pages of
-any colour.
+rows below each other. They make a picture with a white background of its own, which is readable on
+pages of any colour.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 Points = Sequence[tuple[float, float]]
 _TICKS: Final = 5
-"""About so many."""
+"""Approximate number of ticks."""
 
 
 class Axis:
-    """From numbers to pixels, linear or by powers of ten."""
+    """A mapping from numbers to pixels, linear or logarithmic."""
 
     def __init__(self, low: float, high: float, first: float, last: float, *, log: bool) -> None:
         self.log = log
@@ -30,7 +30,7 @@ class Axis:
         self._first, self._last = first, last
 
     def at(self, number: float) -> float:
-        """Its pixel. What lies outside is put on the edge."""
+        """Return a number's pixel. A number outside the axis is put on its edge."""
         number = min(max(number, self.low), self.high)
         if self.log:
             share = math.log10(number / self.low) / math.log10(self.high / self.low)
@@ -39,7 +39,7 @@ class Axis:
         return self._first + share * (self._last - self._first)
 
     def ticks(self) -> list[float]:
-        """Round numbers, at most ten or so."""
+        """Return round numbers, at most about ten."""
         if self.log:
             powers = round(math.log10(self.high / self.low))
             return [self.low * 10**power for power in range(powers + 1)]
@@ -51,7 +51,7 @@ class Axis:
 
 
 def number(value: float) -> str:
-    """As short as it can be read: 0.25, 12, 1,200."""
+    """Return the shortest readable form: 0.25, 12, 1,200."""
     if value and abs(value) < 10:
         return f"{value:.2g}"
     return f"{value:,.0f}"
@@ -66,19 +66,20 @@ HUES: Final = (
     "#2f6fbb", "#c2571a", "#3c8a4f", "#8a4fa8", "#a8862a", "#5a6b7a", "#b03a5b", "#1f8f96",
     "#7a5230", "#4a4ad0", "#6f8f1f",
 )  # fmt: skip
-"""Of the lines, in this order; each is told by its dashes as well."""
+"""Colours of the lines, in this order. Each line also has its dashes, so that colour is not
+needed."""
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4")
-"""Fewer: two with the same dashes have other hues."""
+"""Fewer than the hues, so two lines with the same dashes have different hues."""
 
 
 def lines(
     title: str, series: Mapping[str, Points], *, across: str, up: str, log: bool = False,
     bands: Points = (),
 ) -> str:  # fmt: skip
-    """A plot of one line for each of `series`; a sentence where there is nothing to draw.
+    """Return a plot of one line for each of `series`, or a sentence if there is nothing to draw.
 
-    `across` and `up` say what the axes are, with their units; `log`: the one that goes up is by
-    powers of ten; `bands`: (from, to) of the other one, in grey behind the lines.
+    `across` and `up` name the axes, with their units. `log` makes the vertical axis logarithmic.
+    `bands` are (from, to) on the horizontal axis, drawn in grey below the lines.
     """
     drawn = {name: points for name, points in series.items() if points}
     if not drawn:
@@ -105,7 +106,7 @@ def lines(
 
 
 def _frame(title: str, x_axis: Axis, y_axis: Axis, across: str, up: str) -> str:
-    """The SVG's beginning: grid, ticks, what the axes are."""
+    """Return the SVG's beginning: grid, ticks and names of the axes."""
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
     ]
@@ -154,7 +155,7 @@ _TITLE: Final = 44
 _GAP: Final = 18
 _MARGIN: Final = 16
 _FIRST: Final = _MARGIN + _LABEL_WIDTH
-"""Where bars and ranges begin; `_ROOM` is how long they may be."""
+"""The pixel at which bars and ranges begin; `_ROOM` is their largest length."""
 _ROOM: Final = PICTURE_WIDTH - 2 * _MARGIN - _LABEL_WIDTH - _VALUE_WIDTH
 
 
@@ -163,11 +164,12 @@ class Row(NamedTuple):
 
     label: str
     note: str
-    """Small, below the label."""
+    """Small text below the label."""
     colour: str
     values: Sequence[float]
-    """Empty: nothing is drawn, and `said` stands in its place. Of a bar: its value, with the lowest
-    and the highest that were measured, or without. Of a range: its beginning, a mark, its end."""
+    """Values of a bar: the value, alone or followed by the lowest and the highest measured one.
+    Values of a range: beginning, mark, end. Empty: nothing is drawn, and `said` is written
+    instead."""
     said: str
 
 
@@ -176,12 +178,13 @@ class Panel(NamedTuple):
 
     title: str
     note: str
-    """Which way is better, and the unit."""
+    """The direction that is better, and the unit."""
     rows: Sequence[Row]
 
 
 def bars(*panels: Panel) -> str:
-    """Draw panels below each other; leave out those without a figure. Nothing at all is ""."""
+    """Draw panels below each other, leaving out those without a figure. Returns "" if none is
+    left."""
     shown = [panel for panel in panels if any(row.values for row in panel.rows)]
     if not shown:
         return ""
@@ -198,7 +201,7 @@ def bars(*panels: Panel) -> str:
 
 
 def ranges(*panels: Panel) -> str:
-    """Draw panels of ranges over one logarithmic axis. Nothing at all is ""."""
+    """Draw panels of ranges over one logarithmic axis. Returns "" if there are no values."""
     values = [v for panel in panels for row in panel.rows for v in row.values if v > 0]
     if not values:
         return ""

@@ -20,14 +20,17 @@ READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 _NOTHING: Final[Mapping[str, str]] = {}
 _COUNTS_HEAD: Final = struct.Struct("<2Q")
-"""Of the delivery log's counts: magic, gateway, after whom the page in memory is called."""
+"""The header of the delivery log's counts: magic, and the gateway, which names the page in
+memory."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 SERVE: Final = ("-c", "from gateway.cli.serve import serve; serve()")
-"""How our interpreter starts the shipped `tocsin serve`, whatever is on the PATH."""
+"""Arguments with which our interpreter starts the shipped `tocsin serve`, whatever is on the
+PATH."""
 
 
 def tocsin(*arguments: str) -> list[str]:
-    """How our interpreter runs the shipped `tocsin` command, whatever is on the PATH."""
+    """Return the command with which our interpreter runs the shipped `tocsin`, whatever is on the
+    PATH."""
     return [sys.executable, "-c", "from tocsin_command import main; main()", *arguments]
 
 
@@ -36,7 +39,7 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on now."""
+    """Return a TCP port of loopback on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -44,7 +47,7 @@ def free_port() -> int:
 
 
 def raise_file_limit(files: int) -> None:
-    """Let this process and its children open so many files.
+    """Let this process and its children open this many files.
 
     Raises:
         RuntimeError: the hard limit is lower; the text says by how much.
@@ -60,19 +63,19 @@ def raise_file_limit(files: int) -> None:
 
 
 class Process:
-    """What /proc says about a running process."""
+    """A running process as /proc describes it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def cpu_s(self) -> float:
-        """User and system time of all its threads so far, in seconds, to 10 ms."""
+        """Return user and system time of all its threads so far, in seconds, to 10 ms."""
         text = Path(f"/proc/{self.pid}/stat").read_text()
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def rss_bytes(self) -> int:
-        """Resident memory in bytes."""
+        """Return resident memory in bytes. Raises ServerFailed if the process has ended."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
@@ -80,12 +83,12 @@ class Process:
 
 
 class Server:
-    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts, its
-    master key `<data_dir>.key`.
+    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts, its master
+    key `<data_dir>.key`.
 
-    `command` is what the interpreter runs in place of the shipped server (negative controls), and
-    `port` 0 picks a free one and keeps it over restarts. `settings` are further variables of its
-    environment (`TOCSIN_…`); where they make it speak TLS, `ca` is its authority's file.
+    `command` is what the interpreter runs in place of the shipped server (negative controls).
+    `port` 0 picks a free port and keeps it over restarts. `settings` are further variables of its
+    environment (`TOCSIN_…`). If they make it speak TLS, `ca` is its authority's file.
     """
 
     def __init__(
@@ -114,12 +117,13 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The running process."""
+        """The process id of the running broker."""
         assert self._process is not None
         return self._process.pid
 
     def spawn(self) -> None:
-        """Start it and return at once. Clients of earlier starts find it on the same port."""
+        """Start the broker and return at once. Clients of earlier starts find it on the same
+        port."""
         settings = {
             name: text for name, text in os.environ.items() if not name.startswith("TOCSIN_")
         }
@@ -128,7 +132,7 @@ class Server:
             "TOCSIN_PORT": str(self.port),
             "TOCSIN_DATA_DIR": str(self.data_dir),
         }
-        # Not the key of who runs this, and not made anew with each data folder's broker.
+        # Neither the key of the user who runs this, nor a new one for each start on a data folder.
         if not self.key_path.exists():
             self.key_path.touch(mode=0o600)
             self.key_path.write_text(secrets.token_hex(32))
@@ -148,7 +152,7 @@ class Server:
             )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Wait until /readyz says yes; the seconds it took. Raises ServerFailed."""
+        """Wait until /readyz answers 200; return the seconds it took. Raises ServerFailed."""
         began = time.monotonic()
         while time.monotonic() - began < timeout_s:
             if not self.running():
@@ -165,12 +169,12 @@ class Server:
         raise ServerFailed(f"the broker was not ready within {timeout_s} s:\n{self.log_tail()}")
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the broker and wait until it is ready."""
         self.spawn()
         self.wait_ready()
 
     def __enter__(self) -> Self:
-        """As `start`; it is killed at the end of the block."""
+        """Start the broker; it is killed at the end of the block."""
         try:
             self.start()
         except BaseException:
@@ -182,19 +186,20 @@ class Server:
         self.discard()
 
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def exit_code(self) -> int | None:
-        """How it ended; None: it runs, or was never started."""
+        """Return the exit code; None while it runs, or if it was never started."""
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """`kill -9`, and wait until it is gone."""
+        """Send `kill -9`, and wait until the process has ended."""
         self._signal(signal.SIGKILL)
 
     def discard(self) -> None:
-        """`kill`, and nobody starts on its folder again, for whom its counts would outlive it."""
+        """Kill the broker for good. Its folder is not used again, so its counts in shared memory
+        are deleted too."""
         self.kill()
         with contextlib.suppress(OSError, struct.error):
             counts = (self.data_dir / "delivery" / "counts").read_bytes()
@@ -202,7 +207,8 @@ class Server:
             Path(f"/dev/shm/tocsin-counts-{gateway:016x}").unlink()
 
     def stop(self) -> None:
-        """SIGTERM, a clean end; `kill -9` when that takes longer than STOP_TIMEOUT_S."""
+        """End the broker cleanly with SIGTERM. Raises ServerFailed, after a `kill -9`, when that
+        takes longer than STOP_TIMEOUT_S."""
         try:
             self._signal(signal.SIGTERM)
         except subprocess.TimeoutExpired:
@@ -212,14 +218,14 @@ class Server:
             ) from None
 
     def freeze(self) -> None:
-        """SIGSTOP; when this returns no thread of it runs, not even within the kernel."""
+        """Send SIGSTOP. When this returns, none of its threads runs, not even within the kernel."""
         os.kill(self.pid, signal.SIGSTOP)
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
                 time.sleep(0.0005)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -231,7 +237,7 @@ class Server:
         process.wait(waiting_s)
 
     def log_tail(self, lines: int = 25) -> str:
-        """The end of its log."""
+        """Return the last lines of its log."""
         if not self.log_path.exists():
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])

@@ -1,5 +1,6 @@
-"""How clients talk to a broker: what the scenarios ask of it, whoever the broker is, and Tocsin's
-own answer. `loadtests.peers` has those of other brokers.
+"""The interface between the scenarios and a broker, and its implementation for Tocsin.
+
+`loadtests.peers` implements it for other brokers.
 """
 
 from collections.abc import Callable
@@ -18,65 +19,67 @@ class Party(Protocol):
     """A connected client."""
 
     failure: LoadFailed | None
-    """What went wrong with it, once something has."""
+    """The error that ended this client; None while it works."""
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
 
 
 class Producing(Party, Protocol):
-    """Publishes so many messages at once, many unanswered at a time."""
+    """A client that publishes batches and keeps many messages unanswered at a time."""
 
     messages_per_frame: int
     unanswered: int
     """In messages."""
     answered: int
-    """Messages that the broker has confirmed, at its durability."""
+    """Number of messages that the broker has confirmed, at its durability."""
     on_answers: Callable[[], None] | None
     durability: object
-    """What the broker itself says of it; None: nothing."""
+    """The durability that the broker itself reports; None when it reports none."""
 
     def publish(self, due: bytes) -> None:
-        """Put `messages_per_frame` messages with this stamp on the way."""
+        """Queue `messages_per_frame` messages with this stamp for sending."""
 
     def flush(self) -> None:
-        """Send what `publish` has put on the way, in one write."""
+        """Send the queued messages in one write."""
 
 
 class Consuming(Party, Protocol):
-    """One of those who share a queue; acknowledges each message, in random order."""
+    """A consumer that shares a queue with others and acknowledges each message, in random order."""
 
     delivered: int
     settled: int
-    """Messages whose acknowledgement the broker has confirmed."""
+    """Number of messages whose acknowledgement the broker has confirmed."""
     redelivered: int
     on_settled: Callable[[], None] | None
 
 
 class Adapter(Protocol):
-    """The way of talking to one broker. Whatever it gives back is connected, and ready.
+    """The way to talk to one broker. Each client that it returns is connected and ready.
 
-    Raises (all of it):
-        OSError, TimeoutError or LoadFailed: the broker is not there, or refuses.
+    Raises (every method):
+        OSError, TimeoutError or LoadFailed: the broker does not run, or refuses.
     """
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """Make a queue whose messages go to one consumer each, of a key in order."""
+        """Create a queue that gives each message to one consumer, and messages of a key in
+        order."""
 
     async def feed(self, queue: str) -> None:
-        """Make a queue whose messages go to every reader."""
+        """Create a queue that gives its messages to every reader."""
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producing:
-        """One who publishes."""
+        """Connect a producer."""
 
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consuming:
-        """The consumer number `place` of `of`. The histogram gets how late each message came, in
+        """Connect consumer number `place` of `of`. The histogram records each message's latency in
         nanoseconds."""
 
     async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Party:
-        """One who is given all that comes from now on: `on_given(messages, latency_ns)`."""
+        """Connect a reader of all messages from now on. `on_given(messages, latency_ns)` is called
+        for them."""
 
 
 @dataclass
@@ -111,7 +114,8 @@ class Tocsin:
     async def consumer(
         self, name: str, queue: str, histogram: Histogram, place: int, of: int
     ) -> Consumer:
-        """The broker shares the partitions out itself."""
+        """Connect a consumer. The broker itself assigns the partitions, so `place` and `of` are
+        unused."""
         consumer = Consumer(name, self.shape, histogram, self.random)
         await consumer.open(self.url, self.token)
         await consumer.subscribe(queue, GROUP)

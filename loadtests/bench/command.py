@@ -1,4 +1,4 @@
-"""`tocsin bench`: measure a broker and print what was measured, under which conditions.
+"""`tocsin bench`: measure a broker and print the figures with their conditions.
 
 Without `--url` it starts a broker of its own for every scenario, on a free port with an empty data
 folder, and removes both in the end.
@@ -137,7 +137,7 @@ def _run(name: str, run: Bench) -> Figures:
 
 
 def _line(name: str, figures: Figures, run: Bench) -> dict[str, object]:
-    """The machine's form of a result; figures that do not apply are null."""
+    """Return the result for machines; figures that do not apply are null."""
     latency = figures.latency
 
     def percentile_ms(percent: float) -> float | None:
@@ -189,29 +189,30 @@ def _storage(run: Bench) -> str:
 
 
 def version_of(package: str) -> str:
-    """What is installed of it; empty: nothing."""
+    """Return the installed version of a package; empty if it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""
 
 
 def interpreter() -> str:
-    """The version of Python, and whether it was compiled without optimisation: a message costs a
-    tenth more CPU time then. Those of distributions are optimised, and do not say so."""
+    """Return the version of Python, and whether it was compiled without optimisation. A message
+    takes more CPU time then (measured: docs/benchmarks/tuning.md). Distributions ship optimised
+    builds whose configuration does not mention it."""
     flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
     is_optimised = sys.base_prefix == "/usr" or "--enable-optimizations" in flags
     return platform.python_version() + ("" if is_optimised else ", compiled without optimisation")
 
 
 def file_system(folder: str) -> str:
-    """The kind of file system that a folder is on, such as `ext4`."""
+    """Return the kind of file system that holds a folder, such as `ext4`."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     over = [(path, kind) for path, kind in mounts if folder.startswith(path)]
     return max(over, key=lambda mount: len(mount[0]), default=("", "unknown file system"))[1]
 
 
 def cpu_model() -> str:
-    """What the kernel calls this machine's processor."""
+    """Return the kernel's name for this machine's processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

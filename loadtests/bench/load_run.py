@@ -1,4 +1,4 @@
-"""A load of producers and consumers on one queue, and what a scenario is given and gives back."""
+"""A load of producers and consumers on one queue, and the parameters and results of a scenario."""
 
 import asyncio
 import gc
@@ -22,67 +22,68 @@ PARTITIONS: Final = 16
 
 @dataclass
 class Figures:
-    """What a scenario found. None: it does not apply, or could not be measured."""
+    """Results of a scenario. None: the figure does not apply, or could not be measured."""
 
     messages_per_s: float | None = None
     latency: Histogram | None = None
     server_cpu_us_per_message: float | None = None
     more: dict[str, object] = field(default_factory=dict)
-    """Figures that only this scenario has."""
+    """Figures that only this scenario reports."""
     conditions: dict[str, object] = field(default_factory=dict)
 
 
 class Watched(Protocol):
-    """The broker's process, or all of them together."""
+    """The broker's process, or all its processes together."""
 
     pid: int
-    """The one that was started."""
+    """The process that was started."""
 
     def cpu_s(self) -> float:
-        """User and system time so far, in seconds."""
+        """Return user and system time so far, in seconds."""
 
     def rss_bytes(self) -> int:
-        """Resident memory."""
+        """Return resident memory in bytes."""
 
 
 @dataclass
 class Bench:
-    """What every scenario is given."""
+    """The parameters of every scenario."""
 
     url: str
     token: str | None
     server: Watched | None
-    """None: a broker elsewhere; no CPU and memory figures."""
+    """None for a broker on another machine: no CPU and memory figures."""
     seconds: float
     backlog: int
-    """Messages that wait in `backlog`."""
+    """Number of messages that wait in `backlog`."""
     connections: int
     progress: Callable[[str], None]
     shape: Shape = field(default_factory=Shape)
     random: Random = field(default_factory=lambda: Random(1))
     durability: object = None
     speaks: Adapter | None = None
-    """None: it is Tocsin, at the URL."""
+    """None for Tocsin at `url`."""
 
     @property
     def adapter(self) -> Adapter:
-        """How clients talk to the broker."""
+        """Return the interface through which clients talk to the broker."""
         return self.speaks or Tocsin(self.url, self.token, self.shape, self.random)
 
     def cpu_s(self) -> float:
-        """The server's CPU time so far."""
+        """Return the server's CPU time so far, in seconds; 0 when its process is unknown."""
         return self.server.cpu_s() if self.server else 0.0
 
     def cpu_us(self, since_s: float, messages: int) -> float | None:
-        """Server CPU per message since `since_s`, in microseconds."""
+        """Return the server's CPU time per message since `since_s`, in microseconds. None when its
+        process is unknown, or without messages."""
         if self.server is None or not messages:
             return None
         return (self.server.cpu_s() - since_s) / messages * 1e6
 
 
 class LoadRun:
-    """Producers and consumers of one queue and group, and the loop between them: there are never
-    more than `window` messages published and not yet settled."""
+    """Producers and consumers of one queue and group, and the loop between them. At most `window`
+    messages are published and not yet settled."""
 
     def __init__(self, bench: Bench, queue: str, messages_per_frame: int, window: int) -> None:
         self._bench = bench
@@ -97,7 +98,7 @@ class LoadRun:
         self.published = 0
 
     async def open(self, *, consumers: int = CONSUMERS) -> None:
-        """Create queue and group, connect everyone."""
+        """Create queue and group, and connect all clients."""
         adapter = self._bench.adapter
         await adapter.shared(self._queue, PARTITIONS)
         for i in range(PRODUCERS):
@@ -108,7 +109,7 @@ class LoadRun:
         await self.consume(consumers)
 
     async def consume(self, consumers: int) -> None:
-        """Let so many consumers join."""
+        """Connect this many more consumers."""
         adapter = self._bench.adapter
         for i in range(consumers):
             name = f"bench-consumer-{len(self.consumers)}-{i}"
@@ -118,11 +119,11 @@ class LoadRun:
 
     @property
     def settled(self) -> int:
-        """Messages acknowledged, confirmed."""
+        """Number of messages whose acknowledgement was confirmed."""
         return sum(consumer.settled for consumer in self.consumers)
 
     def fill(self) -> None:
-        """Publish as much as the window allows, all of it due now."""
+        """Publish as many messages as the window allows, all due now."""
         if not self.publishing:
             return
         due = stamp(time.monotonic_ns())
@@ -136,13 +137,13 @@ class LoadRun:
             producer.flush()
 
     def check(self) -> None:
-        """Raise what went wrong with any client."""
+        """Raise the failure of any client."""
         for client in (*self.producers, *self.consumers):
             if client.failure is not None:
                 raise client.failure
 
     async def until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait for it, watching the clients. Raises LoadFailed after `timeout_s`."""
+        """Wait until `done`, while watching the clients. Raises LoadFailed after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not done():
             self.check()
@@ -155,8 +156,8 @@ class LoadRun:
             await asyncio.sleep(0.02)
 
     async def run(self, seconds: float, what: str) -> tuple[int, float, float | None]:
-        """Fill for a while: (messages settled, seconds, server CPU µs per message), a warm-up at
-        the beginning not counted."""
+        """Publish for `seconds` after a warm-up. Return (messages settled, seconds, server CPU µs
+        per message), each without the warm-up."""
         self.publishing = True
         self.fill()
         await self._watched(WARM_UP_S)
@@ -176,7 +177,7 @@ class LoadRun:
             self.check()
 
     async def drain(self) -> None:
-        """Wait until all that was published is settled, and find nothing given twice."""
+        """Wait until all published messages are settled. Raises the failure of any client."""
         self.publishing = False
         await self.until(
             lambda: self.settled >= self.published, "draining the queue", DRAIN_TIMEOUT_S
@@ -184,9 +185,9 @@ class LoadRun:
         self.check()
 
     def note(self, figures: Figures) -> Figures:
-        """Add what all lines have to say."""
+        """Add the figures and conditions that every load has."""
         self._bench.durability = self.producers[0].durability
-        figures.more["messages"] = self.settled  # all of them, also of the warm-up
+        figures.more["messages"] = self.settled  # all of them, the warm-up included
         figures.more["redelivered"] = sum(c.redelivered for c in self.consumers)
         figures.conditions |= {
             "producers": len(self.producers),
@@ -197,7 +198,7 @@ class LoadRun:
         return figures
 
     def close(self) -> None:
-        """Disconnect everyone."""
+        """Disconnect all clients."""
         self.publishing = False
         for client in (*self.producers, *self.consumers):
             client.close()
@@ -205,7 +206,8 @@ class LoadRun:
 
 @asynccontextmanager
 async def quiet(line: LoadRun) -> AsyncIterator[LoadRun]:
-    """A line that is closed in the end, without pauses of our own garbage collector meanwhile."""
+    """Yield the load and close it in the end. The garbage collector of this process is off
+    meanwhile, so that its pauses are not measured."""
     gc.collect()
     gc.disable()
     try:

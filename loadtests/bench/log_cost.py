@@ -1,9 +1,9 @@
-"""What the delivery log costs a broker: `python -m loadtests.bench.log_cost`.
+"""The cost of the delivery log to a broker: `python -m loadtests.bench.log_cost`.
 
-The same scenario against a broker with the log and one without it, in turns, each a process of its
-own on an empty folder. What is judged is the median of the ratios of two neighbours: a machine that
-is faster or slower from minute to minute, by more than the log costs, hits both of them. Ends with
-status 1 where the log costs more than COST_MAX of the throughput.
+The same scenario runs against a broker with the log and one without it, in turns. Each is a process
+of its own on an empty folder. The verdict is the median of the ratios of two neighbours, because a
+machine whose speed changes from minute to minute changes both. Ends with status 1 if the log costs
+more than COST_MAX of the throughput.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ def main(names: tuple[str, ...], rounds: int, seconds: float) -> None:
         for name in names:
             found: dict[str, list[Figures]] = {"yes": [], "no": []}
             for number in range(rounds):
-                # In turns, and the one that begins changes: what warms up or slows down hits both.
+                # In turns, and the first one alternates, so that warming up and slowing down affect
+                # both.
                 for switch in ("yes", "no") if number % 2 == 0 else ("no", "yes"):
                     found[switch].append(_measure(name, switch, seconds))
                     click.echo(f"  {name} {number + 1}/{rounds} log={switch}", err=True)
@@ -74,7 +75,7 @@ async def _one(name: str, run: Bench) -> Figures:
 
 
 def _tell(name: str, found: dict[str, list[Figures]]) -> bool:
-    """Whether it costs too much."""
+    """Print the figures. Whether the log costs too much."""
     rate = {switch: _median([one.messages_per_s for one in some]) for switch, some in found.items()}
     cpu = {
         switch: _median([one.server_cpu_us_per_message for one in some])

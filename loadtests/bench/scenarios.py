@@ -1,12 +1,12 @@
 """The scenarios of `tocsin bench`.
 
-Each is end to end: published, durable, pushed, acknowledged with the acks confirmed, except that
-readers (fanout5k) acknowledge nothing by nature.
+Each is end to end: published, durable, pushed, acknowledged with the acks confirmed. Readers
+(fanout5k) acknowledge nothing by nature.
 
-`queues` and `keys` measure what a message costs when there is more of everything else. The load
-runs over few of them while there are only few, and then over few and over many in turns, in one
+`queues` and `keys` measure the cost of a message when there are more queues or keys. The load first
+runs over few of them while no more exist. Then it runs over few and over many in turns, in one
 broker. The median of the ratios of two neighbours is compared, because a machine whose speed
-changes from minute to minute hits both.
+changes from minute to minute changes both.
 """
 
 import asyncio
@@ -40,31 +40,33 @@ from loadtests.histogram import Histogram
 QUEUES: Final = (10, 10_000)
 KEYS: Final = (1_000, 1_000_000)
 KEYS_OF_QUEUES: Final = 100_000
-"""Of all queues of `queues` together."""
+"""Number of keys in all queues of `queues` together."""
 SESSIONS: Final = 40
-"""Of consumers, however many queues there are: one subscribes to 256 at most."""
+"""Number of consumers' sessions, whatever the number of queues: one session subscribes to at most
+256."""
 BLOCKS: Final = 5_000
-"""Ready-made frames of each producer where there are a million keys: 2 million messages of random
-keys have about 865,000 different ones. With fewer keys they are as many."""
+"""Ready-made frames of each producer with a million keys: 2 million messages of random keys have
+about 865,000 different ones. With fewer keys there are as many frames, so that both loads cost the
+generator the same."""
 WINDOW: Final = 6_000
 MESSAGES_PER_FRAME: Final = 100
 PAIRS: Final = 5
 REST_S: Final = 1.2
-"""Between two stretches. Who brings much beside others that have brought little in the last second
-is taken for a flood, and what he has waiting is bounded (push.commit_sharing): here nobody is
-beside."""
+"""Pause between two stretches. A queue that brings much beside others that brought little in the
+last second counts as a flood, and its waiting messages are bounded (push.commit_sharing). After
+this pause no queue is beside another."""
 _CREATED_AT_ONCE: Final = 32
 
 
 async def queues(bench: Bench) -> Figures:
-    """The same messages in frames of 100, each frame to the next one of 10 queues, and then of
-    10,000; each queue has one partition and a group. There are as many keys in all, or it would be
-    them that grow."""
+    """Send the same messages in frames of 100, each frame to the next of 10 queues, and then of
+    10,000. Each queue has one partition and a group. The number of keys is the same in total, so
+    that only the number of queues grows."""
     return await _grown(bench, "queues", QUEUES, lambda many: _over_queues(bench, many))
 
 
 async def keys(bench: Bench) -> Figures:
-    """The same messages in frames of 100 to one queue, of 1,000 keys and then of a million."""
+    """Send the same messages in frames of 100 to one queue, of 1,000 keys and then of a million."""
     return await _grown(bench, "keys", KEYS, lambda many: _of_keys(bench, many))
 
 
@@ -78,7 +80,7 @@ async def _grown(
             pairs = []
             for number in range(PAIRS):
                 both = [(small, f"{few:,} {what}"), (large, f"{many:,} {what}")]
-                turn = 1 if number % 2 == 0 else -1  # the one that begins changes, too
+                turn = 1 if number % 2 == 0 else -1  # the first one alternates
                 found = [await _stretch(bench, line, name) for line, name in both[::turn]][::turn]
                 pairs.append((found[0], found[1]))
             figures = large.note(_compared(alone, pairs, few))
@@ -96,7 +98,7 @@ async def _stretch(bench: Bench, line: LoadRun, name: str) -> Figures:
 
 
 def _compared(alone: Figures, pairs: list[tuple[Figures, Figures]], few: int) -> Figures:
-    """Over many: medians, and the latencies of all stretches."""
+    """Return the figures over many: medians, and the latencies of all stretches."""
     latency = Histogram()
     for _, over_many in pairs:
         assert over_many.latency is not None
@@ -125,7 +127,7 @@ async def _over_queues(bench: Bench, many: int) -> LoadRun:
     shape = Shape(bench.shape.body_bytes, KEYS_OF_QUEUES // many)
     line = LoadRun(bench, names[0], MESSAGES_PER_FRAME, WINDOW)
     for number in range(PRODUCERS):
-        # Each begins elsewhere, so that they are not at one queue all at once.
+        # Each producer begins elsewhere, so that they do not all publish to one queue at once.
         begin = number * many // PRODUCERS
         await _produce(bench, line, shape, names[begin:] + names[:begin])
     for number in range(SESSIONS):
@@ -182,13 +184,13 @@ async def _create(bench: Bench, names: Sequence[str]) -> None:
 
 POLLS_WARM_UP: Final = 200
 WAIT_S: Final = 20.0
-"""How long a poll waits, as the SDK's do."""
+"""The time that a poll waits, equal to the SDK's."""
 _OPENING_AT_ONCE: Final = 64
 _POLLS_QUEUE: Final = "polls"
 
 
 class Waiting:
-    """A session over one keep-alive connection: polls, one after another, that bring nothing."""
+    """A session over one keep-alive connection whose polls, one after another, bring nothing."""
 
     def __init__(self, bench: Bench) -> None:
         self.polls = 0
@@ -198,8 +200,8 @@ class Waiting:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, first_wait_s: float) -> None:
-        """Say hello, become a reader, and begin to wait. The first poll is the shorter one, so
-        that not all sessions poll again at the same time."""
+        """Say hello, become a reader and begin to poll. The first poll is shorter, so that sessions
+        do not all poll again at the same time."""
         hello = {"type": "hello", "client": "bench"}
         opened = await self._rest.call("POST", "/v1/sessions", hello)
         self._path, self._batch = f"/v1/sessions/{opened['session']}/frames", opened["batch"]
@@ -234,12 +236,12 @@ class Waiting:
         return frames
 
     def check(self) -> None:
-        """Raise what went wrong."""
+        """Raise the failure of the polling task, if it has failed."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def close(self) -> None:
-        """Wait no more."""
+        """Stop polling and disconnect."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -247,8 +249,8 @@ class Waiting:
 
 
 async def polls(bench: Bench) -> Figures:
-    """Resident memory of the server per session by long poll that holds one reader, and the CPU
-    time it takes to hold them all open."""
+    """Measure the server's resident memory per long-poll session with one reader, and the CPU time
+    it takes to hold them all open."""
     if bench.server is None:
         raise LoadFailed("polls needs the server's pid (--pid)")
     rest = Rest(bench.url, bench.token)
@@ -289,7 +291,7 @@ async def polls(bench: Bench) -> Figures:
 
 
 async def _open_polls(bench: Bench, sessions: list[Waiting], count: int) -> None:
-    """`count` more."""
+    """Open `count` more sessions."""
     done = 0
     while done < count:
         fresh = [Waiting(bench) for _ in range(min(_OPENING_AT_ONCE, count - done))]
@@ -304,7 +306,7 @@ async def _open_polls(bench: Bench, sessions: list[Waiting], count: int) -> None
 
 
 def _polled(sessions: list[Waiting]) -> int:
-    """Polls that ended. Raises what went wrong with any session."""
+    """Return the number of polls that ended. Raises the failure of any session."""
     for session in sessions:
         session.check()
     return sum(session.polls for session in sessions)
@@ -315,18 +317,18 @@ def _polled(sessions: list[Waiting]) -> int:
 OPEN_RATE: Final = 10_000
 """Messages a second of open10k."""
 BEHIND_MAX: Final = 9_000
-"""Unanswered messages of a producer of open10k; the protocol allows 10,000."""
+"""The largest number of unanswered messages of an open10k producer; the protocol allows 10,000."""
 APART_S: Final = 2.0
-"""Between two loads that are to have the broker for themselves: it shares commits with who brought
-something in the second before."""
+"""Pause between two loads of which each needs the broker alone. The broker shares commits with
+queues that brought messages within the last second."""
 CONNECTIONS: Final = 5_000
-"""Of fanout5k, idle and polls."""
+"""Number of connections in fanout5k, idle and polls."""
 IDLE_WARM_UP: Final = 200
 FAN_PAUSE_S: Final = 0.1
 
 
 async def batch100(bench: Bench) -> Figures:
-    """Frames of 100 messages, pipelined, as many as the broker takes."""
+    """Send frames of 100 messages, pipelined, as fast as the broker takes them."""
     async with quiet(LoadRun(bench, "batch100", 100, 20_000)) as line:
         await line.open()
         count, elapsed, cpu_us = await line.run(bench.seconds, "batch100")
@@ -337,7 +339,7 @@ async def batch100(bench: Bench) -> Figures:
 
 
 async def single(bench: Bench) -> Figures:
-    """One message a frame, many in flight, as many as the broker takes."""
+    """Send one message a frame, many in flight, as fast as the broker takes them."""
     async with quiet(LoadRun(bench, "single", 1, 4_000)) as line:
         await line.open()
         count, elapsed, cpu_us = await line.run(bench.seconds, "single")
@@ -348,8 +350,8 @@ async def single(bench: Bench) -> Figures:
 
 
 async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
-    """So many messages a second on a fixed schedule, one a frame. The latency of a message counts
-    from the moment at which it was due, however late we or the broker were: no coordinated
+    """Send `rate` messages a second on a fixed schedule, one a frame. A message's latency counts
+    from its scheduled time, however late this process or the broker was, so there is no coordinated
     omission."""
     async with quiet(LoadRun(bench, "open10k", 1, 1 << 30)) as line:
         await line.open()
@@ -364,7 +366,7 @@ async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
                 while sent < min(due, until):
                     producer = line.producers[sent % PRODUCERS]
                     if producer.unanswered >= BEHIND_MAX:
-                        break  # seconds behind: it goes later, and its latency still counts
+                        break  # seconds late: it is sent later, and its latency still counts
                     at = stamp(began_ns + sent * 1_000_000_000 // rate)
                     producer.publish(at)
                     sent += 1
@@ -414,8 +416,8 @@ def _check_all(clients: Sequence[Party]) -> None:
 
 
 async def fanout5k(bench: Bench) -> Figures:
-    """One message at a time to 5,000 readers of one queue; the next one a moment after the last
-    reader has it. CPU and rate are per recipient."""
+    """Send one message at a time to 5,000 readers of one queue. The next one follows FAN_PAUSE_S
+    after the last reader has the previous one. CPU and rate are per recipient."""
     await bench.adapter.feed("fanout5k")
     latency, given = Histogram(), 0
     all_given = asyncio.Event()
@@ -467,7 +469,7 @@ async def fanout5k(bench: Bench) -> Figures:
 
 
 async def idle(bench: Bench) -> Figures:
-    """Resident memory of the server per connection that said hello and holds one reader."""
+    """Measure the server's resident memory per connection that said hello and holds one reader."""
     if bench.server is None:
         raise LoadFailed("idle needs the server's pid (--pid)")
     await bench.adapter.feed("idle")
@@ -495,13 +497,14 @@ async def idle(bench: Bench) -> Figures:
 
 
 async def backlog(bench: Bench) -> Figures:
-    """The cost of a message (published, pushed, acked) with none and with a million waiting in
-    front of it: the same load, once live, once with consumers that read through a backlog."""
+    """Measure the cost of a message (published, pushed, acked) with none and with a million waiting
+    ahead of it. The same load runs once live, and once with consumers that read through a
+    backlog."""
     async with quiet(LoadRun(bench, "backlog0", 100, 20_000)) as line:
         await line.open()
         _, _, live_us = await line.run(bench.seconds, "backlog, none waiting")
         await line.drain()
-    # Beside what another queue brought just now a fill as fast as can be is a flood, and refused.
+    # Filling at full speed beside another queue's recent messages would be a flood, and refused.
     await asyncio.sleep(APART_S)
     async with quiet(LoadRun(bench, "backlog1m", 100, bench.backlog)) as line:
         await line.open(consumers=0)

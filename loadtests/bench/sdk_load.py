@@ -1,9 +1,9 @@
 """The scenario sdk100: batch100 through the public interface of the Python SDK.
 
-Clients of a hundred tasks each that do nothing but `await client.publish(...)`, in a process of
-their own as a user's producers are; four consumers, each an `async for` that acks. What the SDK
-makes of it (one frame a turn, acks as ranges) is what is measured. A hundred tasks have at most a
-hundred messages in flight, so one client alone waits for the disk most of the time.
+The producers are clients of a hundred tasks each that only `await client.publish(...)`. They run in
+a process of their own, as a user's producers do. Four consumers each ack in an `async for`. The
+measurement shows how the SDK merges these calls (one frame a turn, acks as ranges). A hundred tasks
+have at most a hundred messages in flight, so a single client mostly waits for the disk.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from loadtests.histogram import Histogram
 
 CLIENTS: Final = 100
 TASKS: Final = 100
-"""Of each producing client."""
+"""Number of tasks of each producing client."""
 QUEUE: Final = "sdk100"
 BODY_BYTES: Final = 256
 KEYS: Final = 1000
 SETTLING: Final = 40_000
-"""Messages before anything is measured: the first ones of each partition are marked one by one,
-because a consumer that died may have held them (R19)."""
+"""Number of messages before the measurement begins. The first messages of each partition are marked
+one by one, because a consumer that died may have held them (R19)."""
 _TAIL: Final = "x" * (BODY_BYTES - 26)
 
 
 class _Counts:
-    """What the consumers have seen."""
+    """Counts and latencies over all consumers."""
 
     def __init__(self) -> None:
         self.settled = 0
@@ -54,7 +54,7 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Load:
-    """What the producers' process is to do."""
+    """The parameters of the producers' process."""
 
     url: str
     token: str | None
@@ -71,8 +71,8 @@ class _Run:
 
 
 async def sdk100(bench: Bench) -> Figures:
-    """As batch100, with `await client.publish` and `async for`: once by a single client, and once
-    by as many as have about as much in flight as batch100."""
+    """Run batch100 with `await client.publish` and `async for`: once with a single client, and once
+    with as many as have about as much in flight as batch100."""
     one = await _run(bench, f"{QUEUE}-one", 1)
     many = await _run(bench, QUEUE, CLIENTS)
     figures = Figures(many.rate, many.latency, many.cpu_us)
@@ -157,7 +157,7 @@ async def _consume(client: tocsin.Client, queue: str, counts: _Counts) -> None:
             counts.settled += 1
             if message.attempt > 1:
                 counts.redelivered += 1
-            if not counts.settled % 64:  # a sample: decoding each body would be the benchmark
+            if not counts.settled % 64:  # a sample: decoding each body would dominate the benchmark
                 due_ns = int(message.body[:24])
                 counts.latency.record(time.monotonic_ns() - due_ns, 1)
 
@@ -184,7 +184,7 @@ def _produce_all(load: _Load, stop: Event, published: "Synchronized[int]") -> No
 
 
 async def _produce(client: tocsin.Client, queue: str, place: int, stop: Event) -> int:
-    """One task: publish, await, again; how many."""
+    """Publish and await, repeatedly, until `stop`; return the number of messages."""
     count = 0
     while count % 64 or not stop.is_set():  # asking another process costs a system call
         body = f"{time.monotonic_ns():024d}{_TAIL}"
