@@ -24,7 +24,7 @@ class Axis:
         if log:
             low, high = max(low, 1e-3), max(high, 1e-3)
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
-        if high <= low or (high - low) / _TICKS < sys.float_info.min:  # which have no logarithm
+        if high <= low or (high - low) / _TICKS < sys.float_info.min:  # they have no logarithm
             high = low * 10 if log else low + 1
         self.low, self.high = low, high
         self._first, self._last = first, last

@@ -148,7 +148,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is for us: we stop it in our own order
+                start_new_session=True,  # a Ctrl-C is for this process, which ends the broker
             )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:

@@ -1,1 +1,1 @@
-"""The mix of `make load`: Locust users with ledgers, what they found, and whether that will do."""
+"""The mix of `make load`: Locust users with ledgers, their findings, and the verdict on them."""

@@ -78,7 +78,7 @@ them: tocsin admin delete-queue.
 
 
 class NotRun(click.ClickException):
-    """There is nothing to judge."""
+    """The load could not be made, so there is nothing to judge."""
 
     exit_code = NOT_RUN
 
@@ -184,7 +184,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Server | None]]:
-    """The plan with its brokers, and the one of our own; gone in the end."""
+    """Yield the plan with its brokers' addresses, and the broker of our own, if any, which is
+    removed in the end."""
     raise_file_limit(drawn.users * 2 + FILES_SPARE)
     if drawn.urls:
         yield drawn, None
@@ -202,7 +203,7 @@ def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Server | None]]:
 
 
 def _again(folder: Path) -> tuple[plan.Plan, Found]:
-    """What a run has kept."""
+    """Judge again the files that a run has kept."""
     drawn = plan.read(folder / coordination.PLAN)
     paths = sorted(folder.glob("ledger-*.json"))
     if len(paths) != drawn.processes:

@@ -1,8 +1,8 @@
-"""Frames and requests, as blocking calls of the users of the mix and of their launcher.
+"""Frames and requests, as blocking calls of the mix's users and of their launcher.
 
-`Frame` is any frame of the broker as far as users care. `Http` is a plain connection for requests;
-whatever ends, ends with `Gone`. The launcher imports this module, so it needs neither Locust nor
-a library for WebSockets.
+`Frame` is any frame of the broker, as far as users need its fields. `Http` is a plain connection
+for requests. Every failure of a connection is a `Gone`. The launcher imports this module, so it
+needs neither Locust nor a library for WebSockets.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from loadtests.clients.wire import offsets_of
 
 
 class Failure(msgspec.Struct, gc=False):
-    """Why one message of a publish was not stored."""
+    """The reason why one message of a publish was not stored."""
 
     code: str
     detail: str = ""
@@ -33,7 +33,7 @@ class Given(msgspec.Struct, gc=False):
 
 
 class Verdict(msgspec.Struct, gc=False):
-    """Where a reader goes on in a partition."""
+    """The place at which a reader continues in a partition."""
 
     partition: int
     generation: int = 1
@@ -42,7 +42,7 @@ class Verdict(msgspec.Struct, gc=False):
 
 
 class Frame(msgspec.Struct, gc=False):
-    """Any frame of the broker; what a kind does not have stays at its default."""
+    """Any frame of the broker. Fields that its type does not have keep their defaults."""
 
     type: str
     ref: int | None = None
@@ -69,7 +69,7 @@ class Frame(msgspec.Struct, gc=False):
 
     @property
     def places(self) -> Sequence[int]:
-        """The offsets of a push's messages to a consumer."""
+        """Return the offsets of a push's messages to a consumer."""
         return offsets_of(self.offset, len(self.messages), self.skips)
 
 
@@ -79,7 +79,7 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(message: bytes) -> list[Frame]:
-    """The frames of one message. Raises msgspec.DecodeError."""
+    """Return the frames of one message. Raises msgspec.DecodeError."""
     return _FRAMES.decode(message) if message[:1] == b"[" else [_FRAME.decode(message)]
 
 
@@ -88,20 +88,20 @@ _REASON_CHARS: Final = 80
 
 
 class Gone(ConnectionError):
-    """The connection has ended, or the session with it: come back.
+    """The connection has ended, or the session with it; connect again.
 
-    `reason` says why in words that are the same each time, without ports, paths and numbers: a
-    table that counts failures by their reason has a row for each of them.
+    `reason` says why in words that are the same each time, without ports, paths and numbers. A
+    table that counts failures by their reason has a row for each reason.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
-        """Without `reason` the text is one."""
+        """Without `reason`, the text is the reason."""
         super().__init__(text)
         self.reason = reason or text
 
 
 def reason(error: Exception) -> str:
-    """Why a connection failed, for `Gone`."""
+    """Return why a connection failed, for `Gone`."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, http.client.RemoteDisconnected):
@@ -112,7 +112,8 @@ def reason(error: Exception) -> str:
 
 
 class Http:
-    """One keep-alive connection, opened anew when it has broken. One request at a time."""
+    """One keep-alive connection, which is opened anew after it has broken. It carries one request
+    at a time."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """`url`: http://host:port of a broker."""
@@ -126,10 +127,12 @@ class Http:
     def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        """(status, body). Raises Gone: there is no answer, and whether it was done is unknown.
+        """Send a request and return (status, body). Raises Gone when no answer came; whether the
+        broker did it is unknown then.
 
-        A connection that stood idle may have been closed meanwhile: what was sent into it is sent
-        again over a new one. Nothing here does anything twice that is said twice (ids, numbers).
+        An idle connection may have been closed meanwhile. A request that met this is sent again
+        over a new connection. The mix repeats only requests whose ids or numbers make them count
+        once.
         """
         data = None if body is None else encode(body)
         was_open = self._connection.sock is not None
@@ -160,8 +163,8 @@ class Http:
     def call(
         self, method: str, path: str, body: object = None, *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> dict[str, object]:
-        """As request, of JSON. Raises RuntimeError with the broker's words for a status of 400 or
-        above, and Gone."""
+        """Send a request and return the JSON of the answer. Raises RuntimeError with the broker's
+        words for a status of 400 or above, and Gone."""
         status, answer = self.request(method, path, body, timeout_s=timeout_s)
         if status >= 400:
             text = answer.decode(errors="replace")
@@ -170,5 +173,5 @@ class Http:
         return found
 
     def close(self) -> None:
-        """Close; the next request opens a connection."""
+        """Close; the next request opens a new connection."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Users who are given messages: consumers of a group, over either transport, and readers."""
+"""Users that receive messages: consumers of a group, over either transport, and readers."""
 
 import contextlib
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from loadtests.mix.transports import MakeTransport, Socket
 
 CREDIT: Final = 200
 CREDIT_SLOW: Final = 8
-"""Of a slow consumer: what it was given waits for it within its lease."""
+"""Credit of a slow consumer: its messages wait at it within their leases."""
 NACK_CHANCE: Final = 0.005
 NACK_DELAY_S: Final = 0.05
 WAVES: Final = 2
-"""A push is acked in so many acks, each of messages by chance."""
+"""Number of acks for one push, each for randomly chosen messages."""
 LEAVE_NS: Final = NS
 """The longest that a consumer that leaves waits for answers."""
 _AGAIN_S: Final = 0.2
-"""Before an ack that was refused is said again."""
+"""Pause before a refused ack is repeated, unless the broker names one."""
 
 
 @dataclass(slots=True)
@@ -30,18 +30,19 @@ class _Held:
     """A delivery that has not ended."""
 
     stamp: Stamp | None
-    """None: a message that is none of ours."""
+    """None: a message that no user of the mix made."""
     key: str | None
     given_ns: int = 0
     asked: int = 0
-    """The ref of the ack or nack that its end waits for; 0: none."""
+    """The ref of the ack or nack whose answer ends it; 0: none."""
     is_returned: bool = False
-    """It was nacked: what comes of it now is another delivery."""
+    """Whether it was nacked. The message's next arrival is another delivery then."""
 
 
 class Consumer(Session):
-    """A member of its role's group: acks what it is given, in random order, each ack confirmed;
-    returns one in NACK_CHANCE, and keeps that one's key closed until it is answered (R17)."""
+    """A member of its role's group. It acks each message in random order, and waits for
+    confirmation. It returns messages with probability NACK_CHANCE, and keeps the key of a returned
+    one closed until the answer (R17)."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class Consumer(Session):
         work_s: float = 0.0,
         nack_chance: float = NACK_CHANCE,
     ) -> None:
-        """`work_s`: what it takes over each message; `nack_chance`: that it returns one."""
+        """`work_s`: time that it takes over each message; `nack_chance`: probability that it
+        returns one."""
         super().__init__(context, role, transport, context.queue(role))
         self._group = role_of(self.queue)
         self._work_s = work_s
@@ -66,7 +68,8 @@ class Consumer(Session):
         self._held: dict[Place, _Held] = {}
         self._asked: dict[int, list[Place]] = {}
         self._nacks: dict[int, _Held] = {}
-        """ref → what it returns: its key is closed until the answer, or until it comes again."""
+        """Ref → the returned delivery. Its key is closed until the answer, or until it comes
+        again."""
 
     def subscribe(self) -> None:
         """Join the group."""
@@ -77,11 +80,12 @@ class Consumer(Session):
         )  # fmt: skip
 
     def began(self, answer: Frame) -> None:
-        """Note who came first: a group knows itself where it goes on."""
+        """Note when the queue first had a consumer. A group itself knows where it continues."""
         self.context.joined(self.queue)
 
     def lost(self, *, asked: bool = False) -> None:
-        """What was held has returned; an ack that was not answered may have counted or not."""
+        """Forget the held deliveries, which have returned to the queue. An unanswered ack may have
+        counted or not."""
         super().lost(asked=asked)
         self._stream.left()
         self._held.clear()
@@ -89,7 +93,8 @@ class Consumer(Session):
         self._nacks.clear()
 
     def close(self) -> None:
-        """Hear the answers to what was said, then leave. What still comes is given to nobody."""
+        """Wait for the answers to acks and nacks, then leave. Messages that arrive meanwhile are
+        not worked on."""
         self._is_leaving = True
         deadline_ns = self.context.now_ns() + LEAVE_NS
         with contextlib.suppress(Gone):
@@ -99,7 +104,6 @@ class Consumer(Session):
         self.lost()
 
     def heard(self, frames: list[Frame]) -> None:
-        """As Session has it."""
         for frame in frames:
             if frame.type == "push":
                 self._pushed(frame)
@@ -116,7 +120,7 @@ class Consumer(Session):
                 raise Gone(f"{frame.code}: {frame.detail}", frame.code)
         self._grant()
 
-    # --- what is given
+    # --- deliveries
 
     def _pushed(self, frame: Frame) -> None:
         now_ns, context = self.context.now_ns(), self.context
@@ -132,15 +136,16 @@ class Consumer(Session):
         self._work(fresh)
 
     def _is_open(self, key: str | None, stamp: Stamp | None) -> bool:
-        """Whether a message of this key may be worked on: none that it returned awaits its answer,
-        or this is that very message, which has come again before it."""
+        """Whether a message of this key may be worked on. It may if no returned message of the key
+        awaits its answer, or if this is that message, which came again before the answer."""
         for ref, returned in list(self._nacks.items()):
             if returned.key == key and returned.stamp == stamp:
                 del self._nacks[ref]
         return all(returned.key != key for returned in self._nacks.values())
 
     def _work(self, fresh: list[Place]) -> None:
-        """Handle them, then settle them; of a key behind one that is returned, nothing."""
+        """Handle messages, then settle them. After a returned message, none of its key is
+        settled."""
         random = self.context.random
         done: list[Place] = []
         closed: set[str | None] = set()
@@ -169,7 +174,8 @@ class Consumer(Session):
         self.say({"type": "ack", "ref": ref, "subscription": 1, "deliveries": delivery_list(some)})
 
     def _nack(self, place: Place) -> None:
-        """Return it: that ends the delivery for us, whenever the broker hears of it."""
+        """Return a delivery. For this consumer it has ended, whenever the broker receives the
+        nack."""
         ref, held = self.ref(), self._held[place]
         self._asked[ref] = [place]
         self._nacks[ref] = held
@@ -184,11 +190,11 @@ class Consumer(Session):
             }
         )  # fmt: skip
 
-    # --- what becomes of it
+    # --- the end of deliveries
 
     def _answered(self, ref: int, frame: Frame) -> None:
-        """The answer to an ack or a nack. An ack that was refused is said again; an unknown one is
-        over: what it named comes again, or has counted."""
+        """Handle the answer to an ack or a nack. A refused ack is repeated if the answer allows a
+        retry. After the code `unknown` it is not: each message comes again, or has counted."""
         some = self._asked.pop(ref)
         self._nacks.pop(ref, None)
         left = [place for place in some if place in self._held]
@@ -212,8 +218,8 @@ class Consumer(Session):
             self._end(place, settled=not was_nack and place not in gone)
 
     def _revoked(self, place: Place) -> None:
-        """It may come again, also before the answer to an ack that is on its way: that may count
-        all the same (R21), and its answer tells."""
+        """Handle a revoked delivery. It may come again, even before the answer to an ack on its
+        way. That ack may still count (R21), and its answer decides."""
         held = self._held.get(place)
         if held is not None and not held.asked:
             self._end(place, settled=False)
@@ -231,7 +237,7 @@ class Consumer(Session):
             self._stream.ended(held.stamp)
 
     def _grant(self) -> None:
-        """Anew for what has ended (R25)."""
+        """Grant new credit for deliveries that have ended (R25)."""
         if self._ended * 4 >= self._credit and self.transport is not None:
             self._granted += self._ended
             self._ended = 0
@@ -239,13 +245,13 @@ class Consumer(Session):
 
 
 class Reader(Session):
-    """Reads one key of a queue from the start, and goes on by its position."""
+    """A reader of one key of a queue from the start. It continues by its position."""
 
     def __init__(
         self, context: ProcessContext, role: str = "reader", transport: MakeTransport = Socket, *,
         is_whole: bool = True,
     ) -> None:  # fmt: skip
-        """`is_whole`: it stays until the run is over, and is to have everything of its key."""
+        """`is_whole`: it stays until the run is over, and must receive every message of its key."""
         super().__init__(context, role, transport, context.random.choice(context.plan.all_queues))
         self._key = f"k{context.random.randrange(context.plan.keys):04d}"
         name = f"{self.queue}//{self.name}"
@@ -253,12 +259,12 @@ class Reader(Session):
         self._stream = Stream(context.ledger, name, role, settles=False)
         self._queue_id = ""
         self._position: dict[str, list[int]] = {}
-        """Partition → generation of its log, next offset."""
+        """Partition → [generation of its log, next offset]."""
         self._granted = self._since = 0
         self._began_ns = 0
 
     def subscribe(self) -> None:
-        """From the start, or from where it was."""
+        """Subscribe from the start, or from its position."""
         self._granted, self._since = CREDIT, 0
         where: dict[str, object] = {"start": "earliest"}
         if self._queue_id:
@@ -273,7 +279,8 @@ class Reader(Session):
         )  # fmt: skip
 
     def began(self, answer: Frame) -> None:
-        """What was there before is no news, and its age is not the broker's latency."""
+        """Take over the positions. The age of messages published before now is not the broker's
+        latency."""
         self._began_ns = self.context.now_ns()
         self._queue_id = answer.queue_id
         for one in answer.positions:
@@ -283,7 +290,6 @@ class Reader(Session):
                 self._stream.invented(f"a position of this run is answered {one.verdict}")
 
     def heard(self, frames: list[Frame]) -> None:
-        """As Session has it."""
         for frame in frames:
             if frame.type == "push":
                 self._pushed(frame)

@@ -1,10 +1,10 @@
-"""What launcher and processes of a run tell each other, over files in the run's folder.
+"""Communication between the launcher and the processes of a run, over files in the run's folder.
 
-Locust's own messages end with its users: who drains has to go on when publishing is over, and a
-ledger is to be whole before anything is torn down. A file that is replaced is seen whole or not.
+Locust's own messages end with its users. But consumers must go on draining when publishing is over,
+and a ledger must be complete before anything is torn down. A file is replaced atomically.
 
-`Locusts` are Locust's processes of one run: a master that deals users out, and workers that are
-them. Each worker writes its ledger into a file in the end; the launcher reads and judges them.
+`Locusts` are Locust's processes of one run: a master that assigns users, and workers that run them.
+Each worker writes its ledger into a file in the end. The launcher reads and judges them.
 """
 
 import os
@@ -31,34 +31,35 @@ Name = Literal["ramp", "measure", "drain", "over"]
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Where the run is. From `drain` on nothing new is published, from `over` on nothing counts."""
+    """The phase of the run. From `drain` on nothing new is published, from `over` on nothing
+    counts."""
 
     name: Name = "ramp"
     since_ns: int = 0
-    """When measuring began."""
+    """The time at which measuring began."""
     is_drained: bool = False
-    """Of `over`: nothing was left for anybody."""
+    """In `over`: whether no message was left unsettled."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far one process is."""
+    """The progress of one process."""
 
     users: dict[str, int]
-    """Of each of Locust's classes."""
+    """Number of users of each of Locust's classes."""
     certified: int
     given: int
     unanswered: int
-    """Publishes that have no last answer yet."""
+    """Number of publishes that have no last answer yet."""
     violations: int
     p99_ms: float
     given_at_ns: int
-    """When anything was given last."""
+    """The time of the last delivery."""
     error: str = ""
-    """What ended one of its users, in words."""
+    """The error that ended one of its users, in words; empty if none."""
 
     @property
     def standing(self) -> int:
-        """Users, all together."""
+        """Number of users of all classes."""
         return sum(self.users.values())
 
 
@@ -69,12 +70,12 @@ def _put(path: Path, what: msgspec.Struct) -> None:
 
 
 def tell(folder: Path, phase: Phase) -> None:
-    """The launcher says where the run is."""
+    """Write the run's phase, as the launcher."""
     _put(folder / _PHASE, phase)
 
 
 def phase(folder: Path) -> Phase:
-    """Where it is; the ramp before anything was said."""
+    """Read the run's phase; the ramp before any was written."""
     try:
         return msgspec.json.decode((folder / _PHASE).read_bytes(), type=Phase)
     except FileNotFoundError:
@@ -82,12 +83,12 @@ def phase(folder: Path) -> Phase:
 
 
 def report(folder: Path, process: int, progress: Progress) -> None:
-    """A process says how far it is."""
+    """Write the progress of a process."""
     _put(folder / _PROGRESS.format(process), progress)
 
 
 def progress(folder: Path, processes: int) -> list[Progress]:
-    """What the processes have said last; those that have said nothing are left out."""
+    """Return the latest progress of each process; processes that have written none are left out."""
     found = []
     for process in range(processes):
         try:
@@ -100,7 +101,7 @@ def progress(folder: Path, processes: int) -> list[Progress]:
 
 FOLDER: Final = "TOCSIN_LOAD_FOLDER"
 PROCESS: Final = "TOCSIN_LOAD_PROCESS"
-"""Variables by which a worker knows what it is; the locustfile reads them."""
+"""Variables that tell a worker its folder and its number; the locustfile reads them."""
 CLASSES: Final = {
     "websocket": "WebSocketPublisher",
     "rest": "RestPublisher",
@@ -111,7 +112,7 @@ CLASSES: Final = {
     "storm": "ReconnectStorm",
     "day": "MixedDay",
 }
-"""What the locustfile calls the user of each role."""
+"""The locustfile's class for each role."""
 _ROOT: Final = Path(__file__).parent.parent.parent
 _LOCUSTFILE: Final = Path(__file__).with_name("locustfile.py")
 _END_S: Final = 15.0
@@ -119,14 +120,14 @@ _LOG_LINES: Final = 20
 
 
 class LoadBroke(RuntimeError):
-    """The load itself could not be made, or ended; nothing was found out about the broker."""
+    """The load itself could not be made, or ended. The run says nothing about the broker."""
 
 
 class Locusts:
-    """One master and the plan's workers, on this machine. As a context: all are gone at its end."""
+    """One master and the plan's workers, on this machine. Leaving its context ends them all."""
 
     def __init__(self, plan: Plan, folder: Path, token: str | None) -> None:
-        """`folder`: of the run; the plan's file is in it. Logs go there as well."""
+        """`folder`: the run's folder, which holds the plan's file. Logs are written there too."""
         self._plan = plan
         self._folder = folder
         self._environment = os.environ | {
@@ -139,7 +140,7 @@ class Locusts:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Locusts":
-        """Start them; the users begin when all workers are there."""
+        """Start the processes; the users begin when all workers have connected."""
         plan, port = self._plan, free_port()
         per_s = max(1.0, plan.users / max(plan.ramp_s, 0.1))
         try:
@@ -169,11 +170,11 @@ class Locusts:
                     "--loglevel", "WARNING", *arguments, *names,
                 ],
                 env=self._environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,  # a Ctrl-C is for us: we stop them in our own order
+                start_new_session=True,  # a Ctrl-C is for this process, which stops them
             )  # fmt: skip
 
     def check(self) -> None:
-        """Raise LoadBroke if any of them has ended, with the end of its log."""
+        """Raise LoadBroke, with the end of its log, if any process has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 log = (self._folder / f"{name}.log").read_text(errors="replace")
@@ -181,7 +182,7 @@ class Locusts:
                 raise LoadBroke(f"Locust's {name} ended with {process.returncode}:\n{tail}")
 
     def ledgers(self) -> list[Path]:
-        """The ledgers of all workers; those that are not there yet are left out."""
+        """Return the ledgers' files of all workers; those not yet written are left out."""
         places = [self._folder / LEDGER.format(number) for number in range(self._plan.processes)]
         return [place for place in places if place.exists()]
 
@@ -189,7 +190,7 @@ class Locusts:
         self.stop()
 
     def stop(self) -> None:
-        """End them, the master first; by force what has not ended within _END_S."""
+        """End the processes, the master first; kill any that has not ended within _END_S."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -254,7 +255,7 @@ def _full(flat: _Histogram) -> Histogram:
 
 
 def write_ledger(ledger: Ledger, path: Path) -> None:
-    """Put a ledger into a file, whole or not at all."""
+    """Write a ledger into a file, atomically."""
     book = _Book(
         SCHEMA,
         {
@@ -289,10 +290,11 @@ def write_ledger(ledger: Ledger, path: Path) -> None:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """The ledger of a file.
+    """Read a ledger from a file.
 
     Raises:
-        ValueError: it is damaged, or of another schema; OSError.
+        ValueError: the file is damaged, or of another schema.
+        OSError: the file cannot be read.
     """
     try:
         book = _DECODE(path.read_bytes())

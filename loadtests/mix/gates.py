@@ -1,9 +1,9 @@
-"""What a run must reach: `p99_ms<=50`, `lost=0`. Judged by exit code. Pure.
+"""Gates that a run must keep, such as `p99_ms<=50` or `lost=0`. The exit code is the verdict. Pure.
 
-A gate names a figure, says how it is compared, and with what. A figure that the run does not have
-fails its gate: who mistypes a name must not be told that all is well.
+A gate names a figure, a comparison and a bound. A figure that the run does not have fails its gate,
+so that a mistyped name does not pass.
 
-`figures` makes the figures of a run, by the names that gates and reports know them by.
+`figures` makes the figures of a run, under the names that gates and reports use.
 """
 
 import operator
@@ -29,14 +29,14 @@ _WRITTEN: Final = re.compile(
 
 ALWAYS: Final = ("lost=0", "invented=0", "altered=0", "refused_given=0", "order=0", "repeated=0",
                  "settled_twice=0", "unknown=0", "user_errors=0", "drained=1")  # fmt: skip
-"""What every run is held to: no setting makes a loss acceptable."""
+"""Gates of every run: no option makes a loss acceptable."""
 USUAL: Final = ("delivery_p99_ms<=250", "receipt_p99_ms<=250", "outages=0")
-"""Unless others are given. On the machine of the load itself, generator included: whoever has
-more machines asks for more."""
+"""Gates when no others are given. They suit one machine that also runs the load; with more
+machines, stricter ones are possible."""
 
 
 class NoGate(ValueError):
-    """A text that is none; says what one looks like."""
+    """A text that is no gate; the error shows an example."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Judged:
-    """A gate, and what the run had; None: it has no such figure."""
+    """A gate and the run's figure; None if the run has no such figure."""
 
     gate: Gate
     found: float | None
@@ -69,7 +69,7 @@ class Judged:
 
 
 def gate(text: str) -> Gate:
-    """Read one. Raises NoGate."""
+    """Parse a gate. Raises NoGate."""
     match = _WRITTEN.fullmatch(text)
     if match is None:
         raise NoGate(f"{text!r} is no gate: write one as delivery_p99_ms<=50 or lost=0")
@@ -77,14 +77,14 @@ def gate(text: str) -> Gate:
 
 
 def gates(texts: Iterable[str]) -> list[Gate]:
-    """Those that are asked for, or the usual ones; and in any case those of ALWAYS, which come
-    first and cannot be loosened: a gate of one's own on such a figure is judged besides."""
+    """Return the gates of ALWAYS, then those in `texts`, or the usual ones. A gate in `texts` on a
+    figure of ALWAYS is judged in addition, so it cannot loosen them."""
     asked = [gate(text) for text in texts] or [gate(text) for text in USUAL]
     return [*(gate(text) for text in ALWAYS), *asked]
 
 
 def held(wanted: Iterable[Gate], figures: Mapping[str, float]) -> list[Judged]:
-    """What becomes of each."""
+    """Judge each gate."""
     return [Judged(one, figures.get(one.figure)) for one in wanted]
 
 
@@ -97,7 +97,8 @@ _COUNTS: Final = (
 
 
 def percentiles(histogram: Histogram) -> dict[str, float]:
-    """Milliseconds by name, and the greatest; nothing where nothing was measured."""
+    """Return percentiles and the maximum in milliseconds, by name; empty when nothing was
+    measured."""
     if not histogram.count:
         return {}
     found = {
@@ -108,11 +109,11 @@ def percentiles(histogram: Histogram) -> dict[str, float]:
 
 
 def figures(outcome: Outcome, *, seconds: float) -> dict[str, float]:
-    """All of them: `lost`, `certified_per_s`, `delivery_p99_ms`, `delivery_worker_p99_ms`, …
+    """Return all figures: `lost`, `certified_per_s`, `delivery_p99_ms`, `delivery_worker_p99_ms`, …
 
-    `seconds`: how long was measured. Rates are of what was due then. The latencies under `receipt`
-    and `delivery` are those of all ways together, except that who is slow on purpose does not count
-    into `delivery`.
+    `seconds` is the measured duration. Rates count messages that were due in it. The latencies
+    under `receipt` and `delivery` combine all ways, except that `delivery` leaves out users that
+    are slow on purpose.
     """
     found: dict[str, float] = {kind: outcome.violations[kind] for kind in KINDS}
     found["drained"] = int(outcome.is_drained)
@@ -133,6 +134,6 @@ def figures(outcome: Outcome, *, seconds: float) -> dict[str, float]:
 
 
 def is_slow(what: str) -> bool:
-    """Whether a latency is that of users who keep their messages waiting: slow ones, and those that
-    are away for a while. Their messages wait in the log, as they should."""
+    """Whether a latency belongs to users that keep their messages waiting: slow ones, and those
+    that are away for a while. Their messages wait in the log, as they should."""
     return what.removeprefix("delivery ") in {"slow", "storm", "day"}

@@ -1,4 +1,4 @@
-"""What the ledgers of all processes say together: was anything lost, invented, repeated? Pure."""
+"""The verdict on the ledgers of all processes: was anything lost, invented, repeated? Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,12 +9,13 @@ from loadtests.mix.ledger import KINDS, Ledger, Sent, Series, Spans, Subscriber,
 
 
 class Outcome(Violations):
-    """The ledgers of a run as one, and what is wrong with them."""
+    """The merged ledgers of a run, and their violations."""
 
     def __init__(self) -> None:
         super().__init__(KINDS)
         self.is_drained = False
-        """All groups had settled everything before the users left: what is missing is lost."""
+        """Whether all groups had settled everything before the users left. Only then is a missing
+        message lost."""
         self.sent: dict[str, dict[str, Sent]] = {}
         self.subscribers: dict[str, Subscriber] = {}
         self.counts: Counter[str] = Counter()
@@ -23,12 +24,13 @@ class Outcome(Violations):
 
     @property
     def ok(self) -> bool:
-        """No violation, and nothing left that could hide one."""
+        """Whether nothing is violated, and nothing was left undrained that could hide a
+        violation."""
         return self.is_drained and not self.violations
 
     @property
     def unknown(self) -> int:
-        """Messages that were sent, and neither certified nor refused."""
+        """Number of messages that were sent, and neither certified nor refused."""
         return sum(
             row.offered - len(row.certified) - len(row.refused)
             for lines in self.sent.values()
@@ -36,7 +38,7 @@ class Outcome(Violations):
         )
 
     def latency(self, prefix: str) -> Histogram:
-        """Of all that was measured under names that begin so."""
+        """Return the merged latencies whose names begin with `prefix`."""
         together = Histogram()
         for name, histogram in self.latencies.items():
             if name.startswith(prefix):
@@ -45,7 +47,7 @@ class Outcome(Violations):
 
 
 def judge(ledgers: Iterable[Ledger], *, drained: bool) -> Outcome:
-    """The outcome of a run. `drained`: see Outcome.is_drained; else nothing is called lost."""
+    """Judge a run. Without `drained` (see Outcome.is_drained) no message counts as lost."""
     outcome = Outcome()
     outcome.is_drained = drained
     for ledger in ledgers:
@@ -82,7 +84,8 @@ def _add(outcome: Outcome, ledger: Ledger) -> None:
 
 
 def _add_sent(lines: dict[str, Sent], line: str, row: Sent) -> None:
-    """A line has one publisher, and so one process: what two have of it would be two runs."""
+    """Merge one line. A line has one publisher, and so one process; two processes with the same
+    line would be two runs."""
     known = lines.setdefault(line, Sent())
     known.offered = max(known.offered, row.offered)
     known.certified = known.certified.either(row.certified)
@@ -90,7 +93,7 @@ def _add_sent(lines: dict[str, Sent], line: str, row: Sent) -> None:
 
 
 def _given(outcome: Outcome, name: str, subscriber: Subscriber, sent: dict[str, Sent]) -> None:
-    """What was given was sent, and was not refused."""
+    """Check that each message given was sent, and was not refused."""
     for line, taken in subscriber.lines.items():
         row = sent.get(line, Sent())
         offered = Spans([(1, row.offered)] if row.offered else [])

@@ -1,14 +1,14 @@
-"""What the users of one process have sent, were told and were given, line by line. Pure.
+"""The messages that the users of one process sent, received and settled, line by line. Pure.
 
-A process keeps one Ledger. What a single session can know is judged at once: a message that comes
-again although it is held or settled, one that comes behind a later one of its line. What only all
-of them together know (loss, what nobody sent, what two processes settled) is judged from the
-ledgers of all processes at the end: `loadtests.mix.judge`.
+A process keeps one Ledger. Some violations are visible to a single session and are judged at once:
+a message that comes again although it is held or settled, or one that comes after a later one of
+its line. Others need all ledgers (a loss, a message that no user sent, a message that two processes
+settled). `loadtests.mix.judge` judges these at the end.
 
-A message names itself by its stamp, so that whoever is given it knows what it was. All messages
-that one publisher sends under one key are a **line**, numbered from 1: `3f.12/k007`. A number that
-is missing is a loss, one that comes twice a repetition, one that comes behind a larger one an
-inversion; and the sets that say so are ranges, which cost nothing while all is well.
+Each message's stamp says which message it is. All messages that one publisher sends under one key
+are a **line**, numbered from 1: `3f.12/k007`. A missing number is a loss, a repeated one a
+repetition, one after a larger one an inversion. The sets of numbers are ranges, which stay small in
+a run without faults.
 """
 
 import zlib
@@ -24,7 +24,8 @@ from loadtests.checker.verdict import Violations
 from loadtests.histogram import Histogram
 
 SLOT_S: Final = 5
-"""A run of five minutes has 60 points, of which each rests on thousands of messages."""
+"""Seconds of one point of a plot. A run of five minutes has 60 points, each from thousands of
+messages."""
 _SLOT_NS: Final = SLOT_S * 1_000_000_000
 
 
@@ -35,27 +36,28 @@ class Series:
         self.slots: dict[int, Histogram] = {}
 
     def record(self, at_ns: int, value: int) -> None:
-        """At a time since the run's beginning; what was before it counts as its beginning."""
+        """Record a duration at a time since the run began; an earlier time counts as the
+        beginning."""
         slot = max(0, at_ns // _SLOT_NS)
         if slot not in self.slots:
             self.slots[slot] = Histogram()
         self.slots[slot].record(value)
 
     def add(self, other: "Series") -> None:
-        """Take over what another one has."""
+        """Add the durations of another series."""
         for slot, histogram in other.slots.items():
             self.slots.setdefault(slot, Histogram()).add(histogram)
 
     def points(self, percent: float) -> list[tuple[float, float]]:
-        """(seconds since the beginning, milliseconds), in the order of time."""
+        """Return (seconds since the beginning, milliseconds), in order of time."""
         return [
             ((slot + 0.5) * SLOT_S, self.slots[slot].percentile(percent) / 1e6)
             for slot in sorted(self.slots)
         ]
 
     def rates(self) -> list[tuple[float, float]]:
-        """(seconds since the beginning, how many a second), without the last slot: it is not over.
-        A slot in which there was nothing is 0."""
+        """Return (seconds since the beginning, number a second). The last slot is left out, because
+        it is not over. An empty slot is 0."""
         if not self.slots:
             return []
         return [
@@ -65,7 +67,7 @@ class Series:
 
 
 class Spans:
-    """A set of whole numbers. Adding at its end costs the same however many there are."""
+    """A set of whole numbers, kept as ranges. Adding a number at its end takes constant time."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -80,12 +82,12 @@ class Spans:
             self._lasts.append(last)
 
     def add(self, number: int) -> bool:
-        """Put it in; whether it was new."""
+        """Add a number; return whether it was new."""
         firsts, lasts = self._firsts, self._lasts
         if lasts and number == lasts[-1] + 1:
             lasts[-1] = number
             return True
-        index = bisect_right(firsts, number) - 1  # the last range that begins there or before
+        index = bisect_right(firsts, number) - 1  # the last range that begins at or before it
         if index >= 0 and number <= lasts[index]:
             return False
         touches_before = index >= 0 and lasts[index] == number - 1
@@ -122,11 +124,11 @@ class Spans:
         return f"Spans({self.pairs()})"
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(first, last) of each range, ascending."""
+        """Return (first, last) of each range, ascending."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
     def both(self, other: "Spans") -> "Spans":
-        """What is in this one and in the other one."""
+        """Return the intersection with another set."""
         found = []
         mine, theirs = self.pairs(), other.pairs()
         here = there = 0
@@ -142,7 +144,7 @@ class Spans:
         return Spans(found)
 
     def without(self, other: "Spans") -> "Spans":
-        """What is in this one and not in the other one."""
+        """Return the numbers of this set that the other one does not have."""
         found = []
         theirs, there = other.pairs(), 0
         for begin, last in self.pairs():
@@ -160,7 +162,7 @@ class Spans:
         return Spans(found)
 
     def either(self, other: "Spans") -> "Spans":
-        """What is in one of them, or in both."""
+        """Return the union with another set."""
         joined: list[list[int]] = []
         for first, last in sorted([*self.pairs(), *other.pairs()]):
             if joined and first <= joined[-1][1] + 1:
@@ -171,7 +173,7 @@ class Spans:
 
 
 BODY_BYTES_MIN: Final = 160
-"""Of a body: what names it takes fewer than that, whatever the numbers are."""
+"""The smallest body size. The stamp takes less than that, whatever its numbers are."""
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -188,8 +190,8 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """One message: its line, its number there, and when it was due (monotonic nanoseconds, the
-    same clock for all processes of a machine)."""
+    """The identity of one message: its line, its number there, and when it was due. Times are
+    monotonic nanoseconds, one clock for all processes of a machine."""
 
     line: str
     number: int
@@ -202,16 +204,16 @@ class Stamp:
 
 
 class NotOurs(ValueError):
-    """A body that no publisher of the mix has made, or that was changed on its way."""
+    """A body that no publisher of the mix made, or that was changed in transit."""
 
 
 def line_of(publisher: str, key: str) -> str:
-    """The line of a publisher's messages under a key."""
+    """Return the line of a publisher's messages under a key."""
     return f"{publisher}/{key}"
 
 
 def key_of(line: str) -> str:
-    """The key of a line."""
+    """Return the key of a line."""
     return line.partition("/")[2]
 
 
@@ -220,7 +222,8 @@ def _stamp_check(line: str, number: int, due_ns: int) -> int:
 
 
 def stamp_body(stamp: Stamp, body_bytes: int) -> bytes:
-    """The JSON of its body, filled up to `body_bytes` (at least BODY_BYTES_MIN)."""
+    """Return the JSON of a body with this stamp, padded to `body_bytes` (at least
+    BODY_BYTES_MIN)."""
     assert body_bytes >= BODY_BYTES_MIN
     check = _stamp_check(stamp.line, stamp.number, stamp.due_ns)
     bare = _ENCODE(_Body(stamp.line, stamp.number, stamp.due_ns, check, ""))
@@ -228,10 +231,10 @@ def stamp_body(stamp: Stamp, body_bytes: int) -> bytes:
 
 
 def read_stamp(text: bytes, body_bytes: int) -> Stamp:
-    """What a body names.
+    """Return the stamp of a body.
 
     Raises:
-        NotOurs: byte for byte it is not what `stamp_body` makes.
+        NotOurs: it differs from what `stamp_body` makes, in any byte.
     """
     try:
         found = _DECODE(text)
@@ -256,7 +259,7 @@ KINDS: Final = {
 
 @dataclass(slots=True)
 class Sent:
-    """One line of one publisher. What is neither certified nor refused is unknown."""
+    """One line of one publisher. A message that is neither certified nor refused is unknown."""
 
     offered: int = 0
     """The highest number that was ever sent."""
@@ -266,11 +269,11 @@ class Sent:
 
 @dataclass(slots=True)
 class Taken:
-    """One line as one group, or one reader, was given it."""
+    """The messages of one line that one group, or one reader, received."""
 
     given: Spans = field(default_factory=Spans)
     settled: Spans = field(default_factory=Spans)
-    """Of which the ack was confirmed."""
+    """The numbers whose ack was confirmed."""
 
 
 @dataclass(slots=True)
@@ -279,54 +282,55 @@ class Subscriber:
 
     queue: str
     keys: list[str] | None = None
-    """Of a reader: those that it asked for; None: all."""
+    """The keys that a reader asked for; None: all."""
     is_whole: bool = True
-    """It is to have everything: a group, or a reader from the start that was there to the end."""
+    """Whether it must receive everything. True for a group, and for a reader that began at the
+    start and stayed until the end."""
     lines: dict[str, Taken] = field(default_factory=dict)
 
 
 class Ledger(Violations):
-    """Of one process. Times are monotonic nanoseconds."""
+    """The ledger of one process. Times are monotonic nanoseconds."""
 
     def __init__(self, began_ns: int) -> None:
-        """`began_ns`: what all series of all processes of a run count from."""
+        """`began_ns`: the time from which all series of all processes of a run count."""
         super().__init__(KINDS)
         self.sent: dict[str, dict[str, Sent]] = {}
-        """Queue → line → what became of it."""
+        """Queue → line → its messages."""
         self.subscribers: dict[str, Subscriber] = {}
         self.counts: Counter[str] = Counter()
         self.latencies: dict[str, Histogram] = {}
-        """By what was measured: `receipt rest`, `delivery worker`, `comeback storm`, …"""
+        """Latencies by name: `receipt rest`, `delivery worker`, `comeback storm`, …"""
         self.series: dict[str, Series] = {}
         self.since_ns: float = float("inf")
-        """What was due before this belongs to the ramp, and its latency is not measured."""
+        """Messages due before this time belong to the ramp; their latency is not measured."""
         self._began_ns = began_ns
 
     # --- publishers
 
     def offers(self, queue: str, stamp: Stamp) -> None:
-        """It is sent, for the first time or again."""
+        """Note that a message is sent, for the first time or again."""
         row = self.sent.setdefault(queue, {}).setdefault(stamp.line, Sent())
         if stamp.number > row.offered:
             row.offered = stamp.number
             self.counts["offered"] += 1
 
     def certified(self, queue: str, stamp: Stamp, *, now_ns: int, way: str) -> None:
-        """Its receipt has come, over `way` (`websocket`, `rest`)."""
+        """Note that a message's receipt has come, over `way` (`websocket`, `rest`)."""
         if self.sent[queue][stamp.line].certified.add(stamp.number):
             self.counts["certified"] += 1
             if stamp.due_ns >= self.since_ns:
                 self.measured(f"receipt {way}", now_ns - stamp.due_ns, now_ns)
 
     def refused(self, queue: str, stamp: Stamp) -> None:
-        """It was refused for good, and is not sent again."""
+        """Note that a message was refused for good; it is not sent again."""
         if self.sent[queue][stamp.line].refused.add(stamp.number):
             self.counts["refused"] += 1
 
     # --- figures
 
     def measured(self, what: str, took_ns: int, now_ns: int) -> None:
-        """Something took so long and ended now."""
+        """Record a duration that ended at `now_ns`."""
         if what not in self.latencies:
             self.latencies[what] = Histogram()
             self.series[what] = Series()
@@ -336,21 +340,21 @@ class Ledger(Violations):
     def subscriber(
         self, name: str, queue: str, keys: list[str] | None = None, *, is_whole: bool = True
     ) -> Subscriber:
-        """The one of this name, made where it is new."""
+        """Return the subscriber of this name, created if it is new."""
         if name not in self.subscribers:
             self.subscribers[name] = Subscriber(queue, keys, is_whole)
         return self.subscribers[name]
 
 
 class Stream:
-    """What one session was given for one subscriber, in the order in which it was.
+    """The messages that one session received for one subscriber, in order of arrival.
 
-    `settles`: of a group, where a message may come again when its delivery has ended without a
-    confirmed ack. To a reader nothing comes twice: its position says where it goes on.
+    `settles` is true for a group: a message may come again after its delivery ended without a
+    confirmed ack. To a reader no message comes twice, because its position says where it continues.
     """
 
     def __init__(self, ledger: Ledger, name: str, role: str, *, settles: bool) -> None:
-        """`name`: of a subscriber that the ledger has; `role`: whose latency it is."""
+        """`name`: a subscriber in the ledger; `role`: the role whose latency is measured."""
         self._ledger = ledger
         self._name = name
         self._subscriber = ledger.subscribers[name]
@@ -361,12 +365,13 @@ class Stream:
 
     @property
     def held(self) -> int:
-        """Deliveries that have not ended."""
+        """Number of deliveries that have not ended."""
         return len(self._held)
 
     def given(self, stamp: Stamp, *, key: str | None, now_ns: int, since_ns: int = 0) -> int | None:
-        """Note that a message came, and return its latency. None: it says nothing of the broker,
-        as it was due before `since_ns`, or this is not the first delivery."""
+        """Note that a message came, and return its latency. None when the time says nothing about
+        the broker: the message was due before `since_ns` or in the ramp, or this is not its first
+        delivery."""
         ledger, line, number = self._ledger, stamp.line, stamp.number
         if key != stamp.key:
             ledger.flag("altered", f"{self._name}: {line} {number} under the key {key}")
@@ -397,7 +402,7 @@ class Stream:
         return took_ns
 
     def settled(self, stamp: Stamp) -> None:
-        """Its ack was confirmed."""
+        """Note that a message's ack was confirmed."""
         self._held.discard((stamp.line, stamp.number))
         if self._subscriber.lines[stamp.line].settled.add(stamp.number):
             self._ledger.counts["settled"] += 1
@@ -405,13 +410,14 @@ class Stream:
             self._ledger.flag("settled_twice", f"{self._name}: {stamp.line} {stamp.number}")
 
     def ended(self, stamp: Stamp) -> None:
-        """Its delivery has ended otherwise: nacked, revoked, stale. It may come again."""
+        """Note that a delivery has ended otherwise: nacked, revoked, stale. The message may come
+        again."""
         self._held.discard((stamp.line, stamp.number))
 
     def left(self) -> None:
-        """The session is gone, and with it all that it held."""
+        """Note that the session has ended, and all its deliveries with it."""
         self._held.clear()
 
     def invented(self, what: str) -> None:
-        """Something came that nobody of us has made."""
+        """Note that something came that no user made."""
         self._ledger.flag("invented", f"{self._name}: {what}")

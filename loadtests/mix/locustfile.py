@@ -1,9 +1,9 @@
-"""The users of the mix as Locust knows them.
+"""The users of the mix as Locust classes.
 
-Locust runs this file by itself, `locust -f loadtests/mix/locustfile.py`, as any other:
-loadtests.mix.plain says how. In a run that `python -m loadtests.mix` has started and judges, the
-environment says so, and loadtests.mix.run_process takes its place. Importing this file imports
-Locust, which makes every socket of the process one of gevent's.
+Locust runs this file by itself, `locust -f loadtests/mix/locustfile.py`, as any other; see
+loadtests.mix.plain. In a run that `python -m loadtests.mix` has started and judges, the environment
+says so, and loadtests.mix.run_process is used instead. Importing this file imports Locust, which
+turns every socket of the process into one of gevent's.
 """
 
 import os
@@ -15,7 +15,7 @@ from locust import User, constant, task
 
 _HERE = Path(__file__).resolve()
 if len(_HERE.parents) > 2 and (_HERE.parents[2] / "loadtests" / "mix" / _HERE.name).is_file():
-    # Locust is started in any folder, and a folder `loadtests` may be there as well.
+    # Locust may be started in a folder that has a folder `loadtests` of its own.
     sys.path.insert(0, str(_HERE.parents[2]))
 
 from loadtests.mix import plain, run_process, users  # noqa: E402 - not before it is to be found
@@ -31,7 +31,7 @@ class MixUser(User):
     host = plain.HOST
     role: ClassVar[str]
     process_context: ClassVar[ProcessContext]
-    """Of this process; set before any user is made."""
+    """The context of this process; set before any user is made."""
 
     def on_start(self) -> None:
         """Begin."""
@@ -49,49 +49,49 @@ class MixUser(User):
 
 
 class WebSocketPublisher(MixUser):
-    """Publishes over a WebSocket, numbered."""
+    """A publisher of numbered messages over a WebSocket."""
 
     role = "websocket"
 
 
 class RestPublisher(MixUser):
-    """Publishes over HTTP, under ids."""
+    """A publisher over HTTP, under ids."""
 
     role = "rest"
 
 
 class GroupWorker(MixUser):
-    """Consumes in a group, and acks in random order."""
+    """A consumer of a group that acks in random order."""
 
     role = "worker"
 
 
 class KeyReader(MixUser):
-    """Reads one key from the start."""
+    """A reader of one key from the start."""
 
     role = "reader"
 
 
 class LongPoller(MixUser):
-    """Consumes in a group by long poll."""
+    """A consumer of a group by long poll."""
 
     role = "poller"
 
 
 class SlowConsumer(MixUser):
-    """Consumes in a group, and takes its time."""
+    """A consumer of a group that takes its time."""
 
     role = "slow"
 
 
 class ReconnectStorm(MixUser):
-    """Consumes in a group, and loses its socket with all others of its kind."""
+    """A consumer of a group that loses its socket together with all others of its kind."""
 
     role = "storm"
 
 
 class MixedDay(MixUser):
-    """Goes through a day: publishes, works, reads, sleeps."""
+    """A user that goes through a day: publishes, works, reads, sleeps."""
 
     role = "day"
 

@@ -1,7 +1,8 @@
-"""When the brokers of a run could not be reached, and why.
+"""The times at which the brokers of a run could not be reached, and why.
 
-Users see that as well, each by itself and late: a socket that hangs says nothing for a minute, and
-one that broke may only be one. So each broker is asked, again and again, whether it is ready.
+Users notice outages too, but each by itself and late: a socket that hangs says nothing for a
+minute, and a broken one may be the only one. So each broker is asked repeatedly whether it is
+ready.
 """
 
 import threading
@@ -17,18 +18,18 @@ from loadtests.mix.calls import Gone, Http
 
 ASK_EVERY_S: Final = 0.5
 ANSWER_S: Final = 3.0
-"""A broker that has not answered for so long is out. With ASK_EVERY_S before it, that is said
-within five seconds."""
+"""A broker that has not answered for this time is out. Together with ASK_EVERY_S, an outage is
+reported within five seconds."""
 FILE: Final = "outages.json"
 
 
 class Change(NamedTuple):
-    """A broker that could be reached cannot be any more, or can be again."""
+    """The start or the end of an outage."""
 
     url: str
     is_out: bool
     text: str
-    """For people."""
+    """The report, for people."""
 
 
 class Outage(msgspec.Struct, frozen=True):
@@ -36,13 +37,13 @@ class Outage(msgspec.Struct, frozen=True):
 
     url: str
     why: str
-    """The first reason."""
+    """The first reason, unless `Outages.blame` replaced it."""
     began_unix_s: float
     began_s: float
-    """Since the run began."""
+    """Seconds since the run began."""
     lasted_s: float
     is_over: bool
-    """False: it lasted to the end of the run."""
+    """False: it lasted until the end of the run."""
 
     def __str__(self) -> str:
         began, ended = (
@@ -54,15 +55,15 @@ class Outage(msgspec.Struct, frozen=True):
 
 
 class Outages:
-    """What is known of them. Pure: times are the caller's, in seconds since the run began."""
+    """The known outages. Pure: the caller passes times, in seconds since the run began."""
 
     def __init__(self) -> None:
         self._ended: list[Outage] = []
         self._out: dict[str, Outage] = {}
 
     def seen(self, url: str, at_s: float, unix_s: float, why: str | None) -> Change | None:
-        """Note what came of a question that was asked at a time; `why` it was not answered, or
-        None. Returns what has changed with it."""
+        """Note the result of a readiness check: `why` it failed, or None. Return the change that it
+        makes, or None."""
         out = self._out.get(url)
         if why is not None and out is None:
             self._out[url] = Outage(url, why, unix_s, at_s, 0.0, False)
@@ -74,17 +75,19 @@ class Outages:
         return None
 
     def blame(self, url: str, at_s: float, unix_s: float, why: str) -> Change:
-        """Note that a broker cannot be reached, and why: whoever says so knows it better."""
+        """Note that a broker cannot be reached, and why. This reason replaces an earlier one,
+        because the caller knows it better."""
         out = self._out.get(url, Outage(url, why, unix_s, at_s, 0.0, False))
         self._out[url] = msgspec.structs.replace(out, why=why)
         return Change(url, True, f"{url} cannot be reached: {why}")
 
     def out_s(self, at_s: float) -> float | None:
-        """For how long a broker cannot be reached now, the longest of them; None: all can."""
+        """Return how long a broker has been out by now, the longest of them; None if all can be
+        reached."""
         return max((at_s - one.began_s for one in self._out.values()), default=None)
 
     def all(self, at_s: float) -> list[Outage]:
-        """Everything up to now, in the order of beginning."""
+        """Return all outages up to now, in order of their beginning."""
         found = [*self._ended, *(_lasted(one, at_s, is_over=False) for one in self._out.values())]
         return sorted(found, key=lambda one: one.began_s)
 
@@ -94,18 +97,18 @@ def _lasted(one: Outage, at_s: float, *, is_over: bool) -> Outage:
 
 
 def figures(outages: Iterable[Outage]) -> dict[str, float]:
-    """How many there were, and how long they lasted together."""
+    """Return the number of outages, and their total duration."""
     lasted = [one.lasted_s for one in outages]
     return {"outages": len(lasted), "outage_s": sum(lasted)}
 
 
 def write(outages: Sequence[Outage], path: Path) -> None:
-    """Put them into a file."""
+    """Write outages into a file."""
     path.write_bytes(msgspec.json.encode(outages))
 
 
 def read(path: Path) -> list[Outage]:
-    """What `write` has written; nothing where there is no file. Raises msgspec.DecodeError."""
+    """Read the outages that `write` wrote; empty without a file. Raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Outage])
     except FileNotFoundError:
@@ -113,8 +116,8 @@ def read(path: Path) -> list[Outage]:
 
 
 class Watch:
-    """Asks the brokers whether they are ready, each in a thread of its own, and says what changes.
-    As a context: ends with it."""
+    """A watch that asks brokers whether they are ready, each in a thread of its own, and reports
+    changes. It ends with its context."""
 
     def __init__(
         self, urls: Sequence[str], token: str | None, say: Callable[[Change], None], *,
@@ -130,12 +133,12 @@ class Watch:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start asking."""
         for url in self._urls:
             threading.Thread(target=self._follow, args=(url,), daemon=True).start()
 
     def stop(self) -> None:
-        """Say nothing any more."""
+        """Stop reporting; the threads end."""
         self._over.set()
 
     def __enter__(self) -> Self:
@@ -146,7 +149,7 @@ class Watch:
         self.stop()
 
     def blame(self, url: str, why: str) -> None:
-        """Say that a broker cannot be reached from now on, and why, without asking it."""
+        """Report that a broker cannot be reached from now on, and why, without asking it."""
         with self._lock:
             change = self._outages.blame(url, self._now_s(), time.time(), why)
         self._say(change)
@@ -170,18 +173,18 @@ class Watch:
         return time.monotonic() - self._began_s
 
     def out_s(self) -> float | None:
-        """For how long a broker cannot be reached now; None: all can."""
+        """Return how long a broker has been out by now, in seconds; None if all can be reached."""
         with self._lock:
             return self._outages.out_s(self._now_s())
 
     def outages(self) -> list[Outage]:
-        """Everything up to now."""
+        """Return all outages up to now."""
         with self._lock:
             return self._outages.all(self._now_s())
 
 
 def ask(url: str, token: str | None) -> str | None:
-    """Ask a broker whether it is ready, and return why it is not; None: it is."""
+    """Ask a broker whether it is ready. Return why it is not, or None if it is."""
     http = Http(url, token)
     try:
         status, _ = http.request("GET", "/readyz", timeout_s=ANSWER_S)

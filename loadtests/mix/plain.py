@@ -1,10 +1,10 @@
 """The mix under Locust alone: its flags, its web page, its statistics, no judgement.
 
-Users come by the usual shares of the mix, as weights, and may come and go while it runs. The
-process that runs the test (the only one, or the master) makes a plan when the test begins; workers
-get it with Locust's own messages. Every message that is published, delivered, settled or returned
-is a request in Locust's statistics, so that they can be held against the broker's counters. To
-that end a test stops in two steps: nothing new is published, and users go when all is answered.
+Users have the usual shares of the mix, as weights, and may come and go while it runs. The process
+that runs the test (the only one, or the master) makes a plan when the test begins. Workers get it
+with Locust's own messages. Every message that is published, delivered, settled or returned is a
+request in Locust's statistics, so that they can be compared with the broker's counters. For this a
+test stops in two steps: nothing new is published, and users leave when everything is answered.
 """
 
 import logging
@@ -31,18 +31,18 @@ from loadtests.mix.plan import Plan
 from loadtests.mix.process_context import NS, ProcessContext, Told, queues_lag, teller
 
 HOST: Final = os.environ.get("TOCSIN_URL") or "http://127.0.0.1:8080"
-"""Unless --host or LOCUST_HOST says another one: where `tocsin serve` listens."""
+"""The address at which `tocsin serve` listens, unless --host or LOCUST_HOST names another one."""
 RATE: Final = 1.5
-"""Messages a second of each publisher: what `make load` has."""
+"""Messages a second of each publisher, as in `make load`."""
 BODY_BYTES_MAX: Final = 65_536
 STOP_S: Final = 10.0
 """The longest that a process waits for answers when the test stops."""
 REPORT_S: Final = 6.0
-"""Within which a worker reports to the master: it does so every three seconds."""
+"""The longest that a worker takes to report to the master; it reports every three seconds."""
 STOP_MASTER_S: Final = STOP_S + REPORT_S
 """The longest that the master waits for its workers when the test stops."""
 QUIET_S: Final = 1.0
-"""With nothing given to anybody for so long, readers have everything as well."""
+"""When no delivery has come for this time, readers have received everything too."""
 _LOOK_S: Final = 0.05
 _PLAN: Final = "mix_plan"
 """The plan among the options that Locust sends to its workers, as JSON."""
@@ -81,7 +81,8 @@ class Mix:
     """One process of Locust: the only one, the master, or a worker."""
 
     def __init__(self, users: Any) -> None:
-        """`users`: the class of all users, whose `context` is set when a test begins."""
+        """`users`: the base class of all users, whose `process_context` is set when a test
+        begins."""
         self._users = users
         self._environment: Any = None
         self._token = ""
@@ -89,17 +90,17 @@ class Mix:
         self._context: ProcessContext | None = None
         self._watch: Watch | None = None
         self._is_reported = False
-        """Everything that was done is in a report to the master, of a worker."""
+        """In a worker: whether everything done so far is in a report to the master."""
         self._drained: set[str] = set()
-        """Workers that have reported everything, of the master."""
+        """In the master: the workers that have reported everything."""
         self._out: dict[str, set[str]] = {}
-        """Broker → workers that cannot reach it, of the master."""
+        """In the master: broker → workers that cannot reach it."""
 
     # --- before a test
 
     def add_options(self, parser: Any, **_: object) -> None:
-        """Add the mix's own options. Locust parses the command line anew for each view of its page:
-        from then on a token on it is read as none, or it would stand in the page's source."""
+        """Add the mix's own options. Locust parses the command line anew for each view of its page.
+        From then on a token on it is read as empty, or it would be in the page's source."""
 
         def token(text: str) -> str:
             return text if self._environment is None else ""
@@ -121,7 +122,7 @@ class Mix:
         )  # fmt: skip
 
     def on_init(self, environment: Any, **_: object) -> None:
-        """Note what the command line says, before the page or the master can say otherwise."""
+        """Note the values of the command line before the page or the master can change them."""
         self._environment = environment
         options, runner = environment.parsed_options, environment.runner
         self._token = options.token or os.environ.get("TOCSIN_TOKEN", "")
@@ -141,7 +142,7 @@ class Mix:
     # --- a test
 
     def on_start(self, environment: Any, **_: object) -> None:
-        """Begin a test: make the plan, or take the master's, and a context with it."""
+        """Begin a test: make the plan, or take the master's, and make a context from it."""
         options, runner = environment.parsed_options, environment.runner
         options.token = options.token or self._token
         if isinstance(runner, WorkerRunner):
@@ -171,7 +172,7 @@ class Mix:
         options, runner = environment.parsed_options, environment.runner
         try:
             urls = _check(environment)
-        except ValueError as error:  # of the web page
+        except ValueError as error:  # a wrong option from the web page
             raise StopTest(str(error)) from None
         counts = _dealt(runner.user_classes, runner.target_user_count)
         publishers = sum(counts.get(role, 0) for role in plan.PUBLISHING)
@@ -184,7 +185,8 @@ class Mix:
         )  # fmt: skip
 
     def on_spawned(self, user_count: int, **_: object) -> None:
-        """Publish to the queues of the users that are there now. Workers learn it by a message."""
+        """Publish to the queues of the users that exist now. Workers learn the counts by a
+        message."""
         runner = self._environment.runner
         if isinstance(runner, WorkerRunner) or self._plan is None:
             return
@@ -204,7 +206,8 @@ class Mix:
             self._context.plan = msgspec.json.decode(msg.data["plan"], type=Plan)
 
     def _counting(self, count: Told) -> Told:
-        """Return what counts what users do, and what the ledger flags meanwhile, as failures."""
+        """Return a function that counts what users do, and counts new violations of the ledger as
+        failures."""
         flagged: Counter[str] = Counter()
 
         def told(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
@@ -218,10 +221,10 @@ class Mix:
 
         return told
 
-    # --- its end
+    # --- the end of a test
 
     def on_stopping(self, environment: Any, **_: object) -> None:
-        """Let what is on its way arrive, before Locust ends the users."""
+        """Let outstanding messages arrive, before Locust ends the users."""
         runner = environment.runner
         if isinstance(runner, MasterRunner):
             self._drained.clear()
@@ -233,7 +236,7 @@ class Mix:
             self._drain()
 
     def _all_reported(self, runner: MasterRunner) -> bool:
-        """Whether all workers have reported what they did to the last message."""
+        """Whether all workers have reported all their work, the last message included."""
         clients = runner.clients
         return {one.id for one in (*clients.running, *clients.spawning)} <= self._drained
 
@@ -241,8 +244,8 @@ class Mix:
         self._drain()
 
     def _drain(self) -> None:
-        """Publish nothing new, and wait until everything is answered and settled and nothing comes.
-        Not for a broker that cannot be reached."""
+        """Stop publishing, and wait until everything is answered and settled and no message comes.
+        If a broker cannot be reached, the wait ends."""
         context, watch = self._context, self._watch
         if context is None or watch is None or not context.is_publishing:
             return
@@ -258,15 +261,15 @@ class Mix:
         context.enter(Phase("over", context.plan.began_ns))
 
     def on_worker_quitting(self, **_: object) -> None:
-        """Report to the master before it is told that this worker quits, and hears it no more.
-        A Ctrl-C ends all processes of a terminal at once."""
+        """Report to the master before it learns that this worker quits, because it ignores it
+        afterwards. A Ctrl-C ends all processes of a terminal at once."""
         self._drain()
         deadline = time.monotonic() + REPORT_S
         while self._context and not self._is_reported and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
     def on_stop(self, environment: Any, **_: object) -> None:
-        """Say what is left, and when the broker could not be reached."""
+        """Log the queues that remain, and when the broker could not be reached."""
         if self._watch is not None:
             for one in self._watch.outages():
                 _LOG.warning("Not reached: %s", one)
@@ -280,24 +283,24 @@ class Mix:
     # --- between master and workers
 
     def on_report(self, client_id: str, data: dict[str, Any]) -> None:
-        """Say in a report whether it is the last one with anything new."""
+        """Mark in a report whether it is the last one with anything new."""
         data["mix_over"] = self._is_reported = self._context is not None and self._context.is_over
 
     def on_worker_report(self, client_id: str, data: dict[str, Any]) -> None:
-        """Note who has nothing more to report."""
+        """Note the workers that have nothing more to report."""
         if data.get("mix_over"):
             self._drained.add(client_id)
 
     def _say(self, change: Change) -> None:
-        """Say aloud what has become of a broker; a worker's master says it as well."""
+        """Log a change of a broker; a worker also sends it to the master."""
         _LOG.warning("%s", change.text)
         runner = self._environment.runner
         if isinstance(runner, WorkerRunner):
             runner.send_message(_OUTAGE, change._asdict())
 
     def _on_outage(self, msg: Any, **_: object) -> None:
-        """Say once what several workers see: that the first cannot reach a broker any more, and
-        that the last one can again."""
+        """Log an outage once for all workers: when the first cannot reach a broker any more, and
+        when the last can again."""
         change = Change(**msg.data)
         out = self._out.setdefault(change.url, set())
         was_out = bool(out)
@@ -307,7 +310,7 @@ class Mix:
 
 
 def _check(environment: Any) -> list[str]:
-    """Return the brokers' addresses. Raises ValueError where one of our options cannot be."""
+    """Return the brokers' addresses. Raises ValueError if an option of the mix is out of range."""
     options = environment.parsed_options
     if options.publisher_rate <= 0 or options.storm_every <= 0:
         raise ValueError("--publisher-rate and --storm-every must be greater than 0")
@@ -317,8 +320,8 @@ def _check(environment: Any) -> list[str]:
 
 
 def _dealt(classes: list[Any], users: int) -> dict[str, int]:
-    """Return how many users of each role Locust makes of so many: by its own dispatcher, at one
-    worker and in one step."""
+    """Return the number of users of each role that Locust makes of `users`. Locust's own dispatcher
+    computes it, for one worker in one step."""
     if users < 1:
         return {}
     dispatcher = UsersDispatcher([WorkerNode("nobody")], classes)

@@ -1,4 +1,4 @@
-"""What a run consists of: who is in it, how many, on which queues, how fast. Pure."""
+"""The plan of a run: its users, their number, its queues and its rate. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,29 +20,30 @@ ROLES: Final = {
 }
 SHARES: Final = {"websocket": 30, "rest": 10, "worker": 25, "reader": 15, "poller": 5, "slow": 5,
                  "storm": 5, "day": 5}  # fmt: skip
-"""Of a hundred users, unless told otherwise."""
+"""Number of each role among a hundred users, unless given otherwise."""
 PUBLISHING: Final = ("websocket", "rest")
 CONSUMING: Final = ("worker", "poller", "slow", "storm", "day")
-"""Each kind has queues and a group of its own: a slow one would make the others' messages wait."""
+"""Each role has queues and a group of its own, because a slow consumer would make the others'
+messages wait."""
 
 CONSUMERS_MAX: Final = 64
-"""Of a group; more of them get a further queue."""
+"""The most consumers of one group; with more of them there is a further queue."""
 KEYS_EACH: Final = 4
-"""Under which a publisher publishes."""
+"""Number of keys of one publisher."""
 KEYS_MAX: Final = 1000
 MESSAGES_MAX: Final = 4
-"""Of one publish."""
+"""The most messages of one publish."""
 _SLOW_S: Final = 0.2
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A run, as its launcher has written it down and all its processes read it."""
+    """A run, as its launcher writes it down and all its processes read it."""
 
     run: str
-    """Part of the queues' names: a broker may see many runs."""
+    """Part of the queues' names, because a broker may have many runs."""
     urls: list[str]
     counts: dict[str, int]
-    """Users of each role."""
+    """Number of users of each role."""
     processes: int
     rate: float
     """Messages a second, of all publishers together."""
@@ -51,72 +52,74 @@ class Plan(msgspec.Struct, frozen=True):
     body_bytes: int
     seed: int
     began_ns: int
-    """Monotonic: what series count from."""
+    """Monotonic time from which series count."""
     storm_every_s: float = 30.0
     day_s: float = 60.0
-    """How long the compressed day lasts."""
+    """Duration of the compressed day."""
 
     @property
     def users(self) -> int:
-        """All of them."""
+        """Number of all users."""
         return sum(self.counts.values())
 
     @property
     def publishers(self) -> int:
-        """Those that do nothing else."""
+        """Number of users that only publish."""
         return sum(self.counts.get(role, 0) for role in PUBLISHING)
 
     @property
     def keys(self) -> int:
-        """So many there are in each queue."""
+        """Number of keys in each queue."""
         return min(KEYS_MAX, KEYS_EACH * max(1, self.publishers))
 
     @property
     def interval_s(self) -> float:
-        """Between two publishes of one publisher."""
+        """Average time between two publishes of one publisher."""
         return (1 + MESSAGES_MAX) / 2 * max(1, self.publishers) / self.rate
 
     def queue(self, role: str, number: int) -> str:
-        """The name of one of a role's queues, counted from 0."""
+        """Return the name of one of a role's queues, counted from 0."""
         return f"load.{self.run}.{role}-{number}"
 
     def queues(self, role: str) -> list[str]:
-        """Those whose group the users of this role are; a reader reads any of all."""
+        """Return the queues whose group consists of this role's users. A reader reads any of all
+        queues."""
         consumers = self.counts.get(role, 0) if role in CONSUMING else 0
         many = math.ceil(consumers / CONSUMERS_MAX)
         return [self.queue(role, number) for number in range(many)]
 
     @property
     def all_queues(self) -> list[str]:
-        """With the role whose group each has. Without consumers there is one, for readers alone."""
+        """The queues of all roles. Without consumers there is one, for readers alone."""
         found = [name for role in CONSUMING for name in self.queues(role)]
         return found or [self.queue("worker", 0)]
 
     def partitions(self, role: str) -> int:
-        """Of a queue of this role: so many that each consumer has one."""
+        """Return the number of partitions of a queue of this role: at least one for each
+        consumer."""
         consumers = min(self.counts.get(role, 0), CONSUMERS_MAX)
         return max(4, 1 << math.ceil(math.log2(max(1, consumers))))
 
     @property
     def slow_s(self) -> float:
-        """What a slow consumer takes over a message: all of them together are twice as fast as what
-        comes, or they would never be done."""
+        """The time that a slow consumer takes over a message. All slow consumers together are twice
+        as fast as their messages come, or they would never finish."""
         slow = self.counts.get("slow", 0)
         coming = self.rate * len(self.queues("slow")) / len(self.all_queues)
         return min(_SLOW_S, slow / (2 * coming)) if slow else 0.0
 
 
 def role_of(queue: str) -> str:
-    """Whose queue it is."""
+    """Return the role whose users consume a queue."""
     return queue.rpartition(".")[2].rpartition("-")[0]
 
 
 def counts(users: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """So many of each role: by its share, rounded so that the sum is right, and at least one of
-    each that has a share.
+    """Return the number of users of each role. It follows the shares, rounded so that the sum is
+    exact, and is at least one for each role with a share.
 
     Raises:
-        ValueError: a role that there is not, nobody who publishes, or fewer users than roles.
+        ValueError: an unknown role, no publisher, or fewer users than roles.
     """
     wanted = {role: share for role, share in shares.items() if share > 0}
     if unknown := wanted.keys() - ROLES.keys():
@@ -136,7 +139,7 @@ def counts(users: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def shares(texts: Sequence[str]) -> dict[str, float]:
-    """`worker=50` over the usual ones, `none` before for nothing but what is said.
+    """Parse shares. `worker=50` replaces one of the usual ones; `none` drops all shares before it.
 
     Raises:
         ValueError: a text that is neither.
@@ -154,14 +157,14 @@ def shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def manned(plan: Plan, counts: Mapping[str, int]) -> Plan:
-    """The same run with other numbers of users; each publisher publishes as fast as before."""
+    """Return the plan with other numbers of users; each publisher publishes as fast as before."""
     each = plan.rate / max(1, plan.publishers)
     found = msgspec.structs.replace(plan, counts=dict(counts))
     return msgspec.structs.replace(found, rate=each * max(1, found.publishers))
 
 
 def addresses(text: str) -> list[str]:
-    """The brokers of `http://a:8080,http://b:8080`; http where nothing is said.
+    """Return the brokers of `http://a:8080,http://b:8080`; the default scheme is http.
 
     Raises:
         ValueError: a text that is no address.
@@ -181,15 +184,15 @@ def addresses(text: str) -> list[str]:
 
 
 def placed(plan: Plan, urls: list[str]) -> Plan:
-    """The same run, at these brokers."""
+    """Return the plan with these brokers."""
     return msgspec.structs.replace(plan, urls=urls)
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Put it where the processes look."""
+    """Write a plan for the processes of the run."""
     path.write_bytes(msgspec.json.encode(plan))
 
 
 def read(path: Path) -> Plan:
-    """What `write` has written. Raises OSError, msgspec.DecodeError."""
+    """Read a plan that `write` wrote. Raises OSError, msgspec.DecodeError."""
     return msgspec.json.decode(path.read_bytes(), type=Plan)

@@ -1,7 +1,7 @@
-"""What all users of one process share: plan, ledger, chance, and whom they tell what they do.
+"""The state that all users of one process share: plan, ledger, chance, and a counter of their acts.
 
-`teller` lets Locust's statistics count what they do; `make_queue` and `queues_lag` are about the
-queues of a run at its broker.
+`teller` lets Locust's statistics count these acts. `make_queue` and `queues_lag` concern the queues
+of a run at its broker.
 """
 
 import itertools
@@ -16,18 +16,19 @@ from loadtests.mix.ledger import Ledger
 from loadtests.mix.plan import CONSUMING, Plan, role_of
 
 RETENTION_S: Final = 3600
-"""Readers begin at the start: what they are to have must be there as long as a run lasts."""
+"""Readers begin at the start, so their messages must be retained for a whole run."""
 
 
 _ASK_S: Final = 5.0
-"""For an answer: a broker that hangs must not stop a run from telling so."""
+"""Timeout of an answer. A broker that hangs must not stop a run from reporting it."""
 
 
 def make_queue(http: Http, plan: Plan, queue: str) -> None:
-    """Make a queue of the plan and its group, or leave those that exist as they are.
+    """Create a queue of the plan and its group, or leave existing ones as they are.
 
     Raises:
-        RuntimeError: with the broker's words, for anything but success; Gone.
+        RuntimeError: with the broker's words, for anything but success.
+        Gone: no answer came.
     """
     role = role_of(queue)
     settings = {"partitions": plan.partitions(role), "retention_s": RETENTION_S}
@@ -37,8 +38,8 @@ def make_queue(http: Http, plan: Plan, queue: str) -> None:
 
 
 def queues_lag(http: Http, plan: Plan) -> int:
-    """Return what all groups have not settled, as durable: it may say more than there is for 20 ms.
-    At least 1 where the broker does not answer: there may be something left."""
+    """Return the number of messages that the groups have not durably settled. For 20 ms it may be
+    too high. At least 1 when the broker does not answer, because something may be left."""
     found = 0
     for queue in plan.all_queues:
         try:
@@ -52,8 +53,8 @@ def queues_lag(http: Http, plan: Plan) -> int:
 
 
 def _put(http: Http, path: str, settings: Mapping[str, object]) -> None:
-    """Make what another process may have made first: with fewer users in its plan it has asked for
-    fewer partitions."""
+    """Create something that another process may have created first. That process may have asked for
+    fewer partitions, with fewer users in its plan, so a 409 is accepted."""
     status, answer = http.request("PUT", path, settings)
     if status >= 400 and status != 409:
         text = answer.decode(errors="replace")
@@ -64,17 +65,18 @@ NS: Final = 1_000_000_000
 
 
 class Told(Protocol):
-    """Who counts what the users do, for a live display: Locust's own statistics.
+    """A counter of the users' acts, for a live display: Locust's own statistics.
 
     A call is one message that was published, delivered, settled or returned, or one session that
-    was opened or lost, so that the counts are those of the broker.
+    was opened or lost. So the counts equal those of the broker.
     """
 
     def __call__(
         self, kind: str, name: str, took_ns: int | None, size: int, error: str = ""
     ) -> None:
-        """Count one of `kind` of the role `name`: how long it took (None: that says nothing of the
-        broker), its bytes, and why it failed, in words that are the same each time."""
+        """Count one act of `kind` by the role `name`. `took_ns` is None when the time says nothing
+        about the broker. `size` is in bytes. `error` is why it failed, in words that are the same
+        each time."""
 
 
 def nobody(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
@@ -82,18 +84,18 @@ def nobody(kind: str, name: str, took_ns: int | None, size: int, error: str = ""
 
 
 class ProcessContext:
-    """Of one process. All times are monotonic nanoseconds."""
+    """The shared state of one process. All times are monotonic nanoseconds."""
 
     def __init__(
         self, plan: Plan, process: int, token: str | None = None, *, told: Told = nobody,
         now_ns: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep,
         makes_queues: bool = False,
     ) -> None:  # fmt: skip
-        """`process`: which one of the plan's this is, from 0. `now_ns`: the clock that all
-        processes of the run share; `sleep`: for so many seconds, this user alone. `makes_queues`:
-        nobody has made the queues of the plan before."""
+        """`process`: its number in the plan, from 0. `now_ns`: the clock that all processes of the
+        run share. `sleep`: waits for some seconds, this user alone. `makes_queues`: whether queues
+        must be created before their first use."""
         self.plan = plan
-        """May be replaced by one with other counts while users come and go."""
+        """May be replaced by a plan with other counts while users come and go."""
         self.process = process
         self.token = token
         self.now_ns = now_ns
@@ -103,11 +105,11 @@ class ProcessContext:
         self.random = Random(plan.seed * 1_000_003 + process)
         self.phase = Phase()
         self.unanswered = 0
-        """Publishes of all users here that have no last answer yet."""
+        """Number of publishes of all users here that have no last answer yet."""
         self.given_at_ns = 0
-        """When a user here was given something, or worked on it, last."""
+        """The last time at which a user here received a message, or worked on one."""
         self.error = ""
-        """The first thing that ended a user here, in words."""
+        """The first error that ended a user here, in words."""
         self._numbers = itertools.count()
         self._by_role: dict[str, itertools.count[int]] = {}
         self._makes_queues = makes_queues
@@ -115,33 +117,34 @@ class ProcessContext:
         self._joined_ns: dict[str, int] = {}
 
     def enter(self, phase: Phase) -> None:
-        """The run is there now."""
+        """Enter a phase of the run."""
         if phase.name != "ramp":
             self.ledger.since_ns = phase.since_ns
         self.phase = phase
 
     @property
     def is_publishing(self) -> bool:
-        """Whether anything new is published."""
+        """Whether new messages are published."""
         return self.phase.name in {"ramp", "measure"}
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing counts any more."""
+        """Whether the run is over, and nothing counts any more."""
         return self.phase.name == "over"
 
     def name(self, role: str) -> str:
-        """A new user's name, that no other user of the run has."""
+        """Return a new user's name, unique in the run."""
         return f"{role}-{self.process}.{next(self._numbers)}"
 
     def queue(self, role: str) -> str:
-        """The one for the next user of this role here: they are dealt out evenly."""
+        """Return the queue for the next user of this role here; queues are assigned evenly."""
         found = self.plan.queues(role) or [self.plan.queue(role, 0)]
         numbers = self._by_role.setdefault(role, itertools.count(self.process))
         return found[next(numbers) % len(found)]
 
     def need(self, queue: str) -> None:
-        """Make a queue before its first use here, where nobody else does. Raises Gone."""
+        """Create a queue before its first use here, unless the launcher has created all. Raises
+        Gone."""
         if not self._makes_queues or queue in self._made:
             return
         http = Http(self.url(), self.token)
@@ -154,16 +157,18 @@ class ProcessContext:
         self._made.add(queue)
 
     def joined(self, queue: str) -> int:
-        """When the first consumer of this process had joined the queue's group: what was due before
-        has waited for consumers, and says nothing of the broker's latency."""
+        """Return when this process's first consumer joined the queue's group; a first call joins
+        now. Messages due earlier have waited for consumers, so they say nothing about the broker's
+        latency."""
         return self._joined_ns.setdefault(queue, self.now_ns())
 
     def url(self) -> str:
-        """A broker's address, by chance."""
+        """Return the address of a random broker."""
         return self.random.choice(self.plan.urls)
 
     def progress(self, users: dict[str, int]) -> Progress:
-        """How far this process is, with so many users of each of Locust's classes."""
+        """Return the progress of this process, with these numbers of users of each of Locust's
+        classes."""
         counts, worst = self.ledger.counts, 0.0
         delivery = self.ledger.latencies.get("delivery worker")
         if delivery is not None:
@@ -175,14 +180,14 @@ class ProcessContext:
 
 
 class Failed(Exception):
-    """Why a request failed. Shown as the reason alone."""
+    """The reason why a request failed. Its repr is the reason alone."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def teller(environment: Any) -> Told:
-    """Return what counts in the statistics of a Locust environment."""
+    """Return a counter that feeds the statistics of a Locust environment."""
     fire = environment.events.request.fire
 
     def told(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:

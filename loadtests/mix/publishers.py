@@ -1,7 +1,8 @@
-"""Users who publish, over a WebSocket or over HTTP, one publish at a time, on a schedule.
+"""Users that publish, over a WebSocket or over HTTP, one publish at a time, on a schedule.
 
 A message is due by its publisher's schedule, and its latency counts from there, however late the
-publisher was: who waits for an answer before the next message would else hide what made him wait.
+publisher was. Otherwise a publisher that waits for an answer before its next message would hide the
+delay.
 """
 
 import itertools
@@ -19,37 +20,38 @@ from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.transports import MakeTransport, Socket, Transport
 
 AGAIN_S: Final = 0.1
-"""Before what was not stored is sent again, and before who lost his connection comes back: longer
-each time, up to AGAIN_S_MAX, and differently for each."""
+"""Pause before messages that were not stored are sent again, and before a lost connection is opened
+again. It grows with each try up to AGAIN_S_MAX, with a random part."""
 AGAIN_S_MAX: Final = 2.0
 _IDLE_S: Final = 0.5
 """The longest that a turn waits."""
 FORGOTTEN: Final = "sequence_too_old"
-"""The broker does not know any more what became of it: neither stored nor refused for certain."""
+"""The code with which the broker says that it no longer knows a message's fate, so that it is
+neither stored nor refused for certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one publish brings. Each key is in it once: behind a message that was refused nothing of
-    its key can be stored, whether or not the broker is told of an order."""
+    """The messages of one publish. Each key is in it once. After a refused message, nothing of its
+    key can be stored, whether or not the publish is numbered."""
 
     queue: str
     messages: tuple[Stamp, ...]
 
     def behind(self, many: int) -> "Batch":
-        """Without its first `many`."""
+        """Return the batch without its first `many` messages."""
         return Batch(self.queue, self.messages[many:])
 
 
 class _Publisher(ABC):
-    """Makes batches when they are due, and says what became of them."""
+    """A publisher that makes batches when they are due, and notes their answers."""
 
     def __init__(self, context: ProcessContext, role: str) -> None:
         self.context = context
         self.name = context.name(role)
         self._role = role
         self._turns = itertools.count(context.random.randrange(len(context.plan.all_queues)))
-        """Publishers that go round the queues do not go in step."""
+        """Each publisher begins at a random queue, so that they do not go round in step."""
         first = int(self.name.rpartition(".")[2]) * context.plan.processes + context.process
         self._keys = [
             f"k{(first * KEYS_EACH + x) % context.plan.keys:04d}" for x in range(KEYS_EACH)
@@ -59,11 +61,12 @@ class _Publisher(ABC):
         self._due_ns = context.now_ns() + int(context.random.random() * self._interval_ns)
 
     def due_in_s(self) -> float:
-        """Until the next publish; 0 when it is due."""
+        """Return seconds until the next publish; 0 when it is due."""
         return max(0, self._due_ns - self.context.now_ns()) / NS
 
     def batch(self) -> Batch:
-        """The one that is due. Behind schedule, the next one is due at once: nothing is skipped."""
+        """Make the batch that is due. A publisher that is late publishes the next one at once; it
+        skips nothing."""
         queues = self.context.plan.all_queues  # others, where users came or went meanwhile
         queue = queues[next(self._turns) % len(queues)]
         many = self.context.random.randint(1, min(MESSAGES_MAX, len(set(self._keys))))
@@ -75,7 +78,7 @@ class _Publisher(ABC):
         return Batch(queue, tuple(found))
 
     def wire(self, batch: Batch, *, ids: bool) -> list[dict[str, object]]:
-        """Its messages as they are sent."""
+        """Return a batch's messages as they are sent."""
         size = self.context.plan.body_bytes
         found: list[dict[str, object]] = []
         for one in batch.messages:
@@ -89,9 +92,9 @@ class _Publisher(ABC):
         return found
 
     def answered(self, batch: Batch, answers: Sequence[Failure | None], way: str) -> int:
-        """Note what was said of each message; None for a receipt. How many of them, from the first
-        one on, have their last answer: what is behind them is to be sent again, those in between
-        that are stored included, and what was refused for good before is given up (R6)."""
+        """Note the answer to each message; None is a receipt. Return how many messages, from the
+        first on, have their last answer. The messages after them are sent again, even those already
+        stored. Messages refused for good before them are given up (R6)."""
         now_ns = self.context.now_ns()
         for stamp, failure in zip(batch.messages, answers, strict=True):
             if failure is None:
@@ -108,7 +111,7 @@ class _Publisher(ABC):
         return next(again, len(answers))
 
     def publish(self, batch: Batch) -> None:
-        """Send it until each of its messages has its last answer, or the run is over."""
+        """Send a batch until each of its messages has its last answer, or the run is over."""
         self.context.unanswered += 1
         try:
             self._publish(batch)
@@ -138,17 +141,17 @@ class _Publisher(ABC):
 
     @abstractmethod
     def exchange(self, batch: Batch) -> tuple[int, float]:
-        """Send it once: what `answered` says, and for how many seconds the broker asks to wait.
-        Raises Gone."""
+        """Send a batch once. Return the result of `answered`, and how many seconds the broker asks
+        to wait. Raises Gone."""
 
     @abstractmethod
     def lost(self) -> None:
-        """The connection is gone."""
+        """Drop the lost connection."""
 
 
 class SocketPublisher(_Publisher):
-    """Over a WebSocket, numbered: what was not answered, or not stored, is sent again under the
-    same sequence, over another socket where the first one is gone."""
+    """A publisher over a WebSocket, with numbered publishes. Messages without an answer, or not
+    stored, are sent again under the same sequence, if need be over another socket."""
 
     def __init__(self, context: ProcessContext, transport: MakeTransport = Socket) -> None:
         super().__init__(context, "websocket")
@@ -159,8 +162,8 @@ class SocketPublisher(_Publisher):
         self._ref = 0
 
     def turn(self) -> None:
-        """Publish what is due, until it has its last answer; hear the broker where nothing is, or
-        it would take us for gone."""
+        """Publish the batch that is due, until it has its last answer. If none is due, receive,
+        because the broker would otherwise consider this client dead."""
         wait_s = self.due_in_s() if self.context.is_publishing else _IDLE_S
         if wait_s <= 0:
             self.publish(self.batch())
@@ -174,14 +177,12 @@ class SocketPublisher(_Publisher):
                 self.lost()
 
     def lost(self) -> None:
-        """As _Publisher has it."""
         if self._socket is not None:
             self._socket.cut()
             self.context.ledger.counts["sockets lost"] += 1
         self._socket = None
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
-        """As _Publisher has it."""
         if self._socket is None:
             began_ns = self.context.now_ns()
             socket = self._make(self.context.url(), self.context.token)
@@ -206,7 +207,7 @@ class SocketPublisher(_Publisher):
         return done, answer.retry_after_s or 0.0
 
     def _answer(self, socket: Transport) -> Frame:
-        """To the latest publish. Raises Gone."""
+        """Return the answer to the latest publish. Raises Gone."""
         while frames := socket.receive(ANSWER_TIMEOUT_S):
             for frame in frames:
                 if frame.ref == self._ref:
@@ -237,7 +238,8 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class RestPublisher(_Publisher):
-    """Over HTTP, each message under an id of its own: sent again, it is stored once."""
+    """A publisher over HTTP. Each message has an id of its own, so it is stored once even when it
+    is sent again."""
 
     def __init__(self, context: ProcessContext) -> None:
         super().__init__(context, "rest")
@@ -246,7 +248,7 @@ class RestPublisher(_Publisher):
         self._problem = msgspec.json.Decoder(_Problem)
 
     def turn(self) -> None:
-        """Publish what is due, until it has its last answer; sleep where nothing is."""
+        """Publish the batch that is due, until it has its last answer; sleep if none is due."""
         wait_s = self.due_in_s() if self.context.is_publishing else _IDLE_S
         if wait_s <= 0:
             self.publish(self.batch())
@@ -254,13 +256,11 @@ class RestPublisher(_Publisher):
             self.context.sleep(min(_IDLE_S, wait_s))
 
     def lost(self) -> None:
-        """As _Publisher has it."""
         self._http.close()
         self._http = Http(self.context.url(), self.context.token)
         self.context.ledger.counts["sockets lost"] += 1
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
-        """As _Publisher has it."""
         path = f"/v1/queues/{batch.queue}/messages"
         status, said = self._http.request("POST", path, {"messages": self.wire(batch, ids=True)})
         if status == 200:

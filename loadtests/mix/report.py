@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that needs nothing beside itself. Pure."""
+"""The report of a run: one self-contained HTML page. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -56,7 +56,7 @@ def page(
     conditions: Mapping[str, object],
     command: str,
 ) -> str:
-    """The whole page. `command`: how to have it measured again."""
+    """Return the whole page. `command` repeats the run."""
     ok = all(one.ok for one in gates)
     failed = sum(not one.ok for one in gates)
     verdict = "All gates are kept" if ok else f"{failed} of {len(gates)} gates are broken"
@@ -103,7 +103,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
-    """`numbers`: so many columns at the end are numbers."""
+    """Return a table. Its last `numbers` columns are numbers."""
     words = len(head) - numbers
 
     def cells(row: Sequence[str], tag: str) -> str:

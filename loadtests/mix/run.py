@@ -17,46 +17,47 @@ from loadtests.mix.process_context import make_queue, queues_lag
 from loadtests.server import Process, Server, ServerFailed
 
 START_S: Final = 120.0
-"""Beyond the ramp, until all users are there."""
+"""The longest wait for all users, after the ramp."""
 DRAIN_S: Final = 180.0
 QUIET_S: Final = 3.0
-"""Nobody was given anything for so long, with nothing left for any group: readers have it all."""
+"""When no delivery has come for this time and no group has anything left, readers have received
+everything."""
 LEDGER_S: Final = 60.0
 _LOOK_S: Final = 0.25
 _TELL_S: Final = 5.0
 STARTS_MAX: Final = 5
-"""A broker of the run's own that ends more often than that is not started again."""
+"""The most times that a broker of the run's own is started again."""
 Say = Callable[[str], None]
 
 
 @dataclass
 class Found:
-    """What a run brought."""
+    """The results of a run."""
 
     outcome: Outcome
     conditions: dict[str, object] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the broker, where its process is known."""
+    """Figures of the broker, if its process is known."""
     outages: list[Outage] = field(default_factory=list)
 
 
 class OwnBroker:
-    """The broker that the run has started for itself: what its process takes, over all its starts.
-    One that ends is started again on its data, and has to keep what it promised."""
+    """The broker that the run started for itself, and its CPU time and memory over all its starts.
+    A broker that ends is started again on its data, and has to keep its promises."""
 
     def __init__(self, server: Server, watch: Watch) -> None:
-        """`server`: it runs; `watch`: asks it whether it is ready."""
+        """`server`: the running broker; `watch`: asks it whether it is ready."""
         self._server = server
         self._watch = watch
         self._starts = 0
         self._ended_cpu_s = 0.0
-        """What the processes took that have ended."""
+        """CPU time of the processes that have ended."""
         self._cpu_s = 0.0
         self.rss_bytes = 0
-        """The most that was seen."""
+        """The largest value that was seen."""
 
     def look(self) -> None:
-        """See what it takes, and start it where it has ended.
+        """Measure the broker's CPU time and memory, and start it again if it has ended.
 
         Raises:
             LoadBroke: it has ended too often.
@@ -89,13 +90,13 @@ class OwnBroker:
 
 
 class Run:
-    """See the module. Raises LoadBroke where the load could not be made."""
+    """One run of the mix. Its methods raise LoadBroke if the load could not be made."""
 
     def __init__(
         self, plan: Plan, folder: Path, token: str | None, say: Say, server: Server | None
     ) -> None:
-        """`folder`: for the run's files; `say`: progress, a line at a time, from several threads;
-        `server`: the broker, if it was started for the run."""
+        """`folder`: for the run's files; `say`: receives progress, a line at a time, from several
+        threads; `server`: the broker, if it was started for the run."""
         self._plan = plan
         self._folder = folder
         self._token = token
@@ -108,7 +109,7 @@ class Run:
         self._told_at = 0.0
 
     def whole(self) -> Found:
-        """All of it."""
+        """Do the whole run."""
         with self._watch:
             self._make_queues()
             plan.write(self._plan, self._folder / coordination.PLAN)
@@ -129,7 +130,7 @@ class Run:
             make_queue(self._http, self._plan, queue)
 
     def _look(self, locusts: Locusts, phase: str, seconds_left: float) -> list[Progress]:
-        """Where the processes are; said aloud from time to time. Raises LoadBroke."""
+        """Return the progress of the processes, and say it from time to time. Raises LoadBroke."""
         time.sleep(_LOOK_S)
         locusts.check()
         if self._broker is not None:
@@ -180,13 +181,14 @@ class Run:
         }
 
     def _drain(self, locusts: Locusts) -> bool:
-        """Whether nothing was left in time."""
+        """Drain the queues. Whether nothing was left in time."""
         since_ns = coordination.phase(self._folder).since_ns
         coordination.tell(self._folder, Phase("drain", since_ns))
         began_ns, deadline = time.monotonic_ns(), time.monotonic() + DRAIN_S
         while time.monotonic() < deadline:
             found = self._look(locusts, "drain", deadline - time.monotonic())
-            # Quiet counts from the drain's beginning: what they say may be a second old.
+            # Quiet counts from the drain's beginning, because the processes' reports may be a
+            # second old.
             latest_ns = max([began_ns, *(one.given_at_ns for one in found)])
             quiet = time.monotonic_ns() - latest_ns >= QUIET_S * 1e9
             if (
@@ -225,7 +227,7 @@ class Run:
 
 
 def _line(phase: str, found: Sequence[Progress], users: int, seconds_left: float) -> str:
-    """Progress in words."""
+    """Return the progress in words."""
     certified, given = sum(p.certified for p in found), sum(p.given for p in found)
     text = (
         f"{phase:<8} {seconds_left:4.0f} s left   {sum(p.standing for p in found):,} of {users:,} "

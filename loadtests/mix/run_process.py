@@ -1,7 +1,7 @@
 """A process of Locust in a run that `python -m loadtests.mix` has started, and judges.
 
-The launcher has written the plan and has made the queues. It says where the run is, over files in
-the run's folder, and wants this process's ledger there in the end.
+The launcher has written the plan and created the queues. It writes the run's phase into a file in
+the run's folder, and expects this process's ledger there in the end.
 """
 
 import os
@@ -18,17 +18,17 @@ from loadtests.mix.coordination import FOLDER, PROCESS
 from loadtests.mix.process_context import ProcessContext, teller
 
 LOOK_S: Final = 0.1
-"""Between two looks at where the run is."""
+"""Pause between two reads of the run's phase."""
 REPORT_S: Final = 0.5
 
 
 def attach(users: Any) -> None:
-    """Have Locust's users, `users` and its subclasses, do what the plan says."""
+    """Have Locust's users, `users` and its subclasses, follow the plan."""
     folder = Path(os.environ[FOLDER])
     drawn = plan.read(folder / coordination.PLAN)
     for one in users.__subclasses__():
-        # Locust makes exactly these where every class has a number; by weights a role of one user
-        # may have none, and nobody would drain its queue.
+        # Locust makes exactly these numbers if every class has one. By weights, a role of one user
+        # may get none, and its queue would not be drained.
         one.fixed_count = drawn.counts.get(one.role, 0)
 
     def begin(environment: Any, **_: object) -> None:
@@ -38,7 +38,7 @@ def attach(users: Any) -> None:
         process = int(os.environ[PROCESS])
         token = os.environ.get("TOCSIN_TOKEN")
         users.process_context = ProcessContext(drawn, process, token, told=teller(environment))
-        # A greenlet, as everything here is.
+        # A greenlet, like every thread under gevent.
         arguments = (environment, folder, users.process_context)
         threading.Thread(target=_follow, args=arguments, daemon=True).start()
 
@@ -47,8 +47,7 @@ def attach(users: Any) -> None:
 
 
 def _follow(environment: Any, folder: Path, context: ProcessContext) -> None:
-    """Learn where the run is, and say how far we are, until it is over and the ledger is in its
-    file."""
+    """Follow the run's phase and report progress, until the run is over; then write the ledger."""
     reported = 0.0
     while not context.is_over:
         context.enter(coordination.phase(folder))

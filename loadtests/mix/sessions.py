@@ -1,4 +1,4 @@
-"""A user's session: it opens a transport when it has none, and hears what is said."""
+"""A user's session: it opens a transport when it has none, and handles the broker's frames."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -10,21 +10,22 @@ from loadtests.mix.process_context import NS, ProcessContext
 from loadtests.mix.transports import MakeTransport, Transport
 
 TURN_S: Final = 2.0
-"""How long a turn waits for something to come: thousands of users who look more often would be what
-is measured."""
+"""The longest that a turn waits for frames. With shorter turns, the polling of thousands of users
+would be what is measured."""
 PAUSE_S: Final = (0.05, 0.5)
-"""Before who lost a connection comes back: from, to. Longer each time that it is in vain."""
+"""The shortest and longest pause before a lost connection is opened again. The longest grows with
+each failed attempt."""
 PAUSE_S_MAX: Final = 2.0
 
 
 class Session(ABC):
-    """Of one user, over as many connections as it takes. None of them is resumed: what was held
-    returned with the connection, and comes again."""
+    """The session of one user, over as many connections as it takes. No connection resumes the one
+    before: its deliveries have returned, and come again."""
 
     def __init__(
         self, context: ProcessContext, role: str, transport: MakeTransport, queue: str
     ) -> None:
-        """`queue`: the one that the session subscribes to."""
+        """`queue`: the queue that the session subscribes to."""
         self.context = context
         self.queue = queue
         self.role = role
@@ -34,13 +35,13 @@ class Session(ABC):
         self._refs = itertools.count(1)
         self._away_since_ns = 0
         self._opened = False
-        """It has a place in its group, or a position."""
+        """Whether it has a place in its group, or a position."""
         self._failures = 0
-        """Attempts in a row that were in vain."""
+        """Number of failed attempts in a row."""
 
     def turn(self, timeout_s: float = TURN_S) -> None:
-        """Hear what comes within `timeout_s`, and answer it. A connection that is gone is opened
-        anew; what went wrong on the way is counted."""
+        """Receive frames for up to `timeout_s`, and answer them. A lost connection is opened again;
+        a failure is counted."""
         try:
             if self.transport is None:
                 self._open()
@@ -73,18 +74,19 @@ class Session(ABC):
         self.context.told("open", self.role, now_ns - began_ns, 0)
 
     def ref(self) -> int:
-        """A new one."""
+        """Return a new ref."""
         return next(self._refs)
 
     def say(self, *frames: dict[str, object]) -> None:
-        """Send these. Raises Gone."""
+        """Send frames. Raises Gone."""
         if self.transport is None:
             raise Gone("the connection was given up meanwhile")
         self.transport.send(frames)
 
     def ask(self, **fields: object) -> Frame:
-        """Say something with a ref; its answer. What else comes meanwhile is heard. Raises Gone,
-        also where the answer is an error: it may be another one next time."""
+        """Send a frame with a ref and return its answer. Other frames that come meanwhile are
+        handled. Raises Gone, also if the answer is an error, because the next attempt may be
+        answered otherwise."""
         ref = self.ref()
         self.say({**fields, "ref": ref})
         deadline_ns = self.context.now_ns() + int(ANSWER_TIMEOUT_S * NS)
@@ -108,14 +110,14 @@ class Session(ABC):
 
     @abstractmethod
     def began(self, answer: Frame) -> None:
-        """The subscription stands."""
+        """Handle the answer that confirms the subscription."""
 
     @abstractmethod
     def heard(self, frames: list[Frame]) -> None:
-        """These came. Raises Gone."""
+        """Handle frames that came. Raises Gone."""
 
     def lost(self, *, asked: bool = False) -> None:
-        """The connection is gone; `asked`: we have cut it."""
+        """Drop the connection, which is lost, or which this user has cut (`asked`)."""
         if self.transport is not None:
             self.transport.cut()
             self.context.ledger.counts["sockets cut" if asked else "sockets lost"] += 1
@@ -124,8 +126,8 @@ class Session(ABC):
         self._opened = False
 
     def take(self, message: Given, stream: Stream, now_ns: int, since_ns: int) -> Stamp | None:
-        """Note a message that came now, and return its stamp; None: no user has made it.
-        `since_ns`: what was due before says nothing of the broker's latency."""
+        """Note a message that came now, and return its stamp; None if no user made it. The latency
+        of a message due before `since_ns` says nothing about the broker."""
         body = bytes(message.body)
         try:
             stamp = read_stamp(body, self.context.plan.body_bytes)
@@ -138,7 +140,7 @@ class Session(ABC):
         return stamp
 
     def close(self) -> None:
-        """Leave, and say so."""
+        """Say goodbye and close the connection."""
         if self.transport is not None:
             self.transport.close()
         self.transport = None

@@ -1,7 +1,8 @@
-"""A session as blocking calls, over WebSocket or by long poll, for whoever runs in a greenlet.
+"""A session as blocking calls, over WebSocket or by long poll, for code that runs in a greenlet.
 
-Locust replaces the standard library's sockets by gevent's when it is imported: what blocks here
-then holds up one user and nobody else. Without Locust it blocks a thread. Nothing here knows which.
+Locust replaces the standard library's sockets by gevent's when it is imported. A blocking call then
+holds up one user and no other. Without Locust it blocks a thread. This module works the same in
+both cases.
 """
 
 import contextlib
@@ -21,32 +22,33 @@ from websocket import (
 from loadtests.mix.calls import ANSWER_TIMEOUT_S, Frame, Gone, Http, decode, encode, reason
 
 POLL_S_MAX: Final = 20.0
-"""The broker lets nobody wait for longer than 30 s; who has more time asks again."""
+"""The longest wait of one poll. The broker allows at most 30 s; a longer wait takes several
+polls."""
 _POLL_MARGIN_S: Final = 30.0
-"""Beyond what a poll asks to wait, until its connection is taken for dead."""
+"""Time after a poll's wait until its connection counts as dead."""
 
 
 class Transport(Protocol):
-    """What carries a session. Every method may raise Gone."""
+    """The transport of a session. Every method may raise Gone."""
 
     def open(self, hello: dict[str, object]) -> Frame:
-        """Connect, say hello; the welcome."""
+        """Connect, say hello, and return the welcome."""
 
     def send(self, frames: Sequence[object]) -> None:
-        """Say these, in this order."""
+        """Send frames in this order."""
 
     def receive(self, timeout_s: float) -> list[Frame]:
-        """What the broker says next; nothing, if nothing came in time."""
+        """Return the broker's next frames; empty if none came in time."""
 
     def close(self) -> None:
-        """Leave, and say so: what is held returns at once."""
+        """Leave, and tell the broker, so that held deliveries return at once."""
 
     def cut(self) -> None:
-        """Leave without a word, as a network would."""
+        """Leave without a word, as after a network failure."""
 
 
 MakeTransport = Callable[[str, str | None], Transport]
-"""Of a broker's address and a token; nothing is connected before `open`."""
+"""Makes a transport from a broker's address and a token. It does not connect before `open`."""
 
 
 class Socket:
@@ -60,7 +62,6 @@ class Socket:
         self._socket: Any = WebSocket(skip_utf8_validation=True)  # some of it has no types
 
     def open(self, hello: dict[str, object]) -> Frame:
-        """As Transport has it."""
         try:
             self._socket.connect(
                 self._address, timeout=ANSWER_TIMEOUT_S, header=self._headers,
@@ -78,7 +79,6 @@ class Socket:
         return self.receive(ANSWER_TIMEOUT_S)
 
     def send(self, frames: Sequence[object]) -> None:
-        """As Transport has it."""
         said = frames[0] if len(frames) == 1 else frames
         try:
             self._socket.settimeout(ANSWER_TIMEOUT_S)
@@ -87,8 +87,8 @@ class Socket:
             raise Gone(f"cannot send: {error}", reason(error)) from None
 
     def receive(self, timeout_s: float) -> list[Frame]:
-        """As Transport has it. A message of which a part came in time is kept for the next call:
-        websocket-client goes on where it was."""
+        """Return the broker's next frames. A message of which a part came in time is kept for the
+        next call, because websocket-client continues it."""
         try:
             self._socket.settimeout(max(timeout_s, 0.001))
             opcode, data = self._socket.recv_data()
@@ -103,20 +103,18 @@ class Socket:
         return decode(bytes(data))
 
     def close(self) -> None:
-        """As Transport has it."""
         with contextlib.suppress(WebSocketException, OSError):
             if self._socket.connected:
                 self._socket.send_close()
         self.cut()
 
     def cut(self) -> None:
-        """As Transport has it."""
         with contextlib.suppress(WebSocketException, OSError):
             self._socket.shutdown()
 
 
 class _Batch(msgspec.Struct):
-    """What a poll brings."""
+    """The answer to a poll."""
 
     session: str
     batch: int
@@ -128,8 +126,8 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 class Poll:
-    """A session by long poll. A connection that breaks is tried once more, at once: what was asked
-    is asked again under the same number, and does nothing twice."""
+    """A session by long poll. After a broken connection a request is repeated once, at once, under
+    the same number, so that it counts once."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """`url`: http://host:port of a broker."""
@@ -139,7 +137,6 @@ class Poll:
         self._number = 0
 
     def open(self, hello: dict[str, object]) -> Frame:
-        """As Transport has it."""
         return _welcomed(self, lambda: self._said(hello))
 
     def _said(self, hello: dict[str, object]) -> list[Frame]:
@@ -152,13 +149,13 @@ class Poll:
         return opened.frames or self.receive(POLL_S_MAX)
 
     def send(self, frames: Sequence[object]) -> None:
-        """As Transport has it."""
         self._number += 1
         said = frames[0] if len(frames) == 1 else frames
         self._again("POST", f"{self._path}?number={self._number}", said, ANSWER_TIMEOUT_S)
 
     def receive(self, timeout_s: float) -> list[Frame]:
-        """As Transport has it; after POLL_S_MAX there may be nothing before the time is over."""
+        """Return the broker's next frames; after POLL_S_MAX it may be empty before `timeout_s` is
+        over."""
         wait_s = min(timeout_s, POLL_S_MAX)
         path = f"{self._path}?after={self._batch}&wait_s={wait_s:.3f}"
         batch = _BATCH.decode(self._again("GET", path, None, wait_s + _POLL_MARGIN_S))
@@ -178,19 +175,18 @@ class Poll:
         return answer
 
     def close(self) -> None:
-        """As Transport has it."""
         if self._path:
             with contextlib.suppress(Gone):
                 self._http.request("DELETE", self._path.removesuffix("/frames"))
         self.cut()
 
     def cut(self) -> None:
-        """As Transport has it."""
         self._http.close()
 
 
 def _welcomed(transport: Transport, say: Callable[[], list[Frame]]) -> Frame:
-    """The welcome that this brings. Without one nothing stays open."""
+    """Return the welcome among the frames that `say` returns. Without one, the transport is
+    closed."""
     try:
         return _welcome(say())
     except Gone:

@@ -1,7 +1,7 @@
 """The users of the mix by their roles.
 
-Most are a publisher, a consumer or a reader as it is. Two have habits: one loses its socket with
-all others of its kind, one has a day.
+Most are simply a publisher, a consumer or a reader. Two behave specially: one loses its socket
+together with all others of its kind, one has a day.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from loadtests.mix.publishers import RestPublisher, SocketPublisher
 from loadtests.mix.transports import MakeTransport, Poll, Socket
 
 _STORM_JITTER_S: Final = 0.2
-"""Within which all of them have lost theirs: no network takes it from all in one instant."""
+"""Time within which all of them lose their sockets; no network failure hits all in one instant."""
 
 
 class Storm:
-    """A consumer whose socket is cut, without a word, at instants that all processes share; it is
-    back as soon as it can. How long that took is measured as `comeback storm`."""
+    """A consumer whose socket is cut, without a word, at instants that all processes share. It
+    connects again as soon as it can. The time that this takes is measured as `comeback storm`."""
 
     def __init__(self, context: ProcessContext, transport: MakeTransport = Socket) -> None:
         self._context = context
@@ -26,7 +26,7 @@ class Storm:
         self._storms = 0
 
     def turn(self) -> None:
-        """As Session has it, and a cut where one is due."""
+        """Take one turn, and cut the socket if a storm is due."""
         context, plan = self._context, self._context.plan
         if context.phase.name == "measure":
             since_ns = context.now_ns() - context.phase.since_ns
@@ -43,17 +43,17 @@ class Storm:
 
 
 class _Doing(Protocol):
-    """What somebody does for some hours."""
+    """An activity of some hours."""
 
     def turn(self) -> None:
-        """Some of it."""
+        """Take one turn."""
 
     def close(self) -> None:
-        """Enough of it."""
+        """End the activity."""
 
 
 class _Asleep:
-    """Nobody is there."""
+    """An idle user."""
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
@@ -70,8 +70,9 @@ DAY: Final = ("sleep", "sleep", "publish", "work", "publish", "work", "read", "s
 
 
 class Day:
-    """Goes through a compressed day: a session for each part of it. When publishing is over it
-    works, until everything is settled; its group would else have nobody at night."""
+    """A user that goes through a compressed day, with a session for each part. When publishing is
+    over it works until everything is settled, because its group would otherwise have no consumer at
+    night."""
 
     def __init__(self, context: ProcessContext, transport: MakeTransport = Socket) -> None:
         self._context = context
@@ -79,10 +80,10 @@ class Day:
         self._part = ""
         self._doing: _Doing = _Asleep(context)
         self._shift_ns = int(context.random.uniform(0, 0.25) * context.plan.day_s * NS)
-        """Not everybody gets up at the same time."""
+        """A random shift, so that not all users begin their day at the same time."""
 
     def turn(self) -> None:
-        """Some of what is to be done at this hour."""
+        """Take one turn of the current part."""
         part = self.part()
         if part != self._part:
             self._doing.close()
@@ -90,7 +91,7 @@ class Day:
         self._doing.turn()
 
     def part(self) -> str:
-        """What is to be done now."""
+        """Return the current part of the day."""
         context = self._context
         if not context.is_publishing:
             return "work"
@@ -112,13 +113,13 @@ class Day:
 
 
 class Doing(Protocol):
-    """What a user does."""
+    """The activity of a user."""
 
     def turn(self) -> None:
-        """Some of it; it may block for a second or two."""
+        """Take one turn; it may block for a second or two."""
 
     def close(self) -> None:
-        """Enough of it."""
+        """End the activity."""
 
 
 def _worker(context: ProcessContext) -> Doing:
@@ -143,12 +144,12 @@ MAKE: Final[dict[str, Callable[[ProcessContext], Doing]]] = {
     "storm": Storm,
     "day": Day,
 }
-"""By the role's name in a plan; a user of each is made with the context of its process."""
+"""Makes the user of each role in a plan, from the context of its process."""
 
 
 def turn(context: ProcessContext, role: str, doing: Doing) -> None:
-    """One turn. What goes wrong and is no lost connection is noted, and breaks a gate; it goes on
-    to whoever runs the user."""
+    """Take one turn. An error other than a lost connection is noted, breaks a gate, and is raised
+    again."""
     try:
         doing.turn()
     except Exception as error:
