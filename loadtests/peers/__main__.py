@@ -1,4 +1,4 @@
-"""`python -m loadtests.peers`: Tocsin and other brokers at the same work; --help teaches."""
+"""`python -m loadtests.peers`: Tocsin and other brokers at the same work; see --help."""
 
 import asyncio
 import shlex
@@ -17,7 +17,7 @@ from loadtests.peers.pictures import pictures
 
 OUT: Final = Path("build/peers")
 PUBLISHED: Final = Path("loadtests/peers/published")
-"""Results that a document shows, and their plots."""
+"""The folder of results that a document shows, and of their plots."""
 _NAMES: Final = [entrant.name for entrant in ENTRANTS]
 _PLAN: Final = Plan()
 
@@ -161,7 +161,8 @@ def _show(results: Results, out: Path) -> None:
 
 
 def _photographed(out: Path, names: list[str]) -> str:
-    """The plots as PNG, too, where there is a Chromium; what there is now, in words."""
+    """Write the plots as PNG too, if a Chromium is installed. Return the plots written, in
+    words."""
     if not names:
         return "nothing to draw"
     shown = ", ".join(f"{name}.svg" for name in names)
@@ -191,7 +192,7 @@ async def _photograph(folder: Path, names: Sequence[str]) -> None:
 
 
 def _command() -> str:
-    """What somebody else would type."""
+    """Return the command that repeats this run."""
     arguments = sys.argv[2:]
     return "make peers" + (f' ARGS="{shlex.join(arguments)}"' if arguments else "")
 

@@ -1,8 +1,8 @@
-"""What the clients of all peers have in common.
+"""The common part of the clients of all peers.
 
 `Bodies` are the messages that all of them send, `Acks` the random order in which they acknowledge.
-`Sending` is the part of a producer that no protocol touches: it writes blocks of messages and
-counts confirmations. `Settling` is that of a consumer: its counts and acknowledgements.
+`Sending` is the part of a producer that is the same for all protocols: it writes blocks of messages
+and counts confirmations. `Settling` is that of a consumer: its counts and acknowledgements.
 """
 
 import asyncio
@@ -19,16 +19,17 @@ from loadtests.histogram import Histogram
 
 T = TypeVar("T")
 WAVE_DELAY_S: Final = 0.002
-"""As Tocsin's consumers have it: what is left is acknowledged so long after the last message."""
+"""Delay after the last message until the remaining ones are acknowledged, equal to that of Tocsin's
+consumers."""
 _DRAWS: Final = 4096
 
 
 class Bodies:
-    """Messages of one size: the moment at which each was due, as `load.stamp` writes it, and
-    padding. Keys are names such as `k0007`."""
+    """Messages of one size: the time at which each was due, as `load.stamp` writes it, and padding.
+    Keys are names such as `k0007`."""
 
     def __init__(self, body_bytes: int = BODY_BYTES, keys: int = KEYS) -> None:
-        """Raises ValueError: no room for a stamp."""
+        """Raises ValueError if there is no room for a stamp."""
         if body_bytes < STAMP_BYTES:
             raise ValueError(f"a body has at least {STAMP_BYTES} bytes, not {body_bytes}")
         self.body_bytes = body_bytes
@@ -36,14 +37,14 @@ class Bodies:
         self._padding = b"x" * (body_bytes - STAMP_BYTES)
 
     def key(self, number: int) -> bytes:
-        """The name of a key."""
+        """Return the name of a key."""
         return b"k%0*d" % (len(str(self.keys - 1)), number)
 
     def block(
         self, messages: int, random: Random, around: Callable[[bytes], tuple[bytes, bytes]]
     ) -> list[bytes]:
-        """Messages of random keys, cut where the stamp belongs: `stamp.join(block)` fills it in.
-        `around(key)` is what a broker's protocol has before the body and behind it."""
+        """Return messages of random keys, cut where the stamp belongs: `stamp.join(block)` fills it
+        in. `around(key)` returns the protocol's bytes before and after the body."""
         parts = [b""]
         for _ in range(messages):
             before, behind = around(self.key(random.randrange(self.keys)))
@@ -52,7 +53,8 @@ class Bodies:
         return parts
 
     def record(self, bodies: Sequence[bytes], histogram: Histogram) -> None:
-        """Count how late each of them is now. Raises LoadFailed: a body that nobody sent."""
+        """Record the latency of each body now. Raises LoadFailed for a body that no producer
+        sent."""
         now = time.monotonic_ns()
         for due, times in Counter([body[:STAMP_BYTES] for body in bodies]).items():
             if not due.isdigit():
@@ -62,7 +64,7 @@ class Bodies:
             raise LoadFailed(f"a body of {self.body_bytes} bytes came with another size")
 
     def latency_ns(self, body: bytes) -> int:
-        """How late it is now. Raises LoadFailed: a body that nobody sent."""
+        """Return a body's latency now. Raises LoadFailed if no producer sent it."""
         due = body[:STAMP_BYTES]
         if len(body) != self.body_bytes or not due.isdigit():
             raise LoadFailed(f"a body that nobody sent: {body[:200]!r}")
@@ -70,8 +72,8 @@ class Bodies:
 
 
 class Acks(Generic[T]):
-    """In which order messages are acknowledged: each falls into one of WAVES waves at random, and a
-    wave goes out at each turn, or WAVE_DELAY_S after the last one while something waits."""
+    """The order in which messages are acknowledged. Each falls into one of WAVES waves at random.
+    One wave is sent at each turn, or WAVE_DELAY_S after the last one if any waits."""
 
     def __init__(self, random: Random, send: Callable[[list[T]], None]) -> None:
         self._send = send
@@ -81,13 +83,13 @@ class Acks(Generic[T]):
         self._stopped = False
 
     def add(self, items: Sequence[T]) -> None:
-        """These are done."""
+        """Add messages to be acknowledged."""
         waves, draws = list(self._waves), self._draws
         for item in items:
             waves[next(draws)].append(item)
 
     def turn(self) -> None:
-        """Send the wave whose turn it is."""
+        """Send the next wave."""
         due = self._waves.popleft()
         self._waves.append([])
         if due:
@@ -112,8 +114,8 @@ MESSAGES_MADE_MIN: Final = 2048
 
 
 class Sending(ABC):
-    """The part of Producing that no protocol touches. Goes before the protocol's client among the
-    bases: `_turn` is what that one calls after all that one read brought."""
+    """The part of a producer that is the same for all protocols. Among the bases it comes before
+    the protocol's client, which calls `_turn` after all messages of one read."""
 
     def __init__(
         self,
@@ -122,8 +124,8 @@ class Sending(ABC):
         random: Random,
         around: Callable[[bytes], tuple[bytes, bytes]],
     ) -> None:
-        """`messages`: so many go out together. `around`: what stands before and behind the body
-        of a message with this key."""
+        """`messages`: number of messages that are sent together. `around(key)` returns the
+        protocol's bytes before and after the body."""
         self.messages_per_frame = messages
         self.unanswered = 0
         self.answered = 0
@@ -146,7 +148,7 @@ class Sending(ABC):
 
     @abstractmethod
     def _send(self, blocks: list[bytes]) -> None:
-        """Write these."""
+        """Write blocks of messages."""
 
     def _confirmed(self) -> None:
         self.unanswered -= 1
@@ -158,12 +160,12 @@ class Sending(ABC):
 
 
 Ack = TypeVar("Ack")
-"""What a protocol names a delivery by when it is acknowledged."""
+"""A delivery's name in the protocol, for its acknowledgement."""
 
 
 class Settling(ABC, Generic[Ack]):
-    """The part of Consuming that no protocol touches. Goes before the protocol's client among the
-    bases."""
+    """The part of a consumer that is the same for all protocols. Among the bases it comes before
+    the protocol's client."""
 
     def __init__(self, bodies: Bodies, histogram: Histogram, random: Random) -> None:
         self.delivered = 0
@@ -176,7 +178,7 @@ class Settling(ABC, Generic[Ack]):
 
     @abstractmethod
     def _acknowledge(self, due: list[Ack]) -> None:
-        """Acknowledge these, and ask for a word on it."""
+        """Acknowledge deliveries, and ask for a confirmation."""
 
     def _told(self) -> None:
         if self.on_settled is not None:

@@ -1,5 +1,5 @@
-"""The contest: rounds in which each entrant, one after the other, does each scenario with servers
-of its own, which nobody shares the machine with but the generator of the load."""
+"""The contest: rounds in which each entrant in turn runs each scenario, on servers of its own.
+Nothing else runs on the machine, except the generator of the load."""
 
 import asyncio
 import os
@@ -45,29 +45,29 @@ assert {*SHARING, *READING} == SCENARIOS.keys()
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured, and for how long."""
+    """The measurements of a contest, and their duration."""
 
     rounds: int = 5
     seconds: float = 5.0
-    """Each scenario measures, besides its preparation."""
+    """Measured duration of each scenario, without its preparation."""
     readers: int = 1000
-    """Of `fanout`."""
+    """Number of readers in `fanout`."""
     connections: int = 1000
-    """Of `idle`."""
+    """Number of connections in `idle`."""
     entrants: tuple[str, ...] = tuple(entrant.name for entrant in ENTRANTS)
     scenarios: tuple[str, ...] = tuple(SCENARIOS)
     minutes_max: float = 90.0
-    """No measurement begins later."""
+    """Time after which no measurement begins."""
     command: str = ""
 
 
 def contest(
     plan: Plan, progress: Callable[[str], None], keep: Callable[[Results], None]
 ) -> Results:
-    """All of it. `keep` is given what there is so far, after each measurement: what is there when
-    somebody interrupts it counts.
+    """Run the whole contest. `keep` receives the results so far after each measurement, so that an
+    interrupted contest keeps them.
 
-    Raises RuntimeError: this machine may not open so many files.
+    Raises RuntimeError if this machine cannot open enough files.
     """
     raise_file_limit(max(plan.readers, plan.connections) + FILES_SPARE)
     results = Results(
@@ -94,7 +94,7 @@ def contest(
 
 
 def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
-    """One measurement, on servers of its own; whatever goes wrong is in the run."""
+    """Measure one scenario, on servers of its own. The run's `failure` says what went wrong."""
     try:
         with (
             tempfile.TemporaryDirectory(
@@ -117,7 +117,8 @@ def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
 
 
 def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
-    """What a scenario found, as numbers of one unit each; what does not apply is not there."""
+    """Return the figures of a scenario, each as a number in one unit; figures that do not apply are
+    left out."""
     named: dict[str, object] = {
         "messages_per_s": found.messages_per_s,
         "server_cpu_us": found.server_cpu_us_per_message,
@@ -136,7 +137,7 @@ def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
 
 
 def told(run: Run) -> str:
-    """A run in a few words."""
+    """Return a run in a few words."""
     if run.failure:
         return f"FAILED: {run.failure}"
     shown = {
@@ -198,7 +199,7 @@ def _conditions(plan: Plan) -> dict[str, str | int | float]:
 
 
 def _sync_ms(folder: Path) -> float:
-    """How long it takes here to write 4 KiB and have them on the disk, the median of some."""
+    """Return the median time that this machine takes to write 4 KiB and sync it to disk."""
     took = []
     with (folder / "synced").open("wb", buffering=0) as file:
         for _ in range(_SYNCS):

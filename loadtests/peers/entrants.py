@@ -1,4 +1,4 @@
-"""Who takes part, how each is set up, what its confirmations mean, and what it is asked to do."""
+"""The entrants: each broker's set-up, the meaning of its confirmations, and its scenarios."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +21,7 @@ from loadtests.peers.streams import Streams
 SHARING: Final = ("single", "batch", *OFFERED)
 READING: Final = ("fanout", "idle")
 SYNC_ALWAYS_MIN: Final = (2, 10)
-"""The first NATS with `sync_interval: always`."""
+"""The first version of NATS with `sync_interval: always`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Running:
 
     adapter: Adapter
     pids: tuple[int, ...]
-    """Those that were started, each in a session of its own."""
+    """The processes that were started, each in a session of its own."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,19 @@ class Entrant:
     title: str
     transport: str
     durability: str
-    """What it is configured to have done when it confirms a message."""
+    """The configured durability of a message when it is confirmed."""
     ordering: str
-    """How a key stays in order between publisher and consumer."""
+    """The way in which a key stays in order between publisher and consumer."""
     batch: str
-    """How a hundred messages that are there together go out."""
+    """The form in which a hundred waiting messages are sent."""
     reader: str
-    """What each of many readers is."""
+    """The kind of each of many readers."""
     scenarios: tuple[str, ...]
     version: Callable[[], str]
-    """Raises Missing: it is not here, with why."""
+    """Returns the version. Raises Missing, with the reason, if the broker is not installed."""
     open: Callable[[Path], AbstractContextManager[Running]]
-    """Start it on this empty folder; gone at the end of the block. Raises Missing, ServerFailed."""
+    """Starts the broker on an empty folder, and ends it at the end of the block. Raises Missing,
+    ServerFailed."""
 
 
 def _tocsin_version() -> str:

@@ -1,4 +1,4 @@
-"""Results: what a run found, the order of turns, and medians over rounds. Pure."""
+"""Results: the figures of runs, the order of turns, and medians over rounds. Pure."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -15,13 +15,13 @@ class Run(msgspec.Struct, frozen=True):
     """One entrant in one scenario of one round."""
 
     round: int
-    """From 1."""
+    """Number of the round, from 1."""
     entrant: str
     scenario: str
     figures: dict[str, float] = {}
-    """What does not apply is not there."""
+    """Figures by name; those that do not apply are left out."""
     failure: str = ""
-    """Why there are no figures."""
+    """The reason why there are no figures; empty if there are."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -37,25 +37,25 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct):
-    """All that a contest found, and under which conditions."""
+    """All results of a contest, and their conditions."""
 
     schema: int
     command: str
     began: str
     ended: str
     rounds: int
-    """How many were wanted."""
+    """Number of rounds that were planned."""
     conditions: dict[str, str | int | float]
     entrants: dict[str, Known]
     skipped: dict[str, str]
     """Name → why it did not take part."""
     runs: list[Run]
     cut: str = ""
-    """Why there are fewer rounds than were wanted."""
+    """The reason why there are fewer rounds than planned."""
 
 
 class Middle(NamedTuple):
-    """The median of some rounds, and how far they lie apart."""
+    """The median of some rounds, with the lowest and the highest value."""
 
     value: float
     low: float
@@ -64,8 +64,8 @@ class Middle(NamedTuple):
 
 
 def turns(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round, from 1: each begins with another one, so that nobody always comes
-    first, or always behind the same. Raises ValueError: there is no such round."""
+    """Return the order of a round, from 1. Each round begins with another name, so that none always
+    comes first. Raises ValueError for a number below 1."""
     if number < 1:
         raise ValueError(f"rounds are counted from 1, not {number}")
     if not names:
@@ -75,7 +75,8 @@ def turns(names: Sequence[str], number: int) -> list[str]:
 
 
 def middle(values: Iterable[float]) -> Middle | None:
-    """Their median, of an even number the mean of the two in the middle; none: None."""
+    """Return the median; for an even number, the mean of the two in the middle. None without
+    values."""
     found = sorted(values)
     return Middle(median(found), found[0], found[-1], len(found)) if found else None
 
@@ -103,10 +104,10 @@ def failures(runs: Iterable[Run]) -> dict[tuple[str, str], list[str]]:
 
 
 def read(data: bytes) -> Results:
-    """Results from their JSON.
+    """Read results from their JSON.
 
     Raises:
-        ValueError: it is none, or of another schema.
+        ValueError: it is no results, or of another schema.
     """
     try:
         results = msgspec.json.decode(data, type=Results)
@@ -118,5 +119,5 @@ def read(data: bytes) -> Results:
 
 
 def written(results: Results) -> bytes:
-    """The JSON of results, for people as well."""
+    """Return the JSON of results, indented for people."""
     return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"

@@ -1,10 +1,10 @@
-"""Clients that do nothing but load NATS JetStream over WebSocket.
+"""Clients that only load NATS JetStream, over WebSocket.
 
-A queue is a stream whose subjects are `<queue>.<partition>.<key>`; the server itself maps what is
-published to `to.<queue>.<key>` there, by its own hash of the key. Each partition has a durable push
-consumer with explicit acknowledgements and one subscriber: a key is in order. A message is
-confirmed by JetStream's PubAck. Acknowledgements go out one per message; the last one of a
-consumer in each wave asks for a confirmation, and those of a consumer are handled in order.
+A queue is a stream whose subjects are `<queue>.<partition>.<key>`. The server itself maps messages
+published to `to.<queue>.<key>` to these, by its own hash of the key. Each partition has a durable
+push consumer with explicit acknowledgements and one subscriber, so a key stays in order. A message
+is confirmed by JetStream's PubAck. Acknowledgements are sent one per message. The last one of a
+consumer in each wave asks for a confirmation, because those of a consumer are handled in order.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ _CONNECT: Final = (
     b'"version":"1","protocol":1,"headers":false}\r\nPING\r\n'
 )
 _INBOX: Final = b"1"
-"""The subscription that every client has: answers come there."""
+"""The subscription of every client to its inbox, where answers arrive."""
 _ACK_WAIT_NS: Final = 30_000_000_000
 
 
 def mapping(queue: str, partitions: int) -> str:
-    """The line of a server's configuration that spreads the keys of a queue over its partitions."""
+    """Return the configuration line that spreads a queue's keys over its partitions."""
     return f'"to.{queue}.*": "{queue}.{{{{partition({partitions},1)}}}}.{{{{wildcard(1)}}}}"'
 
 
 class Client:
-    """A connection that has said CONNECT, and an inbox."""
+    """A connection that has sent CONNECT, and an inbox."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Client:
         self._leaving = False
 
     async def open(self, url: str) -> None:
-        """Connect, and wait for the server's word."""
+        """Connect, and wait for the server's PONG."""
         self.wire = await connect(url, self._data, self._turn, self._closed, speech=SPEECH)
         self.wire.send(_CONNECT)
         self.wire.send(b"SUB %b.* %b\r\n" % (self._inbox, _INBOX))
@@ -60,7 +60,8 @@ class Client:
             await self._ready
 
     async def ask(self, subject: str, **fields: object) -> dict[str, Any]:
-        """A request of JetStream's API. Raises LoadFailed: it refused."""
+        """Make a request of JetStream's API and return the answer. Raises LoadFailed if it is an
+        error."""
         word = b"ask%d" % next(self._asked)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[word] = future
@@ -74,7 +75,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._leaving = True
         self.wire.close()
 
@@ -137,13 +138,13 @@ class Client:
 
 
 class Producer(Sending, Client):
-    """Publishes messages, many of them unconfirmed at a time."""
+    """A producer that keeps many messages unconfirmed at a time."""
 
     def __init__(
         self, name: str, subject: bytes, bodies: Bodies, messages: int, random: Random
     ) -> None:
-        """`subject`: what stands before a key; without a dot at its end it is the whole of it.
-        `messages`: so many go together into one message of the WebSocket."""
+        """`subject`: the part before a key; without a dot at its end, the whole subject.
+        `messages`: number of messages in one message of the WebSocket."""
         Client.__init__(self, name)
         reply = self._inbox + b".p"
 
@@ -172,7 +173,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
         self._acking: dict[bytes, int] = {}
 
     async def subscribe(self, queue: str, partitions: Sequence[int]) -> None:
-        """Have each of these pushed here."""
+        """Have the messages of these partitions pushed here."""
         for partition in partitions:
             into = f"_DELIVER.{queue}.{partition}"
             self.wire.send(b"SUB %b %d\r\n" % (into.encode(), 10 + partition))
@@ -192,7 +193,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
             )
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect, and acknowledge nothing more."""
         self._acks.stop()
         super().close()
 
@@ -205,7 +206,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
         self._acks.add([(message.sid, message.reply) for message in messages])
 
     def _acknowledge(self, due: list[tuple[bytes, bytes]]) -> None:
-        """Acknowledge them, and ask for a word on each consumer's last one."""
+        """Acknowledge deliveries, and ask for a confirmation of each consumer's last one."""
         last: dict[bytes, tuple[bytes, int]] = {}
         out = []
         for sid, subject in due:
@@ -231,7 +232,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
 
 
 class Reader(Client):
-    """Is given what comes to a stream from now on, and acknowledges nothing."""
+    """A reader of a stream's new messages, without acknowledgements."""
 
     def __init__(self, name: str, bodies: Bodies, on_given: Callable[[int, int], None]) -> None:
         super().__init__(name)
@@ -239,8 +240,8 @@ class Reader(Client):
         self._on_given = on_given
 
     async def subscribe(self, queue: str, *, stored: bool) -> None:
-        """Through a consumer of its own, which is given what the stream has stored; or, not
-        `stored`, through the subject itself, where a message passes by before it is."""
+        """Subscribe through a consumer of the reader's own, which receives stored messages. If not
+        `stored`, subscribe to the subject itself, where a message passes before it is stored."""
         into = f"_DELIVER.{queue}.{secrets.token_hex(8)}"
         self.wire.send(b"SUB %b 10\r\n" % (into if stored else f"to.{queue}").encode())
         if stored:
@@ -260,17 +261,17 @@ class Reader(Client):
 
 
 class Nats:
-    """Adapter of a NATS server whose configuration has `mapping` for the queues in use."""
+    """The adapter of a NATS server whose configuration has `mapping` for the queues in use."""
 
     def __init__(self, url: str, bodies: Bodies, random: Random, *, stored: bool = True) -> None:
-        """`stored`: readers are given what is stored, each by a consumer of its own."""
+        """`stored`: readers receive stored messages, each through a consumer of its own."""
         self._url = url
         self._bodies = bodies
         self._random = random
         self._stored = stored
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """What is acknowledged leaves the stream."""
+        """Create the stream of a queue. Acknowledged messages leave it."""
         if partitions != PARTITIONS:
             raise LoadFailed(f"this server maps keys to {PARTITIONS} partitions")
         await self._stream(queue, f"{queue}.*.*", "workqueue")
@@ -292,7 +293,7 @@ class Nats:
                 client.close()
 
     async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
-        """One message at a time to readers has no key."""
+        """Connect a producer. The scenarios with readers publish without a key."""
         subject = f"to.{queue}" if queue in FEEDS else f"to.{queue}."
         producer = Producer(name, subject.encode(), self._bodies, messages_per_frame, self._random)
         await producer.open(self._url)

@@ -1,20 +1,21 @@
-"""What a NATS server says, without a socket: https://docs.nats.io/reference/reference-protocols
+"""The protocol of a NATS server, without a socket:
+https://docs.nats.io/reference/reference-protocols
 
-The protocol is a stream of lines and payloads, over TCP and over WebSocket alike: a WebSocket
+The protocol is a stream of lines and payloads, the same over TCP and over WebSocket. A WebSocket
 message may end anywhere in it.
 """
 
 from typing import Final, NamedTuple
 
 LINE_BYTES_MAX: Final = 64 << 10
-"""Of a line without its end; INFO is the longest."""
+"""The longest line without its end; INFO is the longest in practice."""
 PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""A server's `max_payload` unless told otherwise."""
+"""A server's default `max_payload`."""
 _END: Final = b"\r\n"
 
 
 class Broken(ValueError):
-    """This is no server of NATS, or it is not to be understood."""
+    """Bytes that no NATS server sends, or that cannot be parsed."""
 
 
 class Message(NamedTuple):
@@ -24,21 +25,22 @@ class Message(NamedTuple):
     """The client's number of the subscription."""
     subject: bytes
     reply: bytes
-    """Where an answer goes; empty: none is wanted."""
+    """The subject for an answer; empty if none is wanted."""
     payload: bytes
-    """Headers excluded."""
+    """The payload without headers."""
 
 
 class Parser:
-    """Takes bytes as they come, gives messages; what else was said is left in `lines`."""
+    """A parser that takes bytes as they arrive and returns messages. It keeps other lines in
+    `lines`."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        """INFO, PING, PONG, +OK and -ERR, as they came; whoever reads them clears them."""
+        """INFO, PING, PONG, +OK and -ERR, as they came; the reader of this list clears it."""
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete, in order. Raises Broken."""
+        """Return the messages that these bytes complete, in order. Raises Broken."""
         if self._rest:
             data = self._rest + data
         place, size = 0, len(data)
@@ -68,8 +70,8 @@ class Parser:
 
 
 def _opened(words: list[bytes]) -> tuple[bytes, int, int]:
-    """(reply, bytes of headers, bytes of all) of `MSG subject sid [reply] all` and
-    `HMSG subject sid [reply] headers all`."""
+    """Return (reply, bytes of headers, bytes of all) of `MSG subject sid [reply] all` and `HMSG
+    subject sid [reply] headers all`."""
     numbers = words[-2:] if words[0] == b"HMSG" else words[-1:]
     named = len(words) - len(numbers)
     if named not in (3, 4) or not all(map(bytes.isdigit, numbers)):
@@ -82,16 +84,16 @@ def _opened(words: list[bytes]) -> tuple[bytes, int, int]:
 
 
 def published(subject: bytes, reply: bytes, size: int) -> bytes:
-    """What stands before a payload of so many bytes; CRLF follows it."""
+    """Return the PUB line before a payload of `size` bytes; CRLF follows the payload."""
     if reply:
         return b"PUB %b %b %d\r\n" % (subject, reply, size)
     return b"PUB %b %d\r\n" % (subject, size)
 
 
 def attempts(reply: bytes) -> int:
-    """How often JetStream has delivered what is acknowledged at this subject, this time included:
-    `$JS.ACK.stream.consumer.deliveries.…`, and in newer servers with a domain and an account
-    before the stream. Raises Broken: it is no such subject."""
+    """Return how often JetStream has delivered the message with this acknowledgement subject, this
+    time included. Its form is `$JS.ACK.stream.consumer.deliveries.…`; newer servers have a domain
+    and an account before the stream. Raises Broken if it is no such subject."""
     words = reply.split(b".")
     if words[:2] != [b"$JS", b"ACK"] or len(words) < 9:
         raise Broken(f"{reply[:200]!r} is no subject for acknowledgements")

@@ -11,7 +11,7 @@ COLOURS: Final = {
     "tocsin": "#c2410c", "tocsin-redis": "#fb923c", "nats": "#1d4ed8", "nats-sync": "#60a5fa",
     "nats-core": "#94a3b8", "rabbitmq": "#15803d", "redis-streams": "#7e22ce",
 }  # fmt: skip
-"""Colours by entrant; kin have kindred ones."""
+"""Colours by entrant; related entrants have related ones."""
 OTHERS: Final = "#334155"
 _UNITS: Final = {
     "messages_per_s": "messages/s", "server_cpu_us": "CPU seconds a million",
@@ -23,7 +23,7 @@ _Middles = Mapping[tuple[str, str], Mapping[str, Middle]]
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """Draw all that was measured: name → SVG."""
+    """Draw all results: name → SVG."""
     found = middles(results.runs)
 
     def panel(scenario: str, figure: str, title: str) -> Panel:
@@ -62,7 +62,7 @@ def _row(results: Results, name: str, middle: Middle | None) -> Row:
 
 
 def _latencies(results: Results, found: _Middles) -> list[Panel]:
-    """For each rate and entrant a range from the median to p99.9, with a mark at p99."""
+    """For each rate and entrant, return a range from the median to p99.9, with a mark at p99."""
     panels = []
     for scenario, rate in OFFERED.items():
         rows = []

@@ -1,6 +1,5 @@
-"""Which of the other brokers are here: on the PATH, where Debian puts them, or unpacked in the venv
-by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of those that are not.
-"""
+"""The other brokers on this machine: on the PATH, where Debian puts them, or unpacked in the venv
+by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of missing ones."""
 
 import os
 import re
@@ -13,18 +12,18 @@ from typing import Final
 
 VENV: Final = Path(sys.prefix)
 UNPACKED: Final = VENV / "peers"
-"""`<package>/root` below it holds what its packages hold."""
+"""Folder of unpacked packages; each one's files are in `<package>/root`."""
 WHAT_TO_DO: Final = "`scripts/peers` unpacks it into .venv on Debian"
 REDIS_MIN: Final = (7, 0)
 
 
 class Missing(RuntimeError):
-    """It is not here, or too old; the text says why."""
+    """The broker is not installed, or too old; the text says why."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One that can be started."""
+    """A program that can be started."""
 
     path: Path
     engine: str
@@ -40,7 +39,7 @@ class Rabbit:
 
     script: Path
     erlang: Path
-    """The folder with `erts-<version>` in it."""
+    """The folder that contains `erts-<version>`."""
     root: Path
     version: tuple[int, ...]
 
@@ -49,23 +48,24 @@ class Rabbit:
 
     @property
     def binaries(self) -> Path:
-        """Where erlexec and epmd are."""
+        """The folder of erlexec and epmd."""
         return next(iter(sorted(self.erlang.glob("erts-*/bin"))))
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The first version in a text: `nats-server: v2.9.10` → (2, 9, 10); none: ()."""
+    """Return the first version in a text: `nats-server: v2.9.10` → (2, 9, 10); () if there is
+    none."""
     found = re.search(r"\d+(?:\.\d+)+", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def roots(package: str) -> list[Path]:
-    """Where the files of a package may lie."""
+    """Return the folders that may contain a package's files."""
     return [UNPACKED / package / "root", Path("/")]
 
 
 def nats() -> Program:
-    """nats-server. Raises Missing."""
+    """Find nats-server. Raises Missing."""
     named = shutil.which("nats-server")
     places = [Path(named)] if named else []
     places += [root / "usr/sbin/nats-server" for root in roots("nats-server")]
@@ -76,7 +76,7 @@ def nats() -> Program:
 
 
 def rabbit() -> Rabbit:
-    """RabbitMQ with its Erlang. Raises Missing."""
+    """Find RabbitMQ with its Erlang. Raises Missing."""
     for root in roots("rabbitmq-server"):
         scripts = sorted(root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"))
         erlangs = [
@@ -90,8 +90,8 @@ def rabbit() -> Rabbit:
 
 
 def redis() -> Program:
-    """A server of Valkey, or else of Redis: what TOCSIN_TEST_REDIS names first, or else on the PATH
-    or in the venv. Raises Missing."""
+    """Find a server of Valkey, or else of Redis. The variable TOCSIN_TEST_REDIS comes first;
+    without it, the PATH, then the venv. Raises Missing."""
     named = [
         Path(path) for path in os.environ.get("TOCSIN_TEST_REDIS", "").split(os.pathsep) if path
     ]
@@ -116,7 +116,7 @@ def _usual_redis() -> list[Path]:
 
 
 def _version(path: Path, option: str) -> tuple[int, ...]:
-    """What it says of itself; (): it does not start."""
+    """Return the version that a program prints; () if it does not start."""
     try:
         ran = subprocess.run(
             [path, option], capture_output=True, text=True, timeout=30, check=False
@@ -127,7 +127,7 @@ def _version(path: Path, option: str) -> tuple[int, ...]:
 
 
 def missing() -> list[str]:
-    """The packages of those that are not here; Redis and Valkey are for `scripts/needs`."""
+    """Return the packages of missing brokers. Redis and Valkey are installed by `scripts/needs`."""
     found = []
     for package, find in (("nats-server", nats), ("rabbitmq-server", rabbit)):
         try:

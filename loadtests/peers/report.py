@@ -1,4 +1,4 @@
-"""Results as Markdown: tables, what was skipped, what failed, and where Tocsin is behind. Pure."""
+"""Results as Markdown: tables, what was skipped, what failed, and where Tocsin is worse. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -8,9 +8,11 @@ from loadtests.peers.medians import OFFERED, Middle, Results, failures, middles
 OURS: Final = "tocsin"
 KIN: Final = "tocsin-redis"
 BEHIND: Final = 1.03
-"""A figure that is less than this times better is as good: rounds lie further apart."""
+"""Another broker's figure counts as better from this ratio on. Smaller differences occur between
+rounds."""
 KEPT_UP: Final = 0.95
-"""Of an offered rate; who does less is not asked for latencies."""
+"""The share of an offered rate that an entrant must reach; otherwise its latencies are not
+shown."""
 BEGIN, END = "<!-- peers: made by `python -m loadtests.peers readme` -->", "<!-- /peers -->"
 _NONE: Final = "–"
 
@@ -46,7 +48,7 @@ _Middles = Mapping[tuple[str, str], Mapping[str, Middle]]
 
 
 def number(value: float) -> str:
-    """Three digits that count: 13412 → 13,400, 5.4321 → 5.43, 0.0123 → 0.0123."""
+    """Return three significant digits: 13412 → 13,400, 5.4321 → 5.43, 0.0123 → 0.0123."""
     if value == 0:
         return "0"
     text = f"{value:.3g}"
@@ -57,7 +59,7 @@ def number(value: float) -> str:
 
 
 def spread(found: Middle | None) -> str:
-    """A median with its range, where there are rounds enough for one."""
+    """Return a median, with its range if there are at least two rounds."""
     if found is None:
         return _NONE
     if found.rounds < 2 or number(found.low) == number(found.high):
@@ -66,13 +68,13 @@ def spread(found: Middle | None) -> str:
 
 
 def kept_up(found: _Middles, entrant: str, scenario: str) -> bool:
-    """Whether an entrant has done what was offered to it, to KEPT_UP of it."""
+    """Whether an entrant reached the share KEPT_UP of the rate offered to it."""
     rate = found.get((entrant, scenario), {}).get("messages_per_s")
     return rate is not None and rate.value >= KEPT_UP * OFFERED[scenario]
 
 
 def markdown(results: Results) -> str:
-    """All of it."""
+    """Return the whole report."""
     found = middles(results.runs)
     measured = {run.scenario for run in results.runs}
     parts = [_conditions(results), _setups(results)]
@@ -87,13 +89,14 @@ def markdown(results: Results) -> str:
 
 
 def section(results: Results, pictures: Mapping[str, str]) -> str:
-    """The same for a document, with pictures: name → where it is."""
+    """Return the report for a document, with pictures: name → path."""
     links = [f"![{ALTS[name]}]({place})" for name, place in pictures.items()]
     return "\n\n".join([*links, markdown(results)])
 
 
 def into(document: str, section: str) -> str:
-    """The document with this between its marks. Raises ValueError: it has not one pair of them."""
+    """Return the document with this section between its marks. Raises ValueError unless it has
+    exactly one pair of them."""
     if document.count(BEGIN) != 1 or document.count(END) != 1:
         raise ValueError(f"the document has not one {BEGIN} and one {END}")
     before, _, rest = document.partition(BEGIN)
@@ -161,7 +164,7 @@ def _throughput(results: Results, found: _Middles) -> str:
 
 
 def short(text: str) -> str:
-    """What stands before the parenthesis of a durability."""
+    """Return the part of a durability before its parenthesis."""
     return text.partition(" (")[0]
 
 
@@ -222,7 +225,7 @@ def _reading(results: Results, found: _Middles) -> str:
 
 
 def _behind(results: Results, found: _Middles) -> str:
-    """Every figure in which somebody else does better."""
+    """List every figure in which another broker does better."""
     lines = []
     for scenario, figure, label, more_is_better in COMPARED:
         ours = found.get((OURS, scenario), {}).get(figure)
@@ -260,6 +263,7 @@ def _left_out(results: Results) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """What was wrong, and of what a server wrote the last line: there it says why."""
+    """Return the first line of an error, and the last line of a server's log after it, which says
+    why."""
     first, *more = text.strip().splitlines() or ["no reason"]
     return f"{first} … {more[-1].strip()}"[:300] if more else first[:300]

@@ -1,7 +1,7 @@
-"""The servers of the benchmark: each on free ports of loopback, with an empty folder, and gone in
+"""The servers of the benchmark: each on free ports of loopback, with an empty folder, removed in
 the end.
 
-They die with this process, too, where there is setpriv (util-linux): start them in its main thread.
+Where setpriv (util-linux) exists, they also die with this process, if its main thread starts them.
 """
 
 import base64
@@ -30,13 +30,15 @@ _KILLED_WITH_US: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 SERVE: Final = ("-c", _KILLED_WITH_US + "from gateway.cli.serve import serve; serve()")
 PROVISION: Final = ("-c", "from gateway.cli.serve import admin; admin()", "provision")
 IDLE_MS: Final = 600_000
-"""RabbitMQ closes WebSockets that send nothing; consumers and readers may be still for so long."""
+"""RabbitMQ closes WebSockets that send nothing for this time, so it exceeds a consumer's
+silence."""
 STARTED: Final = "Server startup complete"
 
 
 @contextlib.contextmanager
 def tocsin(folder: Path, storage: str = "") -> Iterator[Server]:
-    """The shipped broker, with what it ships with: encryption on. `storage`: over this Redis."""
+    """Start the shipped broker in its default configuration, with encryption on. `storage`: the URL
+    of a Redis store; without it, SQLite."""
     settings = {"TOCSIN_STORAGE": storage} if storage else {}
     server = Server(folder / "data", command=SERVE, level="warning", settings=settings)
     try:
@@ -48,7 +50,7 @@ def tocsin(folder: Path, storage: str = "") -> Iterator[Server]:
 
 @contextlib.contextmanager
 def redis(folder: Path, program: Program) -> Iterator[tuple[int, int]]:
-    """(port, pid) of one that has what it answers on its disk."""
+    """Start a Redis that syncs each write before it answers. Yield (port, pid)."""
     port = free_port()
     command = [
         str(program.path), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder),
@@ -72,7 +74,7 @@ def provision(url: str) -> None:
 
 
 def nats_config(folder: Path, port: int, websocket: int, *, sync_always: bool) -> str:
-    """The configuration of a NATS server with JetStream, for the queues of the scenarios."""
+    """Return the configuration of a NATS server with JetStream, for the queues of the scenarios."""
     lines = [
         'server_name: "bench"',
         f'listen: "127.0.0.1:{port}"',
@@ -90,10 +92,10 @@ def nats_config(folder: Path, port: int, websocket: int, *, sync_always: bool) -
 
 @contextlib.contextmanager
 def nats_server(folder: Path, program: Program, *, sync_always: bool) -> Iterator[tuple[str, int]]:
-    """(where its WebSocket is, pid)."""
+    """Start a NATS server. Yield (URL of its WebSocket, pid)."""
     websocket = free_port()
     config = folder / "nats.conf"
-    # -1: any port that is free when it is taken. Nobody uses it here.
+    # -1: any port that is free when it is taken. No client uses it.
     config.write_text(nats_config(folder, -1, websocket, sync_always=sync_always))
     with spawned([str(program.path), "-c", str(config)], folder / "nats.log") as process:
         _until_listening(process, websocket, folder / "nats.log")
@@ -101,10 +103,9 @@ def nats_server(folder: Path, program: Program, *, sync_always: bool) -> Iterato
 
 
 def definitions(user: str, password: str) -> dict[str, object]:
-    """What a RabbitMQ has from its start on: the user, the consistent-hash exchange with its quorum
-    queues, and the fanout exchange. A password is salted and hashed as RabbitMQ's documents say:
-    https://www.rabbitmq.com/docs/passwords#computing-password-hash
-    """
+    """Return the initial definitions of a RabbitMQ: the user, the consistent-hash exchange with its
+    quorum queues, and the fanout exchange. A password is salted and hashed as RabbitMQ documents
+    it: https://www.rabbitmq.com/docs/passwords#computing-password-hash"""
     salt = secrets.token_bytes(4)
     hashed = base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
     here = {"vhost": "/", "durable": True, "auto_delete": False}
@@ -140,14 +141,14 @@ def definitions(user: str, password: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def rabbit(folder: Path, found: Rabbit, user: str, password: str) -> Iterator[tuple[str, int, int]]:
-    """(where its WebSocket is, pid, pid of its epmd)."""
+    """Start a RabbitMQ. Yield (URL of its WebSocket, pid, pid of its epmd)."""
     websocket, epmd_port = free_port(), free_port()
     _write_rabbit(folder, found, websocket, definitions(user, password))
     settings = _rabbit_settings(folder, found, epmd_port)
     epmd = [str(found.binaries / "epmd"), "-port", str(epmd_port), "-address", "127.0.0.1"]
     log = folder / "rabbit.log"
     with (
-        # One of our own, or the node starts one that stays.
+        # An epmd of our own; otherwise the node starts one that stays.
         spawned(epmd, folder / "epmd.log", settings) as names,
         spawned([str(found.script)], folder / "start.log", settings) as process,
     ):
@@ -161,7 +162,8 @@ def rabbit(folder: Path, found: Rabbit, user: str, password: str) -> Iterator[tu
 
 
 def _write_rabbit(folder: Path, found: Rabbit, websocket: int, have: Mapping[str, object]) -> None:
-    """Its configuration; and an `erl`, which may not be where its own script says."""
+    """Write its configuration, and an `erl`, because Erlang may not be where its own script expects
+    it."""
     (folder / "definitions.json").write_text(json.dumps(have))
     (folder / "rabbitmq.conf").write_text(
         f"listeners.tcp = none\nload_definitions = {folder}/definitions.json\n"
@@ -214,7 +216,7 @@ def _rabbit_settings(folder: Path, found: Rabbit, epmd_port: int) -> dict[str, s
 
 
 def _dying() -> list[str]:
-    """What stands before a command that is to die with who started it; nothing where it cannot."""
+    """Return the prefix of a command that is to die with its parent; empty without setpriv."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
@@ -223,8 +225,8 @@ def _dying() -> list[str]:
 def spawned(
     command: Sequence[str], log: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process in a session of its own, which ends with the block, kill -9, with all of that
-    session. `settings` are all of its environment where they are given."""
+    """Yield a process in a session of its own. The end of the block kills all of the session with
+    `kill -9`. `settings`, if given, are its whole environment."""
     with log.open("ab") as said:
         process = subprocess.Popen(
             [*_dying(), *command], cwd=log.parent, env=None if settings is None else dict(settings),

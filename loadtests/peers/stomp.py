@@ -1,9 +1,9 @@
-"""Clients that do nothing but load RabbitMQ over Web-STOMP.
+"""Clients that only load RabbitMQ, over Web-STOMP.
 
 A queue is a consistent-hash exchange in front of quorum queues, one for each partition, with one
-subscriber each: a key is in order. A message is confirmed by the RECEIPT that the broker sends when
-the quorum queue has it. Acknowledgements go out one per message; a receipt is asked for with the
-last of each wave: it stands for all before it on that connection, by STOMP's own rule.
+subscriber each, so a key stays in order. The broker confirms a message by a RECEIPT when the quorum
+queue has it. Acknowledgements are sent one per message. The last of each wave asks for a receipt,
+which by STOMP's rule covers all frames before it on that connection.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ PARTITIONS: Final = 16
 EXCHANGE: Final = "bench"
 """The consistent-hash exchange; its queues are `bench.0` and so on."""
 FEED: Final = "bench-feed"
-"""The fanout exchange: each reader has a queue of its own behind it."""
+"""The fanout exchange; each reader has a queue of its own bound to it."""
 FEEDS: Final = ("fanout5k", "idle")
-"""The queues of the scenarios that readers read; all others are shared."""
+"""The queues of the scenarios with readers; all others are shared."""
 PUBLISHED: Final = b"p"
-"""The receipt of every message: they are counted."""
+"""The receipt id of every message; receipts are only counted."""
 
 
 class Client:
-    """A connection that the broker has let in."""
+    """A connection that the broker has accepted."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Client:
             await future
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._leaving = True
         self.wire.close()
 
@@ -111,12 +111,12 @@ class Client:
 
 
 class Producer(Sending, Client):
-    """Publishes persistent messages, many of them unconfirmed at a time."""
+    """A producer of persistent messages that keeps many of them unconfirmed at a time."""
 
     def __init__(
         self, name: str, exchange: str, bodies: Bodies, messages: int, random: Random
     ) -> None:
-        """`messages`: so many frames of STOMP go together into one message of the WebSocket."""
+        """`messages`: number of STOMP frames in one message of the WebSocket."""
         Client.__init__(self, name)
 
         def around(key: bytes) -> tuple[bytes, bytes]:
@@ -150,7 +150,7 @@ class Consumer(Settling[bytes], Client):
         self._acking: dict[bytes, int] = {}
 
     async def subscribe(self, partitions: Sequence[int]) -> None:
-        """Have each of these pushed here."""
+        """Have the messages of these partitions pushed here."""
         for partition in partitions:
             headers = {
                 b"id": b"%d" % partition,
@@ -161,7 +161,7 @@ class Consumer(Settling[bytes], Client):
             await self.ask(b"SUBSCRIBE", headers)
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect, and acknowledge nothing more."""
         self._acks.stop()
         super().close()
 
@@ -174,7 +174,7 @@ class Consumer(Settling[bytes], Client):
     def _acknowledge(self, due: list[bytes]) -> None:
         word = b"a%d" % next(self._asked)
         self._acking[word] = len(due)
-        # What is escaped in an id goes back as it came.
+        # An id is returned as it came, with its escapes.
         out = [b"ACK\nid:%b\n\n\0" % one for one in due[:-1]]
         out.append(b"ACK\nid:%b\nreceipt:%b\n\n\0" % (due[-1], word))
         self.wire.send(b"".join(out))
@@ -198,7 +198,7 @@ class Consumer(Settling[bytes], Client):
 
 
 class Reader(Client):
-    """Is given what comes to the feed from now on, through a queue of its own in memory."""
+    """A reader of the feed's new messages, through a queue of its own in memory."""
 
     def __init__(self, name: str, bodies: Bodies, on_given: Callable[[int, int], None]) -> None:
         super().__init__(name)
@@ -206,7 +206,7 @@ class Reader(Client):
         self._on_given = on_given
 
     async def subscribe(self) -> None:
-        """Begin."""
+        """Subscribe to the feed."""
         destination = b"/exchange/" + FEED.encode()
         await self.ask(b"SUBSCRIBE", {b"id": b"1", b"destination": destination, b"ack": b"auto"})
 
@@ -215,7 +215,7 @@ class Reader(Client):
 
 
 class Stomp:
-    """Adapter of a RabbitMQ that has the exchanges and queues of `servers.definitions`."""
+    """The adapter of a RabbitMQ that has the exchanges and queues of `servers.definitions`."""
 
     def __init__(self, url: str, user: str, password: str, bodies: Bodies, random: Random) -> None:
         self._url = url
@@ -224,12 +224,12 @@ class Stomp:
         self._random = random
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """Do nothing: it has been there since the broker's start."""
+        """Do nothing, because the exchange exists since the broker's start."""
         if partitions != PARTITIONS or queue in FEEDS:
             raise LoadFailed(f"this broker has {PARTITIONS} queues behind its exchange")
 
     async def feed(self, queue: str) -> None:
-        """Do nothing: it has been there since the broker's start."""
+        """Do nothing, because the exchange exists since the broker's start."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 

@@ -1,30 +1,30 @@
 """STOMP 1.2 frames without a socket: https://stomp.github.io/stomp-specification-1.2.html
 
-Over WebSocket RabbitMQ sends each frame as a message of its own, with a line end behind it.
+Over WebSocket, RabbitMQ sends each frame as a message of its own, followed by a line end.
 """
 
 from typing import Final, NamedTuple
 
 HEAD_BYTES_MAX: Final = 16 << 10
-"""Of a frame's command and headers."""
+"""The largest size of a frame's command and headers."""
 BODY_BYTES_MAX: Final = 1 << 20
 _LENGTH: Final = b"content-length"
 
 
 class Broken(ValueError):
-    """This is no STOMP, or not all of it."""
+    """Bytes that are no STOMP, or an incomplete frame."""
 
 
 class Frame(NamedTuple):
-    """What a server said."""
+    """A frame of a server."""
 
     command: bytes
     head: bytes
-    """The lines of the headers, each with a line end before it, as they came: escaped."""
+    """The lines of the headers, each with a line end before it, escaped as they came."""
     body: bytes
 
     def header(self, name: bytes) -> bytes:
-        """The first header of this name, escaped as it came; empty: there is none."""
+        """Return the first header of this name, escaped as it came; empty if there is none."""
         return _header(self.head, name)
 
 
@@ -38,7 +38,8 @@ def _header(head: bytes, name: bytes) -> bytes:
 
 
 def frames(data: bytes) -> list[Frame]:
-    """The frames in a message, which ends behind one; line ends between them are heartbeats.
+    """Return the frames in a message, which must end with a frame. Line ends between frames are
+    heartbeats.
 
     Raises:
         Broken: a frame is not complete, or larger than the bounds.
@@ -71,7 +72,7 @@ def frames(data: bytes) -> list[Frame]:
 
 
 def frame(command: bytes, headers: dict[bytes, bytes], body: bytes = b"") -> bytes:
-    """A frame; a body gets its length. What would have to be escaped is refused.
+    """Return a frame; a body gets its length. Headers that need escapes are refused.
 
     Raises ValueError: a header has a line end, a colon or a backslash.
     """

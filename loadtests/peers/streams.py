@@ -1,9 +1,10 @@
-"""Clients that do nothing but load Redis Streams, in Redis or Valkey, over TCP: no WebSocket there.
+"""Clients that only load Redis Streams, in Redis or Valkey, over TCP, because they have no
+WebSocket.
 
-A queue is a stream for each partition, to which clients send by their own hash of the key; a group
-has one consumer for each stream: a key is in order. A message is confirmed by XADD's answer, and
-leaves with its acknowledgement (XACK, XDEL). A consumer reads by XREADGROUP, which waits, and so
-acknowledges over another connection.
+A queue is a stream for each partition; clients choose it by their own hash of the key. A group has
+one consumer for each stream, so a key stays in order. A message is confirmed by XADD's answer, and
+leaves with its acknowledgement (XACK, XDEL). A consumer reads by a blocking XREADGROUP, and
+therefore acknowledges over another connection.
 """
 
 import asyncio
@@ -21,17 +22,17 @@ from loadtests.peers.clients import Bodies, Sending, Settling
 from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, partition_of
 
 FEEDS: Final = ("fanout5k", "idle")
-"""The queues of the scenarios that readers read: one stream each."""
+"""The queues of the scenarios with readers: one stream each."""
 COUNT: Final = 500
-"""Messages of each stream that a read brings at most."""
+"""The most messages of each stream in one read."""
 WAIT_MS: Final = 5000
 FEED_LENGTH: Final = 1000
-"""About so many messages of a feed are kept."""
+"""Approximate number of messages of a feed that are kept."""
 
 
 class Link(asyncio.Protocol):
-    """A connection. `on_answer` gets every answer, in the order of what was asked; `on_turn`
-    follows once after all that one read brought."""
+    """A connection. `on_answer` receives every answer, in the order of the commands. `on_turn`
+    follows once after all answers of one read."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close after what is buffered has gone out."""
+        """Close after the buffered bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -89,7 +90,7 @@ def _nothing() -> None:
 
 
 class Client:
-    """Connections, and what went wrong with them."""
+    """The connections of a client, and their first failure."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -104,7 +105,7 @@ class Client:
         on_answer: Callable[[object], object],
         on_turn: Callable[[], None] = _nothing,
     ) -> Link:
-        """One more."""
+        """Open another connection."""
 
         def guarded(answer: object) -> None:
             try:
@@ -117,7 +118,8 @@ class Client:
         return link
 
     async def ask(self, link: Link, *words: bytes | str | int) -> object:
-        """One command on a link whose answers `was_asked_for` hears. Raises LoadFailed: refused."""
+        """Send one command and return its answer. The link's `on_answer` must call `was_asked_for`.
+        Raises LoadFailed if the answer is an error."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         link.send(packed(*words))
@@ -128,7 +130,7 @@ class Client:
         return answer
 
     def was_asked_for(self, answer: object) -> bool:
-        """Whether it was the answer to an `ask`."""
+        """Whether this was the answer to an `ask`; if so, hand it over."""
         if not self._asked:
             return False
         future = self._asked.popleft()
@@ -137,13 +139,13 @@ class Client:
         return True
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._leaving = True
         for link in self._links:
             link.close()
 
     def fail(self, why: str) -> None:
-        """Remember what went wrong first."""
+        """Keep the first failure, and end all waiting calls with it."""
         self.failure = self.failure or LoadFailed(why)
         for future in self._asked:
             if not future.done():
@@ -155,7 +157,7 @@ class Client:
 
 
 class Producer(Sending, Client):
-    """Publishes messages, many of them unconfirmed at a time."""
+    """A producer that keeps many messages unconfirmed at a time."""
 
     def __init__(
         self,
@@ -167,8 +169,8 @@ class Producer(Sending, Client):
         *,
         kept: int = 0,
     ) -> None:
-        """`stream_of`: where a key goes. `messages`: so many XADD go out together. `kept`: of the
-        stream, about so many messages are; 0: all."""
+        """`stream_of(key)`: the stream of a key. `messages`: number of XADD that are sent together.
+        `kept`: approximate number of messages that the stream keeps; 0 for all."""
         Client.__init__(self, name)
 
         def around(key: bytes) -> tuple[bytes, bytes]:
@@ -195,8 +197,8 @@ class Producer(Sending, Client):
 
 
 class Consumer(Settling[tuple[bytes, bytes]], Client):
-    """The only one of the group that reads some streams; it acknowledges every message. A read of
-    new messages brings none a second time."""
+    """The only consumer of the group that reads some streams; it acknowledges every message. A read
+    of new messages brings no message twice."""
 
     def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
         Client.__init__(self, name)
@@ -217,7 +219,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
         self._reading.send(self._read)
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect, and acknowledge nothing more."""
         self._acks.stop()
         super().close()
 
@@ -239,7 +241,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
         self._writing.send(b"".join(out))
 
     def _confirmed(self, answer: object) -> None:
-        """XACK's answer, or XDEL's, which comes behind it and is the one that counts."""
+        """Handle an answer to XACK or XDEL. XDEL's comes second and is the one that counts."""
         count, is_last = self._acking.popleft() if self._acking else (-1, False)
         if answer != count:
             raise LoadFailed(f"an acknowledgement of {count} was answered {answer!r:.200}")
@@ -248,7 +250,7 @@ class Consumer(Settling[tuple[bytes, bytes]], Client):
 
 
 class Reader(Client):
-    """Is given what comes to a stream from now on."""
+    """A reader of a stream's new messages."""
 
     def __init__(self, name: str, bodies: Bodies, on_given: Callable[[int, int], None]) -> None:
         super().__init__(name)
@@ -258,7 +260,7 @@ class Reader(Client):
         self._link: Link
 
     async def open(self, port: int, stream: str) -> None:
-        """Connect, see where the stream ends, and read on from there."""
+        """Connect, find the end of the stream, and read on from there."""
         self._stream = stream
         self._link = await self.link(port, self._given)
         last = await self.ask(self._link, "XREVRANGE", stream, "+", "-", "COUNT", 1)
@@ -280,7 +282,7 @@ class Reader(Client):
 
 
 class Streams:
-    """Adapter of a Redis or Valkey server on this machine."""
+    """The adapter of a Redis or Valkey server on this machine."""
 
     def __init__(self, port: int, bodies: Bodies, random: Random) -> None:
         self._port = port
@@ -299,7 +301,7 @@ class Streams:
             client.close()
 
     async def feed(self, queue: str) -> None:
-        """Do nothing: the first message makes the stream."""
+        """Do nothing, because the first message makes the stream."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 

@@ -1,6 +1,5 @@
-"""Commands and answers of Redis Streams, without a socket. The framing of answers is hiredis's,
-which redis-py uses as well: https://redis.io/docs/latest/develop/reference/protocol-spec/
-"""
+"""Commands and answers of Redis Streams, without a socket. hiredis frames the answers, as in
+redis-py: https://redis.io/docs/latest/develop/reference/protocol-spec/"""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -12,7 +11,7 @@ _FIELDS: Final = 4
 
 
 class Broken(ValueError):
-    """An answer that is no answer to what was asked."""
+    """An answer of another form than the command has."""
 
 
 class Entry(NamedTuple):
@@ -24,7 +23,7 @@ class Entry(NamedTuple):
 
 
 def packed(*words: bytes | str | int) -> bytes:
-    """A command."""
+    """Encode a command."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         data = word if isinstance(word, bytes) else str(word).encode()
@@ -33,12 +32,14 @@ def packed(*words: bytes | str | int) -> bytes:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Where a key goes: Redis has no partitions of a stream, so clients must agree on it."""
+    """Return the partition of a key. Redis has no partitions of a stream, so clients must agree on
+    it."""
     return crc32(key) % partitions
 
 
 def entries(answer: object) -> list[Entry]:
-    """What XREAD or XREADGROUP brought, stream by stream, in order; nothing came in time: none.
+    """Return the messages of an answer to XREAD or XREADGROUP, stream by stream, in order; empty if
+    none came in time.
 
     Raises:
         Broken: it is an error, or has another form than `[[stream, [[id, [k, …, b, …]], …]], …]`.
@@ -68,7 +69,7 @@ def _pair(value: object) -> Sequence[object]:
 
 
 def _body(fields: object) -> bytes | None:
-    """None: it is no message of ours."""
+    """Return the body; None if the message is none of ours."""
     if not isinstance(fields, list) or len(fields) != _FIELDS:
         return None
     body = fields[3]
