@@ -1,8 +1,8 @@
-"""Judges of runs. Pure: each reads what clients logged and names every promise that was broken.
+"""Judges of runs. Pure. Each reads what clients logged and names every broken promise.
 
-`history` turns logged frames into events. `judge` looks at one broker, `checker` with `causes` at
-several gateways under faults, `sessions` at sessions that change their transport, `sdk_history` at
-what programs that use the SDK were told. All report into one `verdict`.
+`history` turns logged frames into events. `judge` judges one broker, `checker` with `causes`
+several gateways under faults, `sessions` sessions that change their transport, `sdk_history` the
+results that the SDK gave to programs. All report into one `verdict`.
 
-What the order of events over several sockets cannot prove is not called a violation.
+A judge reports no violation that the order of events over several sockets cannot prove.
 """

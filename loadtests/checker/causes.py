@@ -1,7 +1,7 @@
-"""Why messages were given more than once, from a closed list; and whose acks counted. Pure.
+"""The causes of repeated deliveries, from a closed list, and the acks that counted. Pure.
 
-At-least-once allows a message to come again, each time for a reason that can be named. What none
-of the reasons explains is a violation: some gateway has forgotten, or never knew, whose it was.
+At-least-once allows a message to come again, each time for a known cause. A delivery that no cause
+explains is a violation: some gateway has forgotten, or never knew, the partition's owner.
 """
 
 from collections import Counter, deque
@@ -26,11 +26,13 @@ from loadtests.checker.history import (
 
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
-"""A lease may be over from this share of it on: it began before its message was seen."""
+"""The share of a lease from which on it may be over, because it began before the client saw the
+message."""
 PULL: Final = "pull"
-"""How the streams of pulls begin."""
+"""The prefix of the streams of pulls."""
 AFTERMATH_S: Final = 10.0
-"""So long after a fault's end its consequences go on: gateways are taken back, places are owned."""
+"""Time after a fault's end in which its consequences may continue: gateways return, partitions get
+owners."""
 
 CAUSES: Final = {
     "returned": "its consumer nacked it, or the broker revoked it",
@@ -42,7 +44,7 @@ CAUSES: Final = {
     "drain ended": "the pulls of its gateway have left the group, or were moved",
     "late": "an owner of before gave it, and did not know of its successor yet",
 }
-"""All that may be why a message comes again."""
+"""All causes of a repeated delivery."""
 
 Flag = Callable[[str, str], None]
 Place = tuple[str, int, int]
@@ -50,7 +52,7 @@ Place = tuple[str, int, int]
 
 
 class Faults:
-    """When faults were, and which gateways they touched."""
+    """The times of faults, and the gateways that they affected."""
 
     def __init__(self) -> None:
         self._faults: dict[int, tuple[int, int | None, tuple[str, ...]]] = {}
@@ -66,7 +68,7 @@ class Faults:
             self._faults[event.number] = (began, event.at, gateways)
 
     def touched(self, gateway: str, since: int, until: int) -> bool:
-        """Whether some fault, or its aftermath, touched this gateway in this time."""
+        """Whether a fault, or its aftermath, affected this gateway in this time."""
         for number in self._recent:
             began, ended, gateways = self._faults[number]
             over = ended is not None and ended + AFTERMATH_S * NS < since
@@ -81,14 +83,14 @@ class _Latest:
 
     event: Delivered
     at: int
-    """When its lease began, or was prolonged."""
+    """The time at which its lease began, or was prolonged."""
     ended: str = ""
     is_acked: bool = False
 
 
 @dataclass(slots=True)
 class _Owner:
-    """Who a (group, partition) was seen to belong to last."""
+    """The latest known owner of a (group, partition)."""
 
     epoch: int = 0
     session: str = ""
@@ -97,26 +99,27 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A delivery that an ack names, and how it stood when the ack was sent."""
+    """A delivery that an ack names, and its state when the ack was sent."""
 
     place: Place
     newer: str
-    """The delivery that had taken its place, if any."""
+    """The delivery that had replaced it; empty if none."""
     successor: int
-    """The epoch of the owner that had taken its owner's place, else 0."""
+    """The epoch of the owner that had replaced its owner; 0 if none."""
 
 
 @dataclass
 class Causes:
-    """Takes the events of a run in the order of their time. `flag`: where violations go."""
+    """A classifier of repeated deliveries, from the events of a run in order of time. `flag`
+    receives violations."""
 
     lease_s: float
     flag: Flag
     causes: Counter[str] = field(default_factory=Counter)
     stale: int = 0
-    """Acks that were answered stale, in messages."""
+    """Number of messages whose ack was answered stale."""
     fenced: int = 0
-    """Of these, those that were sent under the epoch of an owner of before."""
+    """The number of these that were sent under the epoch of a former owner."""
 
     def __post_init__(self) -> None:
         self.faults = Faults()
@@ -129,11 +132,12 @@ class Causes:
         self._ended: set[int] = set()
         self._gateways: dict[int, str] = {}
         self._pulled: dict[tuple[str, str | None], list[str]] = {}
-        """What one pull gave of one key."""
+        """The deliveries of one pull for one key."""
         self._acks: dict[str, dict[str, _Named | None]] = {}
 
     def is_late(self, event: Delivered) -> bool:
-        """Whether it is of an owner whose successor has been seen to give something."""
+        """Whether a delivery is from a former owner whose successor has already delivered
+        something."""
         owner = self._owners.get((event.group, event.partition))
         return owner is not None and 0 < event.epoch < owner.epoch
 
@@ -187,7 +191,7 @@ class Causes:
         self._latest[place] = _Latest(event, event.at)
 
     def _cause(self, before: _Latest, event: Delivered) -> str:
-        """Why it may be given again; empty: nothing explains it."""
+        """Return why a message may be given again; empty if no cause explains it."""
         given = before.event
         if before.ended:
             return before.ended
@@ -205,7 +209,7 @@ class Causes:
         return ""
 
     def _of(self, name: str) -> _Latest | None:
-        """The delivery of this name, if it is its message's latest."""
+        """Return the delivery of this name if it is its message's latest; else None."""
         place = self._places.get(name)
         latest = self._latest.get(place) if place is not None else None
         return latest if latest is not None and latest.event.by == name else None
@@ -215,14 +219,14 @@ class Causes:
         if latest is None or latest.ended:
             return
         latest.ended = why
-        # R17: later ones of its key return with it, and nobody tells who has pulled them
+        # R17: later messages of its key return with it, and pulling clients get no notice of that.
         for other in self._pulled.get((latest.event.stream, latest.event.key), ()):
             behind = self._of(other)
             if behind is not None and behind.event.offset > latest.event.offset:
                 behind.ended = behind.ended or why
 
     def _acked(self, event: Acked) -> None:
-        # One that was refused, or never answered, is not what the next one's answer is about.
+        # An earlier ack that was refused, or never answered, does not belong to the next answer.
         named = self._acks[event.ref] = {}
         if event.returned:
             for name in event.by:
@@ -245,8 +249,8 @@ class Causes:
         return _Named(place, newer, owner.epoch if succeeded else 0)
 
     def _confirmed(self, event: Confirmed) -> None:
-        """R15: nothing that an owner of before settles counts; R21: nor does an ack of a delivery
-        that has a newer one, unless that was settled too."""
+        """Check a confirmed ack. R15: a former owner settles nothing. R21: an ack of a delivery
+        that has a newer one counts only if the newer one was settled too."""
         stale = set(event.stale)
         for name, named in self._acks.pop(event.ref, {}).items():
             if name in stale:

@@ -1,9 +1,9 @@
-"""Judges a run in which things were broken: what was promised, whatever broke and wherever. Pure.
+"""The judge of a run with faults: all promises hold, whatever failed. Pure.
 
-The judge of single brokers (`loadtests.checker.judge`) says whether anything was lost, invented,
-altered, stored twice or reordered. This adds what several gateways over a store of their own can do
-wrong: duplicates that nothing explains, acks of owners that had a successor, readers that miss
-something, and publishing or draining that does not come back after a fault.
+The judge of single brokers (`loadtests.checker.judge`) finds messages that were lost, invented,
+altered, stored twice or reordered. This module adds the errors of several gateways over one store:
+unexplained duplicates, acks of owners that had a successor, readers that miss messages, and
+publishing or draining that does not recover after a fault.
 """
 
 from bisect import bisect_left
@@ -34,9 +34,9 @@ from loadtests.checker.judge import Judge
 from loadtests.checker.verdict import KINDS, Verdict, Violations
 
 DRAIN_SHARE: Final = 0.8
-"""Of the healthy rate, at which a backlog must drain."""
+"""The share of the healthy rate at which a backlog must drain."""
 COMEBACK_S: Final = 10.0
-"""Beyond the store's node timeout, in which publishing must go on after a fault's end."""
+"""Time beyond the store's node timeout within which publishing must go on after a fault's end."""
 
 FAULT_KINDS: Final = {
     "unexplained": "a message was given again, and no cause of the list explains it",
@@ -54,7 +54,7 @@ ALL_KINDS: Final = KINDS | FAULT_KINDS
 
 
 class _Readers:
-    """What each reader has been given."""
+    """The messages that each reader has received."""
 
     def __init__(self, found: Violations) -> None:
         self._found = found
@@ -62,7 +62,7 @@ class _Readers:
         self._given: dict[tuple[str, str], set[tuple[int, int]]] = {}
 
     def read(self, event: Read) -> None:
-        """It was given this."""
+        """Note a message that a reader received."""
         line = (event.queue, event.reader, event.partition)
         at_least = self._next.get(line, 0)
         if event.offset < at_least:
@@ -73,13 +73,13 @@ class _Readers:
         given.add((event.partition, event.offset))
 
     def told(self, event: ReaderTold) -> None:
-        """It came back, and was told this."""
+        """Note the verdict that a returning reader got."""
         if event.verdict != "resumed":
             text = f"{event.reader} in {event.partition}: {event.verdict}"
             self._found.flag("read_gap", text)
 
     def missing(self, acknowledged: Iterable[tuple[str, int, int]]) -> None:
-        """Flag what a reader should have and has not."""
+        """Flag each acknowledged message that a reader of its queue has not received."""
         for queue, partition, offset in acknowledged:
             for (theirs, reader), given in self._given.items():
                 if theirs == queue and (partition, offset) not in given:
@@ -87,16 +87,16 @@ class _Readers:
 
 
 class _Comeback:
-    """Whether each producer was answered in time after each fault's end."""
+    """A check that each producer was answered in time after each fault's end."""
 
     def __init__(self, found: Violations, limit_s: float) -> None:
         self._found = found
         self._limit_ns = int(limit_s * NS)
         self._waiting: dict[str, tuple[int, int, str]] = {}
-        """Producer → a fault that has ended: when, its number and kind."""
+        """Producer → the fault that has ended: time, number and kind."""
         self._sent: dict[tuple[str, int], int] = {}
         self._producers: set[str] = set()
-        """Who has ever had a receipt."""
+        """Producers that have ever had a receipt."""
         self._kinds: dict[int, str] = {}
         self._open: set[int] = set()
         self.slowest_s = 0.0
@@ -129,7 +129,7 @@ class _Comeback:
                 pass
 
     def close(self, at: int) -> None:
-        """Nothing more is expected from here on: who has waited for too long by now is judged."""
+        """Stop expecting answers from here on, and judge each producer that still waits."""
         for producer, waiting in self._waiting.items():
             self._judge(producer, waiting, at)
         self._waiting = {}
@@ -144,17 +144,19 @@ class _Comeback:
 
 
 class _Pauses:
-    """How long each producer had no receipt while a replica was away and let in again."""
+    """The longest time without a receipt of each producer while a replica was away, until it is
+    counted again."""
 
     def __init__(self, found: Violations) -> None:
         self._found = found
         self._producers: set[str] = set()
-        """Who has ever had a receipt."""
+        """Producers that have ever had a receipt."""
         self._heard: dict[str, int] = {}
-        """Producer → its last receipt, or when the replica went; empty: none is away."""
+        """Producer → the time of its last receipt, or of the replica's loss; empty while none is
+        away."""
         self._longest: dict[str, int] = {}
         self.longest_s: list[float] = []
-        """Of anybody, for each that was away."""
+        """The longest pause of any producer, for each replica that was away."""
 
     def see(self, event: Event | World) -> None:
         """Take the next event."""
@@ -187,7 +189,7 @@ class _Pauses:
 
 
 class ChaosVerdict(Verdict):
-    """What the checker found. `counts` says what the run consisted of."""
+    """The result of the checker. `counts` describe the run."""
 
     def __init__(self, *, drained: bool) -> None:
         super().__init__(drained=drained)
@@ -198,10 +200,10 @@ class ChaosVerdict(Verdict):
         self.pauses_s: list[float] = []
         """The longest that a producer waited for a receipt, for each replica that was away."""
         self.acknowledged_per_fault: list[int] = []
-        """From each fault's beginning to the next one's."""
+        """Number of acknowledged messages from each fault's beginning to the next one's."""
 
     def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
+        """Return the verdict for JSON."""
         return super().fields() | {
             "causes": dict(self.causes),
             "comeback_s": round(self.comeback_s, 2),
@@ -210,7 +212,7 @@ class ChaosVerdict(Verdict):
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the verdict for people, line by line."""
         causes = ", ".join(f"{count} {name}" for name, count in sorted(self.causes.items()))
         per_fault = self.acknowledged_per_fault
         lines = [f"given again: {causes or 'nothing'}"]
@@ -227,10 +229,11 @@ class ChaosVerdict(Verdict):
 
 
 class Checker:
-    """Takes the events of a run in the order of their time, then gives its verdict."""
+    """The checker of a run: it takes the events in order of time, then gives its verdict."""
 
     def __init__(self, groups: Iterable[str], *, lease_s: float, node_timeout_s: float) -> None:
-        """`groups`: as `judge.Judge`; `node_timeout_s`: when the store gives up a node."""
+        """`groups`: as for `judge.Judge`; `node_timeout_s`: time after which the store gives up a
+        node."""
         self._found = ChaosVerdict(drained=False)
         self._judge = Judge(groups, store_fails=True)
         self._causes = Causes(lease_s, self._found.flag)
@@ -238,7 +241,7 @@ class Checker:
         self._comeback = _Comeback(self._found, node_timeout_s + COMEBACK_S)
         self._pauses = _Pauses(self._found)
         self._drains: dict[bool, list[float]] = {True: [], False: []}
-        """Rates, of those that were healthy and of those after the faults."""
+        """Rates of drains: True → those before the faults, False → those after."""
         self._begins: list[int] = []
         self._answers: list[int] = []
         self._last = 0
@@ -272,14 +275,16 @@ class Checker:
         self._drains[event.healthy].append(event.messages / max(event.seconds, 1e-9))
 
     def _compare_drains(self) -> None:
-        """Medians: one drain of some thousand messages is over in a second or two."""
+        """Flag slow drains. Compares medians, because one drain of some thousand messages takes
+        only a second or two."""
         healthy, after = self._drains[True], self._drains[False]
         if healthy and after and median(after) < DRAIN_SHARE * median(healthy):
             rates = ["/s, ".join(f"{rate:,.0f}" for rate in some) for some in (after, healthy)]
             self._found.flag("slow_drain", f"{rates[0]}/s of {rates[1]}/s")
 
     def verdict(self, *, drained: bool) -> ChaosVerdict:
-        """As `judge.Judge.verdict`; readers, too, went on until nothing was left."""
+        """Give the verdict. `drained`: the groups and the readers went on until nothing was
+        left."""
         found = self._found
         self._comeback.close(self._last)
         self._compare_drains()
@@ -312,7 +317,7 @@ def check(
     node_timeout_s: float,
     drained: bool,
 ) -> ChaosVerdict:
-    """The verdict over whole logs, merged by time. Raises history.Unreadable."""
+    """Return the verdict over whole logs, merged by time. Raises history.Unreadable."""
     interpreter, checker = (
         ChaosInterpreter(),
         Checker(groups, lease_s=lease_s, node_timeout_s=node_timeout_s),

@@ -1,7 +1,7 @@
-"""What clients logged, raw frame by raw frame, as the events that the judge reasons about. Pure.
+"""The events of a history, from the raw frames that clients logged. Pure.
 
-A log is JSON lines, one per frame or request that went over a connection, in the order in which the
-clients saw them:
+A log is JSON lines, one per frame or request on a connection, in the order in which the clients saw
+them:
 
     {"at":ns,"server":n,"socket":n,"via":"ws","way":"out","frame":<the frame as it was sent>}
     {"at":ns,"server":n,"socket":n,"via":"pull","way":"in","call":"pull","queue":..,"group":..,
@@ -11,14 +11,15 @@ clients saw them:
 broker, `socket` the connections; a socket belongs to one start. A pull's request and its answer
 have a `socket` number of their own per client and a `call` of pull, ack or nack.
 
-A run with faults also logs what the world did and what readers were given. Three kinds of lines
-stand between those of clients, in the same form and by the same clock; `via` tells them apart:
+A run with faults also logs faults, process ends and the frames that readers received. Three more
+kinds of lines are among those of clients, in the same form and by the same clock. `via`
+distinguishes them:
 
     via "world"   `call` says what happened, `frame` to whom: the nemesis and the clients' own ends
     via "read"    a frame that a reader's socket brought; `queue` is its queue, `group` the reader
     via "pull"    as before, but the receipts are opened: they name the epoch of their owner
 
-There, `server` counts starts of gateways: each start of each has a number of its own.
+In such a log, `server` counts starts of gateways: each start of each has a number of its own.
 """
 
 import base64
@@ -34,7 +35,7 @@ from loadtests.clients.wire import offsets_of
 
 
 class Line(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
-    """A log's line."""
+    """A line of a log."""
 
     at: int
     server: int
@@ -49,7 +50,7 @@ class Line(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
 
 
 class Unreadable(ValueError):
-    """A line that is not what it should be: the broker sent what is no JSON, or a log is torn."""
+    """A line of another form than expected: the broker sent no JSON, or a log is damaged."""
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ Outcome = Literal["ok", "refused", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the broker said about one attempt. `partition` and `offset` where it is ok."""
+    """The broker's answer to one attempt. `partition` and `offset` are set if it is ok."""
 
     at: int
     producer: str
@@ -85,9 +86,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One message was given to a consumer. `by` names the delivery as acks do; messages that came
-    by one push, or one pull, share `stream` only if the broker may give a later message of a key on
-    it while an earlier one is in flight: a socket does, a pull is a stream of its own."""
+    """One message was given to a consumer. `by` names the delivery as acks do. Deliveries share a
+    `stream` only if the broker may give a later message of a key on it while an earlier one is in
+    flight. A socket is such a stream; each pull is a stream of its own."""
 
     at: int
     server: int
@@ -112,7 +113,7 @@ class Acked:
     by: tuple[str, ...]
     returned: bool = False
     server: int = 0
-    """The start of the broker that it was sent to; 0: not known."""
+    """The start of the broker that it was sent to; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The broker said that these deliveries are no longer the consumer's."""
+    """The broker revoked these deliveries."""
 
     at: int
     by: tuple[str, ...]
@@ -142,7 +143,7 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """A session begins, or goes on (`resumed`) over another transport."""
+    """A session begins, or continues (`resumed`) over another transport."""
 
     at: int
     stream: str
@@ -151,7 +152,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A client asked for a place in a group, or (`group` empty) left the one that it had."""
+    """A client asked for a place in a group, or (`group` empty) left its place."""
 
     at: int
     stream: str
@@ -161,7 +162,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """After coming back a client said what it holds, and how many messages it ever was given."""
+    """A returning client reported its held deliveries, and the number of messages it ever
+    received."""
 
     at: int
     stream: str
@@ -192,7 +194,7 @@ class _Error(msgspec.Struct, gc=False):
 
 
 class _Frame(msgspec.Struct, gc=False):
-    """Any frame or pull body; what a kind does not have stays at its default."""
+    """Any frame or pull body; fields that a kind does not have keep their defaults."""
 
     type: str = ""
     ref: int | None = None
@@ -210,7 +212,8 @@ class _Frame(msgspec.Struct, gc=False):
     code: str = ""
     messages: list[_Message] = []
     receipts: list[str | list[int | bool] | _Error] = []
-    """In the answer to a publish, or the texts of an ack or nack of pulled messages."""
+    """The receipts in the answer to a publish, or the texts in an ack or nack of pulled
+    messages."""
     deliveries: list[list[int]] = []
     stale: list[list[int] | str] = []
     not_delivered: list[list[int]] = []
@@ -226,8 +229,8 @@ _UNKNOWN_CODES: Final = frozenset({"unknown", "internal"})
 
 
 def read_lines(lines: Iterable[bytes]) -> Iterator[Line]:
-    """The lines of one log. Raises Unreadable. A last line without its end is left out: its writer
-    was stopped within it."""
+    """Read the lines of one log. Raises Unreadable. A last line without its end is left out,
+    because its writer was stopped within it."""
     for number, text in enumerate(lines, 1):
         try:
             yield _LINE.decode(text)
@@ -238,7 +241,7 @@ def read_lines(lines: Iterable[bytes]) -> Iterator[Line]:
 
 
 def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
-    """Several logs as one, by time."""
+    """Merge several logs by time."""
     return heapq.merge(*logs, key=lambda line: line.at)
 
 
@@ -255,19 +258,19 @@ class _Socket:
 
 
 def place_name(stream: str, subscription: int, partition: int, epoch: int, push: int) -> str:
-    """A push as acks name it; with ":offset" behind it, one delivery."""
+    """Return the name of a push as in acks; followed by ":offset", it names one delivery."""
     return f"{stream}:{subscription}:{partition}:{epoch}:{push}"
 
 
 class Interpreter:
-    """Turns lines into events, knowing what each socket said before."""
+    """An interpreter that turns lines into events, and remembers what each socket sent before."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, _Socket] = {}
         self._pulls = 0
 
     def events(self, line: Line) -> Iterator[Event]:
-        """The events of one line. Raises Unreadable."""
+        """Yield the events of one line. Raises Unreadable."""
         data = bytes(line.frame)
         try:
             frames = _FRAMES.decode(data) if data[:1] == b"[" else [_FRAME.decode(data)]
@@ -385,7 +388,8 @@ def _names(stream: str, subscription: int, deliveries: Iterable[list[int]]) -> I
 
 
 _RECEIPT: Final = struct.Struct(">BIIQQQ")
-"""How a receipt begins: version, generation, partition, epoch, push, offset. Behind it is a MAC."""
+"""The beginning of a receipt: version, generation, partition, epoch, push, offset. A MAC
+follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +419,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class FaultBegins:
-    """A fault begins. `gateways`: those that it touches; empty: the store, so all of them."""
+    """A fault begins. `gateways`: those that it affects; empty if it affects the store, and so
+    all."""
 
     at: int
     number: int
@@ -425,7 +430,7 @@ class FaultBegins:
 
 @dataclass(frozen=True, slots=True)
 class FaultEnds:
-    """All links stand again, and all processes have been started again."""
+    """A fault has ended: all links work again, and all processes have been started again."""
 
     at: int
     number: int
@@ -433,14 +438,14 @@ class FaultEnds:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGone:
-    """A replica is away from now on, and publishing waits until somebody takes it out."""
+    """A replica is away from now on, and publishing waits until it is taken out."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIn:
-    """It is counted again. `within_s`: for so long nobody's publishing may have waited since."""
+    """A replica is counted again. `within_s`: the longest that publishing may have waited since."""
 
     at: int
     within_s: float
@@ -448,18 +453,18 @@ class ReplicaIn:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A backlog was given out and settled while nobody published."""
+    """A backlog was delivered and settled while no producer published."""
 
     at: int
     messages: int
     seconds: float
     healthy: bool
-    """Before the first fault: what later ones are held against."""
+    """Whether it was before the first fault; later drains are compared with such ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Producers begin, or stop: nothing is expected of them from here on."""
+    """Producers begin, or stop. No answers are expected from here on."""
 
     at: int
     goes_on: bool
@@ -467,7 +472,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A reader was given a message."""
+    """A reader received a message."""
 
     at: int
     queue: str
@@ -480,7 +485,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReaderTold:
-    """What a reader was told of a partition when it came back: `resumed`, `gap` or `unknown`."""
+    """The verdict on a partition that a returning reader got: `resumed`, `gap` or `unknown`."""
 
     at: int
     queue: str
@@ -500,7 +505,7 @@ Call = Literal[
 
 
 class _Told(msgspec.Struct, gc=False):
-    """The frame of a "world" line; what a call does not have stays at its default."""
+    """The frame of a "world" line; fields that a call does not have keep their defaults."""
 
     gateway: str = ""
     fault: int = 0
@@ -539,7 +544,7 @@ _READ_FRAMES: Final = msgspec.json.Decoder(list[_ReadFrame])
 
 
 def receipt_epoch(text: str) -> tuple[int, int]:
-    """(epoch, push) of the delivery that a pull's receipt names. Raises Unreadable."""
+    """Return (epoch, push) of the delivery that a pull's receipt names. Raises Unreadable."""
     try:
         body = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         _, _, _, epoch, push, _ = _RECEIPT.unpack_from(body)
@@ -549,13 +554,13 @@ def receipt_epoch(text: str) -> tuple[int, int]:
 
 
 class ChaosInterpreter:
-    """Turns the lines of a run with faults into events, in order."""
+    """An interpreter of the lines of a run with faults."""
 
     def __init__(self) -> None:
         self._frames = Interpreter()
 
     def events(self, line: Line) -> Iterator[Event | World]:
-        """The events of one line. Raises Unreadable."""
+        """Yield the events of one line. Raises Unreadable."""
         if line.via == "world":
             yield _world(line)
         elif line.via == "read":

@@ -1,10 +1,11 @@
-"""Judges a history: was anything lost, invented, altered, reordered, or given after its ack? Pure.
+"""The judge of a history: was anything lost, invented, altered, reordered, or given after its ack?
+Pure.
 
-In the manner of Jepsen's total-queue and Kafka checkers, from nothing but what the clients sent and
-received. Bodies are unique: a body names the message. What an event order over several sockets
-cannot prove is not called a violation; see `Key`.
+In the manner of Jepsen's total-queue and Kafka checkers, it uses only what the clients sent and
+received. Bodies are unique, so a body names its message. The judge reports no violation that the
+order of events over several sockets cannot prove; see `Key`.
 
-The judge knows something of each message, of its latest delivery to a group, and of each key.
+It keeps a record of each message, of its latest delivery to a group, and of each key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ from loadtests.checker.verdict import Verdict
 
 
 class Message:
-    """What is known of one message that was sent."""
+    """The record of one message that was sent."""
 
     __slots__ = ("answers", "body", "delivered", "key", "ok", "place", "producer", "queue",
                  "sent", "sequence", "unknown")  # fmt: skip
@@ -59,20 +60,20 @@ class Given:
         self.event = event
         self.returned = False
         self.confirmed = False
-        self.acked_at = 0  # the start of the broker to which it was acked first
+        self.acked_at = 0  # the start of the broker that received its first ack
         self.settled_before: bool = before is not None and (
             before.confirmed or before.settled_before
         )
 
 
 class Key:
-    """One key in one group. `open` are the offsets given and not acked since; `acked` those whose
-    ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
+    """One key in one group. `open` are the offsets given and not acked since. `acked` are those
+    whose ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
 
-    While m is open, a later m' of the key may come on the same stream only (one consumer, which
+    While m is open, a later m' of the key may come only on the same stream (one consumer, which
     runs them one after another), and not once m is known to have returned. While m is acked but
-    unconfirmed, m' may come anywhere, unless it turns out that the same start of the broker had not
-    settled m when it gave m': it gives m again afterwards (`suspects`).
+    unconfirmed, m' may come on any stream. It is a violation only if the same start of the broker
+    had not settled m when it gave m'. A later repetition of m shows this (`suspects`).
     """
 
     __slots__ = ("_by_stream", "acked", "first_max", "given", "open", "partition", "returned",
@@ -86,26 +87,28 @@ class Key:
         self.acked: dict[int, str] = {}
         """Offset → the stream on which it was given."""
         self.returned: set[int] = set()
-        """Of the acked: those that are known to have returned nevertheless."""
+        """Offsets in `acked` that are known to have returned nevertheless."""
         self.suspects: dict[int, Delivered] = {}
         self._by_stream: dict[str, set[int]] = {}
 
     def ack(self, offset: int, stream: str) -> None:
-        """An ack of it was sent."""
+        """Note that an ack of an offset was sent."""
         self.open.discard(offset)
         self.acked[offset] = stream
         self._by_stream.setdefault(stream, set()).add(offset)
 
     def unack(self, offset: int) -> None:
-        """It is settled, or given again, or open again. Not acked: nothing happens."""
+        """Note that an offset is settled, given again, or open again. Does nothing if it was not
+        acked."""
         stream = self.acked.pop(offset, None)
         if stream is not None:
             self._by_stream[stream].discard(offset)
             self.returned.discard(offset)
 
     def acked_elsewhere(self, stream: str) -> Iterator[int]:
-        """The acked that were given on another stream, or have returned. Who acks without asking
-        for an answer leaves many behind; those of the stream itself are not looked at."""
+        """Yield acked offsets that were given on another stream, or have returned. A client that
+        acks without asking for an answer leaves many on its own stream, which are therefore not
+        examined."""
         for other, offsets in self._by_stream.items():
             if other != stream:
                 yield from offsets
@@ -113,11 +116,11 @@ class Key:
 
 
 class Judge:
-    """Takes the events of all clients in the order of their time, then gives its verdict."""
+    """The judge: it takes the events of all clients in order of time, then gives its verdict."""
 
     def __init__(self, groups: Iterable[str], *, store_fails: bool = False) -> None:
-        """`groups`, as "queue/group", must have been given every message of their queue.
-        `store_fails`: also where no broker ends, an ack that was not confirmed may be forgotten."""
+        """`groups`, as "queue/group", must receive every message of their queue. `store_fails`: an
+        ack that was not confirmed may be forgotten even if no broker ends."""
         self._groups = list(groups)
         self._store_fails = store_fails
         self._verdict = Verdict(drained=False)
@@ -183,9 +186,10 @@ class Judge:
     # --- delivering
 
     def late(self, event: Delivered) -> bool:
-        """A delivery of an owner of before, seen behind one of its successor: its socket was slow,
-        or its gateway has not heard of it. It says nothing of the order, and who knows its epoch
-        discards it. Whether its message had been settled by a confirmed ack."""
+        """Note a delivery of a former owner that was seen after one of its successor. Its socket
+        was slow, or its gateway had not learned of the successor. It says nothing about the order,
+        and a client that compares epochs discards it. Return whether its message had been settled
+        by a confirmed ack."""
         self._verdict.counts["delivered late"] += 1
         if self._known(event) is None:
             return False
@@ -194,14 +198,16 @@ class Judge:
         return given is not None and given.confirmed
 
     def _known(self, event: Delivered) -> Message | None:
-        """The message that was given; None: there is none such, and that was flagged."""
+        """Return the message that was given. If no such message exists, flag that and return
+        None."""
         queue = event.group.partition("/")[0]
         return self.read(queue, event.partition, event.offset, event.key, event.body)
 
     def read(
         self, queue: str, partition: int, offset: int, key: str | None, body: bytes
     ) -> Message | None:
-        """Somebody was given this: a group, or a reader. Returns as `_known`."""
+        """Note that a group or a reader received a message, and return it. If no such message
+        exists, flag that and return None."""
         message = self._bodies.get(body)
         where = f"in {partition}:{offset} of {queue}"
         if message is None or message.queue != queue:
@@ -225,7 +231,7 @@ class Judge:
             self._verdict.flag("key_moved", f"{message}; its key was in {key.partition}")
             return
         self._epoch(event)
-        if event.key is None:  # no order is promised; what else is checked needs its own line
+        if event.key is None:  # no order is promised; the other checks need a record of their own
             key = self._keys.setdefault((event.group, f"\0{event.by}"), Key(event.partition))
         self._order(key, event, message)
         key.given[event.offset] = Given(event, key.given.get(event.offset))
@@ -287,7 +293,7 @@ class Judge:
         self._pending[event.ref] = event
         for name in () if event.returned else event.by:
             if name not in self._deliveries:
-                continue  # confirmed before, or never given to us: its answer will say so
+                continue  # confirmed before, or never given to this client: its answer will say so
             key, offset = self._deliveries[name]
             given = key.given[offset]
             if given.event.by == name:
@@ -297,7 +303,7 @@ class Judge:
     def _confirmed(self, event: Confirmed) -> None:
         acked = self._pending.pop(event.ref, None)
         if acked is None:
-            return  # the answer to something else: a subscribe, a credit
+            return  # the answer to another frame: a subscribe, a credit
         stale = set(event.stale)
         for name in acked.by:
             if name in stale and self._acked_before(name, acked.server):
@@ -312,13 +318,14 @@ class Judge:
                 key.open.discard(offset)
 
     def _acked_before(self, name: str, server: int) -> bool:
-        """Whether it was acked to another start first: what that knew, this one may not."""
+        """Whether a delivery was first acked to another start, because this one may not know that
+        ack."""
         key, offset = self._deliveries.get(name, (None, 0))
         return key is not None and key.given[offset].acked_at not in (0, server)
 
     def _revoked(self, name: str) -> None:
-        """As _return; but an ack that is on its way may count all the same (R21): its answer, or a
-        redelivery, will tell."""
+        """Note that a delivery was revoked. An ack on its way may still count (R21); its answer, or
+        a redelivery, shows whether it did."""
         if name in self._deliveries:
             key, offset = self._deliveries[name]
             if offset in key.acked and key.given[offset].event.by == name:
@@ -328,7 +335,7 @@ class Judge:
                 self._return(name)
 
     def _return(self, name: str) -> None:
-        """This delivery has ended unsettled; its message awaits a retry, or has had it."""
+        """Note that a delivery has ended unsettled; its message awaits a retry, or has had it."""
         if name in self._deliveries:
             key, offset = self._deliveries[name]
             given = key.given[offset]
@@ -340,13 +347,13 @@ class Judge:
     # --- the end
 
     def acknowledged(self) -> Iterator[tuple[str, int, int]]:
-        """(queue, partition, offset) of every message that its producer has a receipt of."""
+        """Yield (queue, partition, offset) of every message that its producer has a receipt of."""
         for message in self._bodies.values():
             if message.ok and message.place is not None:
                 yield (message.queue, *message.place)
 
     def verdict(self, *, drained: bool) -> Verdict:
-        """`drained`: the groups went on until nothing was left to give."""
+        """Give the verdict. `drained`: the groups went on until nothing was left to give."""
         verdict = self._verdict
         verdict.drained = drained
         given = {
@@ -378,7 +385,8 @@ class Judge:
                 given = key.given[offset]
                 place = (group.partition("/")[0], given.event.partition, offset)
                 message = self._places[place]
-                # Without a receipt nobody waited for it, and the run may have ended before.
+                # Without a receipt the drain did not wait for it, and the run may have ended
+                # before.
                 if message.ok and not given.settled_before:
                     self._verdict.flag("not_returned", f"{message} {_where(given.event)}")
 
@@ -400,7 +408,7 @@ def _where(event: Delivered) -> str:
 
 
 def judge(lines: Iterable[Line], groups: Iterable[str], *, drained: bool) -> Verdict:
-    """The verdict over whole logs, merged by time. Raises history.Unreadable."""
+    """Return the verdict over whole logs, merged by time. Raises history.Unreadable."""
     interpreter, bench = Interpreter(), Judge(groups)
     for line in lines:
         for event in interpreter.events(line):

@@ -1,6 +1,8 @@
-"""What producers were told and what handlers and readers saw, by whole messages. Pure.
+"""The results that producers got from the SDK, and the messages that handlers and readers saw.
+Pure.
 
-Beside the raw frames: what the user's own code was given, whatever the frames said.
+The raw frames are judged elsewhere; this is what the user's own code received, whatever the frames
+said.
 """
 
 from collections import Counter
@@ -26,7 +28,8 @@ Place = tuple[int, int]
 
 @dataclass
 class Reading:
-    """What one reader saw. `keys` empty: of all keys, and so without gaps."""
+    """The messages that one reader saw. With `keys` empty it reads all keys, and so sees no
+    gaps."""
 
     keys: frozenset[str]
     next_offsets: dict[int, int] = field(default_factory=dict)
@@ -34,36 +37,37 @@ class Reading:
 
 
 class SdkHistory(Violations):
-    """Bodies are unique texts: a body names its message."""
+    """The history of programs that use the SDK. Bodies are unique texts, so a body names its
+    message."""
 
     def __init__(self) -> None:
         super().__init__(KINDS)
         self.sent: dict[str, str] = {}
-        """body → key of what was handed to the SDK."""
+        """Body → key of each message handed to the SDK."""
         self.stored: dict[str, Place] = {}
-        """body → place of what the SDK returned a receipt for."""
+        """Body → place of each message that the SDK returned a receipt for."""
         self.unknown: set[str] = set()
-        """Without an outcome: stored or not."""
+        """Bodies without an outcome: stored or not."""
         self.runs: Counter[Place] = Counter()
-        """Starts of handlers."""
+        """Number of handler starts by place."""
         self.running: dict[Place, str] = {}
-        """place → key, right now."""
+        """Place → key of each running handler."""
         self.finished: set[str] = set()
-        """Bodies whose handler has come to its end."""
+        """Bodies whose handler has ended."""
         self.readings: list[Reading] = []
         self.is_alone = True
-        """Whether two handlers at one key are a violation."""
+        """Whether two running handlers of one key are a violation."""
         self._place_of: dict[str, Place] = {}
         self._last_first: dict[str, int] = {}
         self._busy: dict[str, Place] = {}
 
     @property
     def left(self) -> int:
-        """Messages with a receipt that no handler has finished."""
+        """Number of messages with a receipt that no handler has finished."""
         return len(self.stored.keys() - self.finished)
 
     def unread(self, reading: Reading) -> int:
-        """Messages with a receipt that this reader was not given yet."""
+        """Return the number of messages with a receipt that this reader has not received yet."""
         return sum(
             body not in reading.bodies
             for body in self.stored
@@ -73,23 +77,23 @@ class SdkHistory(Violations):
     # --- producers
 
     def publishes(self, body: str, key: str) -> None:
-        """It is handed to the SDK."""
+        """Note that a message is handed to the SDK."""
         assert body not in self.sent
         self.sent[body] = key
 
     def returned(self, body: str, partition: int, offset: int) -> None:
-        """Its publish returned."""
+        """Note that a publish returned."""
         self.stored[body] = (partition, offset)
         self._at(body, (partition, offset), "its receipt")
 
     def failed(self, body: str) -> None:
-        """Its publish raised something that leaves the outcome open."""
+        """Note that a publish raised an error that leaves the outcome open."""
         self.unknown.add(body)
 
     # --- handlers
 
     def starts(self, body: str, key: str | None, place: Place) -> None:
-        """A handler begins."""
+        """Note that a handler begins."""
         self._known(body, key, place, "a handler")
         self.runs[place] += 1
         name = key or body
@@ -103,7 +107,7 @@ class SdkHistory(Violations):
         self.running[place] = name
 
     def ends(self, body: str, place: Place) -> None:
-        """A handler is done with it."""
+        """Note that a handler has ended."""
         name = self.running.pop(place, None)
         if name is not None and self._busy.get(name) == place:
             del self._busy[name]
@@ -112,7 +116,8 @@ class SdkHistory(Violations):
     # --- readers
 
     def reads(self, reading: Reading, body: str, key: str | None, place: Place) -> None:
-        """A reader was given it. Of all keys, offsets follow each other from 0 on."""
+        """Note that a reader received a message. If it reads all keys, the offsets must be
+        consecutive from 0."""
         self._known(body, key, place, "a reader")
         partition, offset = place
         expected = reading.next_offsets.get(partition, 0)
@@ -135,8 +140,9 @@ class SdkHistory(Violations):
     # --- the end
 
     def close(self, excused: Counter[Place]) -> None:
-        """All is over: what is missing is lost. `excused`: how often messages were given again, as
-        the raw frames say, after their delivery had ended; so often they may have run again."""
+        """End the history: a message that is still missing is lost. `excused`: how often each
+        message was given again after its delivery had ended, by the raw frames. It may have run
+        that many more times."""
         for body, place in self.stored.items():
             if not self.runs[place]:
                 self.flag("lost", f"{body} at {place}")
@@ -152,5 +158,5 @@ class SdkHistory(Violations):
 
     @property
     def ran_again(self) -> int:
-        """How many runs were not their message's first."""
+        """Return the number of runs that were not their message's first."""
         return sum(self.runs.values()) - len(self.runs)

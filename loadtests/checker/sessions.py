@@ -1,8 +1,8 @@
-"""Holds sessions that move between transports to what they promise, frame by frame. Pure.
+"""The judge of sessions that move between transports, frame by frame. Pure.
 
-A stream of the log is a session here, over however many transports it went. The judge asks whether
-messages were lost or reordered; this asks whether a delivery was ever given again that had not
-ended, and whether what a client says of its deliveries is what it was given.
+A stream of the log is one session here, over any number of transports. `judge` checks that no
+messages were lost or reordered. This module checks that no delivery was given again before it
+ended, and that a client's statements about its deliveries agree with what it received.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from loadtests.checker.verdict import Violations
 
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
-"""A client counts its lease from the receipt and ends it a little early: from this share of it on a
-delivery may have ended."""
+"""The share of a lease from which on a delivery may have ended. A client counts its lease from the
+receipt and ends it a little early."""
 
 KINDS: Final = {
     "given_twice": "a message was given again although its delivery had not ended",
@@ -47,18 +47,18 @@ class _Given:
         self.at = event.at
         self.acked = False
         self.ended = ""
-        """Why it is over without an ack, if somebody said so."""
+        """The reason why it ended without an ack, if a frame gave one."""
         self.is_second = is_second
-        """The one before had been acked, and had not ended otherwise."""
+        """Whether the delivery before it had been acked, and had not ended otherwise."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What stood at one instant."""
+    """A snapshot of one instant."""
 
     at: int
     unacked: int
-    """Deliveries given and neither acked nor ended."""
+    """Number of deliveries given and neither acked nor ended."""
 
 
 Place = tuple[str, int, int]
@@ -66,15 +66,15 @@ Place = tuple[str, int, int]
 
 
 class Sessions(Violations):
-    """Takes the events of all clients in the order of their time."""
+    """The judge of sessions: it takes the events of all clients in order of time."""
 
     def __init__(
         self, *, lease_s: float, linger_s: float, moments: list[int] | None = None
     ) -> None:
-        """`moments`: monotonic nanoseconds, ascending, at which to count what is unacked."""
+        """`moments`: monotonic nanoseconds, ascending, at which to count unacked deliveries."""
         super().__init__(KINDS)
         self.excused: Counter[str] = Counter()
-        """Deliveries given again after they had ended, by the reason."""
+        """Number of deliveries given again after they had ended, by reason."""
         self.excused_places: Counter[Place] = Counter()
         self.moments: list[Moment] = []
         self._lease_ns = int(lease_s * EARLY * NS)
@@ -120,7 +120,8 @@ class Sessions(Violations):
                 pass
 
     def _given(self, name: str, what: str) -> _Given | None:
-        """The delivery of this name, if it is its message's latest one."""
+        """Return the delivery of this name if it is its message's latest; else None. Flags a name
+        that was never given."""
         place = self._places.get(name)
         if place is not None:
             given = self._latest[place]
@@ -153,7 +154,7 @@ class Sessions(Violations):
         self._pushes[push] = (min(first, event.offset), max(last, event.offset))
 
     def _reason(self, before: _Given, event: Delivered) -> str:
-        """Why a message may be given again; empty: it may not."""
+        """Return why a message may be given again; empty if it may not."""
         if before.ended:
             return before.ended
         if before.server != event.server:
@@ -178,7 +179,8 @@ class Sessions(Violations):
                 self._unacked.discard(name)
 
     def _end(self, name: str, why: str) -> None:
-        """What the client never saw is ended all the same, and nobody asks for it."""
+        """Note that a delivery has ended, even if the client never saw it. An unknown name is no
+        violation."""
         place = self._places.get(name)
         if place is not None and (given := self._latest[place]).by == name:
             given.ended = given.ended or why

@@ -1,4 +1,4 @@
-"""What those who look at a run found: how often each kind of violation, and examples in words."""
+"""The findings of judges: the number of violations of each kind, and examples in words."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ KINDS: Final = {
 
 
 class Violations:
-    """Counted by kind. `kinds`: what each one means."""
+    """Violations, counted by kind. `kinds`: the meaning of each."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._kinds = kinds
@@ -34,7 +34,7 @@ class Violations:
 
     @property
     def ok(self) -> bool:
-        """No violation."""
+        """Whether there is no violation."""
         return not self.violations
 
     def flag(self, kind: str, example: str) -> None:
@@ -46,7 +46,7 @@ class Violations:
             examples.append(example)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the violations for people, line by line."""
         lines = []
         for kind, count in sorted(self.violations.items()):
             lines.append(f"{count} x {kind} ({self._kinds[kind]})")
@@ -58,7 +58,7 @@ class Violations:
 
 
 class Verdict(Violations):
-    """What the judge found."""
+    """The result of a judge."""
 
     def __init__(self, *, drained: bool) -> None:
         super().__init__(KINDS)
@@ -67,11 +67,12 @@ class Verdict(Violations):
 
     @property
     def ok(self) -> bool:
-        """No violation, and nothing left that could hide one."""
+        """Whether nothing is violated, and nothing was left undrained that could hide a
+        violation."""
         return self.drained and not self.violations
 
     def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
+        """Return the verdict for JSON."""
         return {
             "ok": self.ok,
             "drained": self.drained,

@@ -1,7 +1,8 @@
-"""Producers, consumers and readers that do nothing but load the broker, on top of a Wire.
+"""Producers, consumers and readers that only load the broker, on top of a Wire.
 
-Every message of a run has the same size in bytes and carries, at a fixed place of its body, the
-monotonic time in nanoseconds at which it was due; so a push of a hundred is measured by slicing.
+Every message of a run has the same size in bytes. At a fixed place of its body it carries the
+monotonic time in nanoseconds at which it was due. So a push of a hundred messages is measured by
+slicing.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ KEYS: Final = 1000
 BODY_BYTES: Final = 256
 CREDIT: Final = 8000
 WAVES: Final = 4
-"""The messages of a push complete in random order: each falls into one of so many acks."""
+"""Number of acks for the messages of a push. Each message falls into one at random, so they
+complete in random order."""
 _WAVE_DELAY_S: Final = 0.002
 _SPLITS: Final = 64
 _PUSH_MESSAGES_MAX: Final = 1024
@@ -32,11 +34,12 @@ ANSWER_TIMEOUT_S: Final = 30.0
 
 
 class LoadFailed(RuntimeError):
-    """The broker refused something, closed a socket or lost a message: no figure to report."""
+    """The broker refused something, closed a socket or lost a message, so there is no figure to
+    report."""
 
 
 class Reply(msgspec.Struct, gc=False):
-    """Any frame but a push, as far as a load client cares."""
+    """Any frame but a push, as far as a load client needs its fields."""
 
     type: str
     ref: int | None = None
@@ -51,7 +54,7 @@ _REPLY: Final = msgspec.json.Decoder(Reply)
 
 
 class Shape:
-    """How the messages of a run look: `{"key":"k0007","body":"<stamp><padding>"}`."""
+    """The form of a run's messages: `{"key":"k0007","body":"<stamp><padding>"}`."""
 
     def __init__(self, body_bytes: int = BODY_BYTES, keys: int = KEYS) -> None:
         assert body_bytes >= STAMP_BYTES + 2
@@ -67,13 +70,14 @@ class Shape:
         return b'{"key":"k%0*d","body":"' % (self._key_digits, key)
 
     def block(self, messages: int, random: Random) -> list[bytes]:
-        """Messages of random keys, cut where the stamp belongs: `stamp.join(block)` fills it in."""
+        """Return messages of random keys, cut where the stamp belongs: `stamp.join(block)` fills it
+        in."""
         closing = self._padding + b'"}'
         openings = [self._opening(random.randrange(self.keys)) for _ in range(messages)]
         return [openings[0], *(closing + b"," + opening for opening in openings[1:]), closing]
 
     def stamps(self, data: bytes, start: int, end: int) -> "list[bytes]":
-        """The stamps of the messages in data[start:end]."""
+        """Return the stamps of the messages in data[start:end]."""
         stride = self.message_bytes + 1
         if (end - start + 1) % stride:
             raise LoadFailed(f"a push whose messages were not sent by us: {data[:400]!r}")
@@ -83,7 +87,7 @@ class Shape:
 
 
 def stamp(at_ns: int) -> bytes:
-    """The time as it stands in a body."""
+    """Return a time in the form of a stamp."""
     return b"%0*d" % (STAMP_BYTES, at_ns)
 
 
@@ -113,7 +117,8 @@ class Client:
     async def open(
         self, url: str, token: str | None, producer: str | None = None, *, local: str | None = None
     ) -> None:
-        """Connect, say hello, wait for the welcome. `local`: as `wire.connect` has it."""
+        """Connect, say hello, wait for the welcome. `local`: the address of this machine to connect
+        from."""
         self.wire = await wire.connect(
             url, self._message, self._turn, self._closed, token=token, local=local
         )
@@ -132,7 +137,7 @@ class Client:
             return await future
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._leaving = True
         self.wire.close()
 
@@ -183,7 +188,7 @@ class Client:
 
 
 class Producer(Client):
-    """Publishes frames of a fixed number of messages, numbered, many unanswered at a time."""
+    """A producer of numbered frames with a fixed number of messages, many unanswered at a time."""
 
     def __init__(
         self,
@@ -195,16 +200,16 @@ class Producer(Client):
         *,
         blocks: int = 0,
     ) -> None:
-        """`queue`: of several, each frame goes to the next one. `blocks`: how many ready-made
-        frames it sends over and over; 0: enough of them."""
-        super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows those of earlier runs
+        """`queue`: with several, each frame goes to the next one. `blocks`: number of ready-made
+        frames that it sends repeatedly; 0 for a default number."""
+        super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows earlier ones
         self.messages_per_frame = messages_per_frame
         self.unanswered = 0
-        """In messages."""
+        """Number of messages."""
         self.answered = 0
         self.on_answers: Callable[[], None] | None = None
         self.durability: object = None
-        """What the broker's receipts say of themselves."""
+        """The durability that the broker's receipts state."""
         blocks = blocks or max(16, 2048 // messages_per_frame)
         self._blocks = [shape.block(messages_per_frame, random) for _ in range(blocks)]
         self._sequence = 0
@@ -213,7 +218,7 @@ class Producer(Client):
         self._out: list[bytes] = []
 
     def publish(self, due: bytes) -> None:
-        """Put one frame of messages with this stamp on the way; `flush` sends it."""
+        """Queue one frame of messages with this stamp; `flush` sends it."""
         ref, sequence = self._next_ref(), self._sequence
         self._sequences[ref] = sequence
         oldest = next(iter(self._sequences.values()))  # in sending order
@@ -226,7 +231,7 @@ class Producer(Client):
         )
 
     def flush(self) -> None:
-        """Send what `publish` has put on the way, in one write."""
+        """Send the queued frames in one write."""
         if self._out:
             out, self._out = self._out, []
             self.wire.send_all(out)
@@ -249,7 +254,7 @@ class Producer(Client):
 
 
 class _Part:
-    """What is acked together in a subscription: a delivery list, and of how many messages it is."""
+    """One ack's part of a subscription: a delivery list, and its number of messages."""
 
     __slots__ = ("count", "deliveries")
 
@@ -259,24 +264,24 @@ class _Part:
 
 
 class Consumer(Client):
-    """A member of a group, or of several, that acks, confirmed, every message it is given, in
-    random order."""
+    """A member of one or more groups that acks every message in random order, and waits for
+    confirmation."""
 
     def __init__(self, name: str, shape: Shape, histogram: Histogram, random: Random) -> None:
         super().__init__(name)
         self.delivered = 0
         self.settled = 0
-        """Messages whose ack the broker has confirmed as durable."""
+        """Number of messages whose ack the broker has confirmed as durable."""
         self.redelivered = 0
         self.on_settled: Callable[[], None] | None = None
         self._shape = shape
         self._histogram = histogram
         self._random = random
         self._granted: list[int] = []
-        """By subscription, counted from 0."""
+        """Granted credit by subscription, counted from 0."""
         self._acked_since_grant: list[int] = []
         self._waves: deque[dict[int, _Part]] = deque({} for _ in range(WAVES))
-        """By subscription."""
+        """The waves still to be acked, each by subscription."""
         self._splits = [_random_split(random) for _ in range(_SPLITS)]
         self._acking: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -307,12 +312,12 @@ class Consumer(Client):
                 if part is None:
                     part = wave[head.subscription] = _Part()
                 part.count += sum(relative[1::2]) - sum(relative[::2]) + len(relative) // 2
-                # A range may span what the push skips: its ends are all that matters.
+                # A range may span offsets that the push skips; only its ends matter.
                 part.deliveries.append(place + [places[x] for x in relative])
 
     def _split(self, count: int) -> list[list[int]]:
-        """A random split of `count` messages into waves, each as ranges first, last, first, …:
-        one of the ready-made splits, cut off at `count`."""
+        """Return a random split of `count` messages into waves, each as ranges first, last, first,
+        …. It is one of the ready-made splits, cut off at `count`."""
         return [
             ranges[:cut] if not (cut := bisect_left(ranges, count)) & 1
             else [*ranges[:cut], count - 1]
@@ -361,7 +366,8 @@ class Consumer(Client):
 
 
 class Reader(Client):
-    """Reads a queue without a group; what it is given goes to `on_given(messages, latency_ns)`."""
+    """A reader of a queue without a group. It calls `on_given(messages, latency_ns)` for its
+    messages."""
 
     def __init__(self, name: str, shape: Shape, on_given: Callable[[int, int], None]) -> None:
         super().__init__(name)

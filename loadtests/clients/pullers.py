@@ -48,10 +48,10 @@ class Puller:
         self._at = number % len(self._ways)
         self._socket = next(field.sockets)
         self.is_away = False
-        """Told to stay away until it is told otherwise."""
+        """Whether it has to stay away until further notice."""
 
     async def run(self) -> None:
-        """Until the field stops. Raises ClientFailed."""
+        """Run until the run stops. Raises ClientFailed."""
         try:
             while not self._field.stopping:
                 if self.is_away:
@@ -67,7 +67,7 @@ class Puller:
                 rest.close()
 
     async def _call(self, call: str, body: bytes) -> bytes | None:
-        """The answer; None where the broker said no."""
+        """Return the answer; None if the broker refused."""
         door, rest = self._ways[self._at]
         if call != "pull" and self._field.habits.at_other_doors:
             door, rest = self._field.random.choice(self._ways)
@@ -95,7 +95,7 @@ class Puller:
         for line in lines.values():
             for one in line:
                 if random.random() < NACK_CHANCE:
-                    returned.append(one)  # what comes after it returns with it
+                    returned.append(one)  # the messages after it return with it
                     break
                 done.append(one)
         random.shuffle(done)

@@ -1,4 +1,5 @@
-"""Where survivors meet: the log of raw frames, the running numbers, and what is still to come."""
+"""The state that survivors share: the log of raw frames, the running numbers, and missing
+messages."""
 
 import itertools
 import re
@@ -19,19 +20,19 @@ KEYS: Final = 200
 
 
 class ClientFailed(RuntimeError):
-    """The broker gave an answer that it never should: the run ends, red."""
+    """The broker gave an answer that it never should; the run ends as failed."""
 
 
 class Recorder:
-    """Writes the log that `loadtests.checker.history` reads: raw frames, in the order they were
-    seen."""
+    """A writer of the log that `loadtests.checker.history` reads: raw frames, in the order they
+    were seen."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def ws(self, server: int, socket: int, way: bytes, frame: bytes) -> None:
-        """A WebSocket message went `out` or came `in`."""
+        """Log a WebSocket message that was sent (`out`) or received (`in`)."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"ws","way":"%b","frame":%b}\n'
             % (time.monotonic_ns(), server, socket, way, frame)
@@ -40,7 +41,7 @@ class Recorder:
     def pull(
         self, server: int, socket: int, way: bytes, call: str, frame: bytes, *, status: int = 200
     ) -> None:
-        """A request of a pulling client went out, or its answer came in."""
+        """Log a request of a pulling client, or its answer."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"pull","way":"%b","call":"%b",'
             b'"status":%d,"queue":"%b","group":"%b","frame":%b}\n'
@@ -51,7 +52,7 @@ class Recorder:
         )  # fmt: skip
 
     def read(self, server: int, socket: int, reader: str, frame: bytes) -> None:
-        """A frame came to a reader."""
+        """Log a frame that a reader received."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"read","way":"in","queue":"%b","group":"%b",'
             b'"frame":%b}\n'
@@ -59,26 +60,25 @@ class Recorder:
         )
 
     def world(self, call: str, *, server: int = 0, socket: int = 0, **told: object) -> None:
-        """Something happened to the clients' world: `loadtests.checker.history` knows
-        what."""
+        """Log an event outside the frames; `loadtests.checker.history` lists them."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"world","way":"out","call":"%b","frame":%b}\n'
             % (time.monotonic_ns(), server, socket, call.encode(), msgspec.json.encode(told))
         )
 
     def size(self) -> int:
-        """Bytes written so far; what lies before was seen before now."""
+        """Return the number of bytes written so far. All of them are events before now."""
         self._file.flush()
         return self._file.tell()
 
     def close(self) -> None:
-        """Finish."""
+        """Close the file."""
         self._file.close()
 
 
 @dataclass
 class Door:
-    """Where clients meet a gateway. `server`: the number of its start, over all gateways."""
+    """The address of a gateway. `server`: the number of its start, over all gateways."""
 
     url: str
     server: int = 0
@@ -86,20 +86,21 @@ class Door:
 
 @dataclass(frozen=True)
 class Habits:
-    """How the clients of a run behave."""
+    """The behaviour of a run's clients."""
 
     rates_per_s: tuple[int, ...] = (300, 1500, 9000)
-    """Of a producer, drawn at each connect: idle, busy, and more than the consumers can take."""
+    """Rates of a producer, drawn at each connect: idle, busy, and more than the consumers can
+    take."""
     token: str | None = None
     silence_s: float = 0.0
-    """A broker that says nothing for so long, though it was asked, is left for the next one; 0: it
-    is trusted to end, so that its sockets do."""
+    """Time of silence, though asked, after which a client leaves a broker for the next one. 0: the
+    broker is trusted to end, so that its sockets close."""
     at_other_doors: bool = False
-    """What was pulled is settled through any gateway (R24)."""
+    """Whether pulled messages are settled through any gateway (R24)."""
 
 
 class RunState:
-    """What all clients of a run share: where they find the broker, and how far all of them are."""
+    """The shared state of all clients of a run: the brokers' addresses, and the progress of all."""
 
     def __init__(
         self, doors: Sequence[Door] | str, log: Path, random: Random, habits: Habits | None = None
@@ -107,7 +108,7 @@ class RunState:
         """`doors`: the gateways; a text is the address of the only one."""
         self.doors = [Door(doors)] if isinstance(doors, str) else list(doors)
         self.serving = self.doors
-        """Those of them where consumers go."""
+        """The gateways that consumers use."""
         self.habits = habits or Habits()
         self.log = Recorder(log)
         self.random = random
@@ -116,11 +117,11 @@ class RunState:
         self.producing = True
         self.acknowledged = 0
         self.missing: set[int] = set()
-        """Acknowledged to its producer, its ack not confirmed to a consumer."""
+        """Messages acknowledged to their producer whose ack is not confirmed to a consumer."""
         self.delivered_at = 0.0
-        """When something was delivered last, monotonic seconds."""
+        """The time of the last delivery, in monotonic seconds."""
         self.consumed = {"ws": 0, "pull": 0}
-        """Confirmed acks, by the way they went."""
+        """Number of confirmed acks, by their way."""
         self._settled: set[int] = set()
 
     @property
@@ -133,25 +134,25 @@ class RunState:
         self.doors[0].server = number
 
     def stored(self, identity: int) -> None:
-        """A producer has a receipt."""
+        """Note that a producer has a receipt."""
         self.acknowledged += 1
         if identity not in self._settled:
             self.missing.add(identity)
 
     def settled(self, via: str, identity: int) -> None:
-        """A consumer's ack was confirmed."""
+        """Note that a consumer's ack was confirmed."""
         self.consumed[via] += 1
         self._settled.add(identity)
         self.missing.discard(identity)
 
     def was_given(self, messages: int) -> None:
-        """A consumer was given messages."""
+        """Note that a consumer received messages."""
         if messages:
             self.delivered_at = time.monotonic()
 
 
 def identity(body: bytes) -> int:
-    """The number of the message that this body belongs to. Raises ClientFailed: it is not ours."""
+    """Return the number of the message with this body. Raises ClientFailed if no client sent it."""
     found = _IDENTITY.search(body)
     if found is None:
         raise ClientFailed(f"a body that nobody sent: {body[:100]!r}")
@@ -159,8 +160,9 @@ def identity(body: bytes) -> int:
 
 
 def message(producer: int, sequence: int, random: Random) -> bytes:
-    """The JSON of a message with a body of its own: several shapes, each with something that a
-    careless re-encoding would change (spaces, escapes, number forms, the order of members)."""
+    """Return the JSON of a message with a unique body. Bodies have several shapes, each with
+    something that a careless re-encoding would change (spaces, escapes, number forms, the order of
+    members)."""
     name = b"p%d-%d-" % (producer, sequence)
     filler = b"x" * random.randrange(200)
     shapes = (

@@ -1,4 +1,4 @@
-"""A keep-alive HTTP/1.1 client of a page, for load and for logs: it hands out the raw bytes."""
+"""A small keep-alive HTTP/1.1 client, for load and for logs; it returns the raw bytes."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ REQUEST_TIMEOUT_S = 60.0
 
 class Rest:
     """One connection to the broker's HTTP interface, opened on first use and reopened on the next
-    use after it broke. One request at a time."""
+    use after it broke. It carries one request at a time."""
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
@@ -18,15 +18,15 @@ class Rest:
         place = urlsplit(url)
         self._host, self._port, self._netloc = place.hostname or "", place.port or 80, place.netloc
         self.token = token
-        """Presented with each request; None: none is."""
+        """The token sent with each request; None for no token."""
         self._timeout_s = timeout_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """(status, body).
+        """Send a request and return (status, body).
 
         Raises:
-            OSError, EOFError or TimeoutError: there is no answer; whether it was done is unknown.
+            OSError, EOFError or TimeoutError: no answer came; the request may have been done.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -65,8 +65,8 @@ class Rest:
         return int(head[0].split(" ")[1]), answer
 
     async def call(self, method: str, path: str, body: object = None) -> Any:
-        """As request, with JSON on both sides. Raises RuntimeError with the broker's own words for
-        a status of 400 or above."""
+        """Send a request with JSON on both sides. Raises RuntimeError with the broker's own words
+        for a status of 400 or above, and the errors of `request`."""
         data = None if body is None else json.dumps(body).encode()
         status, answer = await self.request(method, path, data)
         if status >= 400:

@@ -1,4 +1,4 @@
-"""A reader of everything that outlives the broker: it comes back with the position it has."""
+"""A reader of all messages that outlives the broker, and returns with its position."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ class _Verdict(msgspec.Struct, gc=False):
 
 
 class _Received(msgspec.Struct, gc=False):
-    """A frame as far as readers care."""
+    """A frame, as far as readers need its fields."""
 
     type: str
     code: str = ""
@@ -36,14 +36,14 @@ _FRAMES: Final = msgspec.json.Decoder(list[_Received])
 
 
 class SurvivingReader(Survivor):
-    """See the module. What it is given is logged by `Recorder.read`."""
+    """A reader of the whole queue that survives brokers. `Recorder.read` logs what it receives."""
 
     def __init__(self, field: RunState, number: int) -> None:
         doors = field.doors
         super().__init__(field, f"reader-{number}", doors[-1 - number % len(doors) :] + doors)
         self._queue_id = ""
         self._position: dict[int, tuple[int, int]] = {}
-        """Partition → generation of its log, next offset."""
+        """Partition → (generation of its log, next offset)."""
         self._granted = CREDIT
         self._since = 0
         self.given = 0

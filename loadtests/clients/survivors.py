@@ -1,8 +1,8 @@
 """Producers and WebSocket consumers that outlive the broker, and log every frame they see.
 
-A producer numbers its messages and sends what is unanswered again, in order and under the same
-sequences, after every reconnect. A consumer runs the messages of a key one after another, acks
-confirmed and in random order across keys, and nacks one in a hundred.
+A producer numbers its messages. After every reconnect it sends the unanswered ones again, in order
+and under the same sequences. A consumer runs the messages of a key one after another, acks in
+random order across keys, waits for confirmation, and nacks one in a hundred.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from loadtests.clients.recorder import GROUP, QUEUE, ClientFailed, Door, RunStat
 from loadtests.clients.wire import Place, delivery_list, offsets_of, places
 
 WINDOW: Final = 1500
-"""Unanswered messages of a producer; the protocol allows 10,000."""
+"""The most unanswered messages of a producer; the protocol allows 10,000."""
 FRAME_MESSAGES_MAX: Final = 60
 PACE_S: Final = 0.005
 AGAIN_DELAY_S: Final = 0.02
 AGAIN_DELAY_S_MAX: Final = 0.25
-"""Between two tries of what is refused, longer with each."""
+"""Bounds of the pause before a refused message is sent again; it grows with each try."""
 RECONNECT_S: Final = 0.05
 CREDIT: Final = 400
 WORK_PERIOD_S: Final = 0.003
 NACK_CHANCE: Final = 0.01
 LEAVE_CHANCE: Final = 0.0008
-"""Per turn of work: the consumer's socket breaks without a word."""
+"""Probability, per turn of work, that the consumer's socket breaks without a word."""
 AWAY_S_MAX: Final = 3.0
-"""Then it stays away for up to so long, and pulls have half of the partitions, not a third."""
+"""The longest that it stays away then. Meanwhile pulls have half of the partitions, not a third."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -50,7 +50,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Received(msgspec.Struct, gc=False):
-    """A frame of the broker as far as survivors care."""
+    """A frame of the broker, as far as survivors need its fields."""
 
     type: str
     ref: int | None = None
@@ -74,10 +74,10 @@ _ONE: Final = msgspec.json.Decoder(_Received)
 
 
 class Survivor(ABC):
-    """A client that connects again for as long as the run lasts."""
+    """A client that connects again until the run ends."""
 
     def __init__(self, field: RunState, name: str, doors: Sequence[Door] | None = None) -> None:
-        """`doors`: where it looks for the broker, the first one first; all, if it is not said."""
+        """`doors`: the gateways to try, in this order; all of the run if None."""
         self.field = field
         self.name = name
         self._doors = itertools.cycle(doors or field.doors)
@@ -89,10 +89,10 @@ class Survivor(ABC):
         self.failure: Exception | None = None
         self._away_s = 0.0
         self.is_away = False
-        """Told to stay away until it is told otherwise."""
+        """Whether it has to stay away until further notice."""
 
     async def run(self) -> None:
-        """Until the field stops. Raises ClientFailed."""
+        """Run until the run stops. Raises ClientFailed."""
         habits = self.field.habits
         while not self.field.stopping:
             if self.is_away:
@@ -119,7 +119,7 @@ class Survivor(ABC):
             await asyncio.sleep(away_s + RECONNECT_S * (0.5 + self.field.random.random()))
 
     async def _until(self, closed: asyncio.Event) -> None:
-        """Until the socket is closed, or was silent for too long and is given up."""
+        """Wait until the socket is closed, or was silent for too long and is given up."""
         silence_s = self.field.habits.silence_s
         self._heard_at = time.monotonic()
         while not closed.is_set():
@@ -134,12 +134,12 @@ class Survivor(ABC):
             self.ask(type="ping")
 
     def leave(self) -> None:
-        """The end of the run: close the socket."""
+        """Close the socket at the end of the run."""
         if self.wire is not None:
             self.wire.close()
 
     def send(self, frame: bytes) -> None:
-        """Log it and send it."""
+        """Log a frame and send it. On a closed socket nothing happens."""
         if self.wire is not None and not self.wire.closed:
             self._log(b"out", frame)
             self.wire.send(frame)
@@ -148,7 +148,7 @@ class Survivor(ABC):
         self.field.log.ws(self._server, self.socket, way, frame)
 
     def ask(self, **fields: object) -> int:
-        """Send a frame with a ref; returns the ref."""
+        """Send a frame with a new ref, and return the ref."""
         self._ref += 1
         self.send(_ENCODE({**fields, "ref": self._ref}))
         return self._ref
@@ -162,35 +162,36 @@ class Survivor(ABC):
             self.fail(error)
 
     def heard(self, data: bytes) -> None:
-        """Log what came."""
+        """Log a message that came."""
         self._heard_at = time.monotonic()
         self._log(b"in", data)
 
     def fail(self, error: Exception) -> None:
-        """The broker said what it never should: the run ends, red."""
+        """Note that the broker gave an answer that it never should; the run ends as failed."""
         self.failure = ClientFailed(f"{self.name}: {error}")
         assert self.wire is not None
         self.wire.abort()
 
     @abstractmethod
     def _connected(self) -> None:
-        """The socket is open: say hello."""
+        """Say hello, now that the socket is open."""
 
     def _received(self, frame: _Received) -> None:
-        """A frame came. Raises ClientFailed for one that never should."""
+        """Handle a frame. Raises ClientFailed for one that never should come."""
         raise AssertionError(frame)
 
     @abstractmethod
     def _turn(self) -> None:
-        """All frames of one read have come."""
+        """Act after all frames of one read."""
 
     @abstractmethod
     def _lost(self) -> None:
-        """The socket is gone, and what was on its way with it."""
+        """Forget what was outstanding on the lost socket."""
 
 
 class SurvivingProducer(Survivor):
-    """Publishes, pipelined, until the field no longer produces and everything is answered."""
+    """A producer that publishes, pipelined, until the run no longer produces and everything is
+    answered."""
 
     def __init__(self, field: RunState, number: int) -> None:
         doors = field.doors
@@ -201,22 +202,22 @@ class SurvivingProducer(Survivor):
         self._in_flight: dict[int, range] = {}
         self._again = False
         self._refusals = 0
-        """How often it was sent again since something was stored."""
+        """Number of times that messages were sent again since one was stored."""
         self._welcome = False
         self._rate_per_s = 0
         self._allowed = 0.0
         self._pacing: asyncio.TimerHandle | None = None
         self.stored = 0
-        """Messages that it has a receipt of."""
+        """Number of messages with a receipt."""
 
     @property
     def in_flight(self) -> int:
-        """Messages on their way on the living socket, unanswered."""
+        """Number of unanswered messages sent on the current socket."""
         return sum(len(sequences) for sequences in self._in_flight.values())
 
     @property
     def unanswered(self) -> int:
-        """Messages without a final answer."""
+        """Number of messages without a final answer."""
         return len(self._unanswered)
 
     def _connected(self) -> None:
@@ -296,7 +297,7 @@ class SurvivingProducer(Survivor):
         self._turn()
 
     def _resolved(self) -> int:
-        return next(iter(self._unanswered), self._next)  # they stand in order
+        return next(iter(self._unanswered), self._next)  # they are in order
 
     def _publish(self, sequences: list[int]) -> None:
         self._ref += 1
@@ -351,7 +352,7 @@ class SurvivingConsumer(Survivor):
         elif frame.type == "error" and not frame.retry:
             raise ClientFailed(f"{frame.code}: {frame.detail}")
         elif frame.type == "error" and frame.ref == self._subscribing and self.wire:
-            self.wire.abort()  # and again
+            self.wire.abort()  # and try again
 
     def _drop(self, place: Place) -> None:
         if self._open.pop(place, None) is not None:
@@ -380,7 +381,7 @@ class SurvivingConsumer(Survivor):
                 del self._lines[key]
             elif random.random() < NACK_CHANCE:
                 returned.append(line[0])
-                for place in self._lines.pop(key):  # what comes after it returns with it
+                for place in self._lines.pop(key):  # the messages after it return with it
                     self._drop(place)
             elif random.random() < 0.5:
                 place = line.popleft()

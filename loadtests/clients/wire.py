@@ -1,12 +1,12 @@
-"""A WebSocket client that costs next to nothing, so that what is measured is the server.
+"""A WebSocket client that costs next to nothing, so that the server is what is measured.
 
-It speaks just enough of RFC 6455: no compression, whole frames, of one kind only: text, unless its
-Speech says binary. A client must mask what it sends; the mask 00000000 is a mask like any other and
-leaves the payload as it is. A Wire hands every message of the server to a callback as bytes, on the
-loop, and copies nothing more than once.
+It implements only a part of RFC 6455: no compression, whole frames, all of one kind: text, unless
+its Speech says binary. A client must mask what it sends. The mask 00000000 is valid and leaves the
+payload as it is. A Wire passes every message of the server to a callback as bytes, on the loop, and
+copies nothing more than once.
 
-Below the socket stands what clients read and write in frames: the head of a push, offsets with
-gaps, and the delivery lists by which acks name deliveries.
+Below the socket are the parts of frames that clients read and write: the head of a push, offsets
+with gaps, and the delivery lists by which acks name deliveries.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ class WireError(ConnectionError):
 
 
 class Speech(NamedTuple):
-    """What is spoken over a WebSocket, and where."""
+    """The protocol spoken over a WebSocket, and its path."""
 
     path: str
     subprotocol: str | None
-    """None: none is asked for, and the server must choose none."""
+    """None: no subprotocol is requested, and the server must choose none."""
     data: int = TEXT
-    """How a message begins: TEXT or BINARY."""
+    """The first byte of a message: TEXT or BINARY."""
 
 
 TOCSIN: Final = Speech("/v1/ws", "tocsin.v1")
 
 
 def frame(payload: bytes, head: int = TEXT) -> bytes:
-    """The bytes of one masked client frame."""
+    """Return the bytes of one masked client frame."""
     length = len(payload)
     if length < 126:
         return bytes((head, _MASKED | length)) + _NO_MASK + payload
@@ -62,9 +62,9 @@ def _nothing() -> None:
 class Wire(asyncio.Protocol):
     """One socket after its handshake.
 
-    `on_message(bytes)` gets every message; `on_turn()` follows once after all messages of one
-    read, the moment to send what they called for; `on_closed()` comes once when the socket is gone,
-    with `close_code` set if the server gave one.
+    `on_message(bytes)` gets every message. `on_turn()` follows once after all messages of one read,
+    the moment to send answers. `on_closed()` is called once when the socket has closed, with
+    `close_code` set if the server gave one.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Wire(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     async def handshake(self, host: str, path: str, headers: dict[str, str]) -> None:
-        """Upgrade. Raises WireError when the server says no."""
+        """Upgrade. Raises WireError when the server refuses."""
         assert self.transport is not None
         key = base64.b64encode(os.urandom(16))
         digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()
@@ -118,7 +118,8 @@ class Wire(asyncio.Protocol):
         await self._opened
 
     def _read_handshake(self, data: bytes) -> bytes | None:
-        """What follows the answer's header; None while it is incomplete or when it is a no."""
+        """Return the bytes after the answer's header; None while it is incomplete, or if it is a
+        refusal."""
         self._rest += data
         head, end, rest = self._rest.partition(b"\r\n\r\n")
         if not end:
@@ -230,12 +231,12 @@ class Wire(asyncio.Protocol):
             self._write(b"".join([frame(payload, head) for payload in payloads]))
 
     def close(self) -> None:
-        """Close after what is buffered has gone out."""
+        """Close after the buffered bytes are sent."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is buffered is lost."""
+        """Close at once; buffered bytes are lost."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -250,11 +251,11 @@ async def connect(
     local: str | None = None,
     speech: Speech = TOCSIN,
 ) -> Wire:
-    """A Wire to `url` (http://host:port), after its handshake. `local`: the address of this machine
-    that it comes from; there are some 28,000 ports for each.
+    """Return a Wire to `url` (http://host:port), after its handshake. `local`: the address of this
+    machine to connect from; each has some 28,000 ports.
 
     Raises:
-        OSError: nobody listens there; WireError (also an OSError) when the upgrade is refused;
+        OSError: no server listens there; WireError (also an OSError) when the upgrade is refused;
         TimeoutError after CONNECT_TIMEOUT_S.
     """
     place = urlsplit(url)
@@ -275,11 +276,11 @@ async def connect(
     return wire
 
 
-# --- What comes back -----------------------------------------------------------------------------
+# --- Frames of the broker ------------------------------------------------------------------------
 
 
 class Push(msgspec.Struct, gc=False):
-    """The head of a push frame, whoever it is for; `messages` are looked at separately."""
+    """The head of a push frame to any client; `messages` are read separately."""
 
     subscription: int
     partition: int
@@ -290,12 +291,12 @@ class Push(msgspec.Struct, gc=False):
     skips: list[int] = []
 
     def places(self, count: int) -> Sequence[int]:
-        """The offsets of its `count` messages, in order."""
+        """Return the offsets of its `count` messages, in order."""
         return offsets_of(self.offset, count, self.skips)
 
 
 def offsets_of(first: int, count: int, skips: list[int]) -> Sequence[int]:
-    """`count` offsets from `first` on, without those of `skips`."""
+    """Return `count` offsets from `first` on, without those in `skips`."""
     whole = range(first, first + count + len(skips))
     if not skips:
         return whole
@@ -310,7 +311,7 @@ _PUSH_START: Final = b'{"type":"push"'
 
 
 def split(message: bytes) -> list[bytes]:
-    """The frames in one WebSocket message: itself, or the members of an array."""
+    """Return the frames in one WebSocket message: itself, or the members of an array."""
     if message[:1] == b"[":
         return [bytes(raw) for raw in _MANY.decode(message)]
     return [message]
@@ -322,9 +323,9 @@ def is_push(data: bytes) -> bool:
 
 
 def open_push(data: bytes) -> tuple[Push, int, int]:
-    """The head of a push frame, and where its messages begin and end, brackets excluded.
+    """Return the head of a push frame, and where its messages begin and end, brackets excluded.
 
-    Only the head is parsed: the messages are the frame's last field, so that whoever does not need
+    Only the head is parsed. The messages are the frame's last field, so a client that does not need
     them does not pay for them.
     """
     place = data.index(_MESSAGES) + len(_MESSAGES)
@@ -332,11 +333,11 @@ def open_push(data: bytes) -> tuple[Push, int, int]:
 
 
 Place = tuple[int, int, int, int]
-"""(partition, epoch, push, offset): one delivery."""
+"""(partition, epoch, push, offset) of one delivery."""
 
 
 def places(deliveries: list[list[int]]) -> list[Place]:
-    """The deliveries that a delivery list names."""
+    """Return the deliveries that a delivery list names."""
     return [
         (partition, epoch, push, offset)
         for partition, epoch, push, *ranges in deliveries
@@ -346,7 +347,7 @@ def places(deliveries: list[list[int]]) -> list[Place]:
 
 
 def delivery_list(named: list[Place]) -> list[list[int]]:
-    """The delivery list that names these."""
+    """Return the delivery list that names these deliveries."""
     lists: dict[tuple[int, int, int], list[int]] = {}
     for partition, epoch, push, offset in sorted(named):
         ranges = lists.setdefault((partition, epoch, push), [])
