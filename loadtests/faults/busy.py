@@ -1,9 +1,9 @@
-"""`python -m loadtests.faults.busy SECONDS SHARE NICE`: a process that is busy, and nothing else.
+"""`python -m loadtests.faults.busy SECONDS SHARE NICE`: a process that only keeps a core busy.
 
-What a broker under load takes from others is one thing, what a machine with few cores takes from
-everybody where that many processes want to run is another. A trial that has measured the first asks
-for the second in the same run: the broker has nothing to do, and processes like this one stand for
-itself and for its clients.
+Two effects slow down other work: what a broker under load takes from it, and what a machine with
+few cores takes from everybody when that many processes want to run. A trial that has measured the
+first measures the second in the same run. The broker is idle then, and processes like this one take
+the place of the broker and of its clients.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Final
 
 IDLE: Final = 99
-"""As NICE: SCHED_IDLE, only what all others leave."""
+"""A value for NICE: SCHED_IDLE, which runs only when no other process wants to."""
 _SLICE_S: Final = 0.001
 
 
 @contextmanager
 def apart(broker: int) -> Iterator[str]:
-    """The process `broker` has half of the cores that we may use, and we, with all that is started
-    from here meanwhile, have the others: as if its clients were on another machine, as they are
-    elsewhere. Gives a sentence about it. Where there is one core, nothing changes."""
+    """Give the process `broker` half of the usable cores, and this process, with all that it
+    starts, the other half. So the clients do not share cores with the broker, as on separate
+    machines. Yield a sentence about it. With one core, nothing changes."""
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) < 2:
         yield "all on one core"
@@ -41,18 +41,18 @@ def apart(broker: int) -> Iterator[str]:
 
 
 def _keep(pid: int, cores: list[int]) -> None:
-    """All threads of this process on these cores."""
+    """Restrict all threads of a process to these cores."""
     with suppress(FileNotFoundError):  # it has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):  # that thread has
+            with suppress(ProcessLookupError):  # that thread has ended
                 os.sched_setaffinity(int(task.name), cores)
 
 
 @asynccontextmanager
 async def beside(seconds: float, *busy: tuple[float, int], broker: int = 0) -> AsyncIterator[None]:
-    """While processes run, one for each (share of a core, 0 to 1; nice, or IDLE). They end with
-    the block, and after `seconds` in any case. The first one stands for the process `broker`, and
-    runs where that may."""
+    """Run busy processes during the block, one for each (share of a core, 0 to 1; nice, or IDLE).
+    They end with the block, and after `seconds` in any case. The first one takes the place of the
+    process `broker`, and runs on its cores."""
     processes = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtests.faults.busy", str(seconds), str(share), str(nice)
@@ -70,8 +70,7 @@ async def beside(seconds: float, *busy: tuple[float, int], broker: int = 0) -> A
 
 
 def give_way(nice: int) -> None:
-    """This process has from now on what others leave (IDLE), or so much less than they (0: as they
-    have)."""
+    """Lower the priority of this process by `nice`, or to SCHED_IDLE (IDLE); 0 changes nothing."""
     if nice == IDLE:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     elif nice:
@@ -79,7 +78,7 @@ def give_way(nice: int) -> None:
 
 
 def main(seconds: float, share: float, nice: int) -> None:
-    """Busy for `share` of each millisecond."""
+    """Keep a core busy for `share` of each millisecond."""
     give_way(nice)
     end = time.monotonic() + seconds
     while (began := time.monotonic()) < end:

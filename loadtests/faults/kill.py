@@ -1,5 +1,5 @@
-"""`kill -9` at random instants: nothing acknowledged may be lost, reordered or given after its
-ack, whatever the broker was in the middle of."""
+"""`kill -9` at random instants: nothing acknowledged may be lost, reordered or given after its ack,
+at whatever instant the broker dies."""
 
 import asyncio
 import shutil
@@ -16,38 +16,38 @@ from loadtests.faults.soak_clients import SoakClients, judge_log
 from loadtests.server import SERVE, Server
 
 LIFE_S: Final = (0.05, 1.6)
-"""How long the broker lives after messages flow again: uniformly within."""
+"""Bounds of the time that the broker lives after messages flow again, drawn uniformly."""
 RECOVERY_KILL_CHANCE: Final = 0.25
-"""Of a start being killed at once, within RECOVERY_S."""
+"""Probability that a start is killed at once, within RECOVERY_S."""
 RECOVERY_S: Final = (0.0, 0.8)
 FLOWING_MESSAGES: Final = 20
 
 
 @dataclass
 class KillReport:
-    """What a run of kills did and found."""
+    """The events and findings of a run of kills."""
 
     seed: int
     cycles: int = 0
     kills: int = 0
     kills_in_recovery: int = 0
     kills_with_commit_under_way: int = 0
-    """At the kill producers had messages on the way, unanswered."""
+    """Number of kills at which producers had unanswered messages."""
     acknowledged: int = 0
     pulled_share: float = 0.0
-    """Of all confirmed acks."""
+    """The share of pulls in all confirmed acks."""
     recovery_s_max: float = 0.0
     group_with_missing: object = None
-    """What the broker said of the group when messages were still missing and none came any more."""
+    """The broker's description of the group, if messages were still missing when no more came."""
     verdict: Verdict | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing at all was found."""
+        """Whether nothing was found."""
         return self.verdict is not None and self.verdict.ok
 
     def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
+        """Return the report for JSON."""
         return vars(self) | {"verdict": self.verdict and self.verdict.fields()}
 
 
@@ -65,8 +65,8 @@ async def kill_cycles(
     have met a commit, drain, judge.
 
     `command` runs in place of the shipped server (negative controls). `keep` is a folder for the
-    log, which is otherwise removed. Raises ClientFailed or ServerFailed where the run cannot even
-    come to its end.
+    log, which is otherwise removed. Raises ClientFailed or ServerFailed if the run cannot end
+    normally.
     """
     folder = Path(tempfile.mkdtemp(prefix="tocsin-kill-"))
     log = (keep or folder) / f"frames-{seed}.jsonl"
@@ -108,7 +108,7 @@ async def kill_cycles(
 
 
 async def _cycle(server: Server, crew: SoakClients, report: KillReport, chance: Random) -> None:
-    """Live, die, and perhaps die again while coming back."""
+    """Let the broker live, kill it, and perhaps kill it again during recovery."""
     await crew.flowing(FLOWING_MESSAGES)
     await crew.wait(chance.uniform(*LIFE_S))
     report.kills_with_commit_under_way += crew.in_flight > 0

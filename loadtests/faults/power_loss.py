@@ -1,9 +1,10 @@
-"""Power loss, simulated: what the disk has when the machine stops is all that there is.
+"""Simulated power loss: only what is on the disk when the machine stops remains.
 
-The broker's data lie on an ext4 of their own, on a loop device over an image file. What was not
-synced is in the page cache of that ext4 and not yet in the image. So: stop the broker (SIGSTOP),
-copy the image; mount the copy, start the shipped broker on it, drain its group and judge what the
-clients had seen before the copy together with what the copy gives. Then let the first one go on.
+The broker's data are on an ext4 of their own, on a loop device over an image file. Data that were
+not synced are in the page cache of that ext4 and not yet in the image. A loss has these steps: stop
+the broker (SIGSTOP) and copy the image; mount the copy, start the shipped broker on it and drain
+its group. Then judge the clients' frames before the copy together with the copy's deliveries, and
+let the first broker go on.
 """
 
 import asyncio
@@ -27,16 +28,16 @@ from loadtests.faults.soak_clients import SoakClients
 from loadtests.server import SERVE, Server, ServerFailed
 
 IMAGE_BYTES: Final = 1 << 30
-"""Sparse. Above the free-space reserve of the broker, with room to spare."""
+"""Size of the sparse image, well above the free-space reserve of the broker."""
 LIFE_S: Final = (0.05, 1.2)
 LOSSES_PER_LIFE: Final = 4
 FLOWING_MESSAGES: Final = 200
 MOUNT_OPTIONS: Final = "loop,commit=300"
-"""ext4 writes nothing back by itself for five minutes: what is there was synced."""
+"""ext4 writes nothing back by itself for five minutes, so all that is in the image was synced."""
 
 
 def why_not() -> str | None:
-    """Why power losses cannot be simulated here; None where they can."""
+    """Return why power losses cannot be simulated here; None if they can."""
     if os.geteuid() != 0:
         return "power losses mount loop devices, which only root may; this is not root"
     for tool in ("mkfs.ext4", "mount", "umount", "cp"):
@@ -56,27 +57,27 @@ def why_not() -> str | None:
 
 @dataclass
 class PowerLossReport:
-    """What a run of power losses did and found."""
+    """The events and findings of a run of power losses."""
 
     seed: int
     losses: int = 0
     losses_with_commit_under_way: int = 0
     acknowledged: int = 0
-    """Messages whose receipt came before their copy was made, over all copies."""
+    """Number of messages whose receipt came before their copy was made, over all copies."""
     violated: int = 0
-    """Copies with any violation."""
+    """Number of copies with any violation."""
     not_started: list[str] = field(default_factory=list)
-    """Copies on which the broker did not even start, each with its last words."""
+    """The errors of copies on which the broker did not even start."""
     verdict: Verdict | None = None
-    """Of the first copy with a violation; of the last one where there is none."""
+    """The verdict on the first copy with a violation, or on the last one if there is none."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing at all was found."""
+        """Whether nothing was found."""
         return self.losses > 0 and not self.violated and not self.not_started
 
     def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
+        """Return the report for JSON."""
         return vars(self) | {"verdict": self.verdict and self.verdict.fields()}
 
 
@@ -85,7 +86,7 @@ def _run(*command: str) -> None:
 
 
 def new_image(path: Path, size: int) -> Path:
-    """An empty ext4 in a sparse file. Needs root."""
+    """Create an empty ext4 in a sparse file. Needs root."""
     with path.open("wb") as file:
         file.truncate(size)
     _run("mkfs.ext4", "-q", "-F", str(path))
@@ -94,7 +95,7 @@ def new_image(path: Path, size: int) -> Path:
 
 @contextlib.contextmanager
 def mounted(image: Path, place: Path) -> Iterator[Path]:
-    """This image, as a file system of its own that writes nothing back by itself. Needs root."""
+    """Mount an image as a file system of its own that writes nothing back by itself. Needs root."""
     place.mkdir()
     _run("mount", "-o", MOUNT_OPTIONS, str(image), str(place))
     try:
@@ -111,8 +112,8 @@ async def power_losses(
     command: Sequence[str] = SERVE,
     progress: Callable[[str], None],
 ) -> PowerLossReport:
-    """Take the power away `losses` times. `command` is the broker that suffers it (negative
-    controls); the one that starts on the copy is always the shipped one."""
+    """Simulate a power loss `losses` times. `command` is the broker that suffers it (negative
+    controls). The broker on the copy is always the shipped one."""
     report = PowerLossReport(seed)
     chance = Random(seed)
     with tempfile.TemporaryDirectory(prefix="tocsin-power-") as name:
@@ -125,7 +126,7 @@ async def power_losses(
             with mounted(image, folder / f"life{life}") as place:
                 server = Server(place / "data", command=command, level="warning")
                 server.log_path = image.with_suffix(".log")
-                server.key_path = image.with_suffix(".key")  # not on the disk that it opens
+                server.key_path = image.with_suffix(".key")  # not on the disk that it decrypts
                 await _life(server, image, wanted, chance, report, synced=life % 2 == 1)
             image.unlink()
             progress(
@@ -146,8 +147,8 @@ async def _life(
     *,
     synced: bool,
 ) -> None:
-    """One broker, whose disk is copied at random instants while it works. `synced`: once the queue
-    is there the disk is synced from outside, so that only messages can be missing."""
+    """Run one broker, and copy its disk at random instants while it works. `synced`: the disk is
+    synced from outside when the queue exists, so that only messages can be missing."""
     log = image.with_suffix(".jsonl")
     shared = RunState(server.url, log, Random(chance.random()))
     crew = SoakClients(shared)
@@ -188,12 +189,12 @@ async def _life(
 
 async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Verdict:
     """Start the shipped broker on the copy, let consumers drain the group, judge. `seen`: bytes of
-    the log before the copy; `missing`: what was acknowledged and not settled by then."""
+    the log before the copy; `missing`: messages acknowledged and not settled by then."""
     after = copy.with_suffix(copy.suffix + ".jsonl")
     with mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
         server = Server(place / "data", level="warning")
         server.log_path = copy.with_suffix(copy.suffix + ".log")
-        server.key_path = copy.with_suffix(".key")  # that of the image
+        server.key_path = copy.with_suffix(".key")  # the image's key
         shared = RunState(server.url, after, Random(1))
         shared.server = 2
         shared.sockets = itertools.count(1_000_000)

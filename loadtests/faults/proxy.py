@@ -1,8 +1,8 @@
-"""A TCP proxy on loopback that treats connections badly, as it is told, connection by connection or
-all of them: it delays, trickles, holds, swallows, cuts, half-opens and refuses, and lets WebSockets
-through or not while ordinary HTTP passes.
+"""A TCP proxy on loopback that disturbs connections on command, one connection or all of them. It
+delays, trickles, holds, swallows, cuts, half-opens and refuses. It can block WebSockets while
+ordinary HTTP passes.
 
-`Requests` knows where the requests of one connection begin and end, and which of them ask for a
+`Requests` finds where the requests of one connection begin and end, and which of them ask for a
 WebSocket.
 """
 
@@ -22,9 +22,9 @@ _CONNECTION: Final = frozenset({b"upgrade", b"connection"})
 
 
 class Requests:
-    """Takes what a client sends, piece by piece, and gives the very same bytes back, cut so that a
-    request for an upgrade stands alone. What follows such a request, and what is no HTTP, is passed
-    on as it comes."""
+    """A splitter of a client's bytes. It returns the same bytes, cut so that the head of a request
+    for an upgrade is a piece of its own. Bytes after such a request, and bytes that are no HTTP,
+    pass unchanged."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -32,8 +32,8 @@ class Requests:
         self._is_raw = False
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """(bytes, whether they are the whole head of a request for an upgrade); nothing while a
-        head is incomplete."""
+        """Yield (bytes, whether they are the whole head of a request for an upgrade); nothing while
+        a head is incomplete."""
         while data:
             if self._is_raw:
                 yield data, False
@@ -56,7 +56,7 @@ class Requests:
             yield head + end, wants_upgrade
 
     def _begin(self, head: bytes) -> bool:
-        """A request has begun; whether it asks for an upgrade."""
+        """Begin a request. Whether it asks for an upgrade."""
         fields = {
             name.strip().lower(): text.strip().lower()
             for name, _, text in (line.partition(b":") for line in head.split(b"\r\n")[1:])
@@ -69,14 +69,15 @@ class Requests:
 
 
 def without_upgrade(head: bytes) -> bytes:
-    """The head as a proxy that knows no WebSocket passes it on: it is not asked for any more."""
+    """Return a head without its request for an upgrade, as a proxy that knows no WebSocket passes
+    it on."""
     lines = head.removesuffix(_END).split(b"\r\n")
     kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _CONNECTION]
     return b"\r\n".join(kept) + _END
 
 
 def refusal(status: int) -> bytes:
-    """The answer of a proxy that does not let a WebSocket through."""
+    """Return the answer of a proxy that refuses a WebSocket."""
     text = {400: "Bad Request", 403: "Forbidden"}.get(status, "Refused")
     return f"HTTP/1.1 {status} {text}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
 
@@ -92,25 +93,26 @@ Way = Literal["up", "down"]
 How = Literal["reset", "fin"]
 Flow = Literal["pass", "held", "swallowed"]
 Upgrades = Literal["pass", "refuse", "strip", "swallow"]
-"""What becomes of requests for a WebSocket: refused with `refusal_status`, passed on without the
-request for an upgrade, or never answered."""
+"""The treatment of requests for a WebSocket: `refuse` with `refusal_status`, `strip` the request
+for an upgrade and pass the rest on, or `swallow` without an answer."""
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """What happens to the bytes of one way; by default they pass at once."""
+    """The treatment of the bytes of one way; by default they pass at once."""
 
     flow: Flow = "pass"
-    """`held`: nothing moves, and nothing is lost: it goes on with the next treatment. `swallowed`:
-    read and thrown away, so that the sender believes that it arrives; such a connection has a hole
-    in it and is reset with the next treatment."""
+    """`held`: nothing moves and nothing is lost; the bytes pass under the next treatment.
+    `swallowed`: bytes are read and dropped, so that the sender believes that they arrived. Such a
+    connection has a hole and is reset by the next treatment."""
     delay_s: tuple[float, float] = (0.0, 0.0)
-    """From, to; each read waits for so long, in order."""
+    """Bounds of the delay of each read; the order of reads stays."""
     trickle_bytes: int = 0
-    """So many at a time, with `trickle_s` between; 0: all at once."""
+    """Number of bytes sent at a time, with `trickle_s` between; 0 for all at once."""
     trickle_s: float = 0.0
     gather_bytes: int = 0
-    """A buffering proxy: kept until so many are there, or `gather_s` have passed; 0: not kept."""
+    """A buffering proxy: bytes are kept until this many have come, or `gather_s` have passed; 0 for
+    no buffer."""
     gather_s: float = 0.0
 
 
@@ -123,7 +125,8 @@ _NEVER: Final[tuple[int, How]] = (0, "reset")
 
 
 class Link:
-    """One connection of a client, and the one to the broker behind it. Made by the proxy."""
+    """One connection of a client, and the proxy's connection to the broker for it. Made by the
+    proxy."""
 
     def __init__(
         self,
@@ -139,16 +142,17 @@ class Link:
         self._has_hole = False
         self._cut_at: dict[Way, tuple[int, How]] = {}
         self._gone: set[Way] = set()
-        """What goes this way goes nowhere: who would get it is gone, or hears nothing any more."""
+        """Ways whose bytes are dropped, because the receiver's side has ended, or must not receive
+        any more."""
         self._tasks: list[asyncio.Task[None]] = []
         self.is_websocket = False
-        """It asked for one, and the proxy let that through."""
+        """Whether the client asked for a WebSocket and the proxy passed the request."""
 
-    # --- what may be done to it
+    # --- disturbances
 
     def treat(self, *, up: Treatment = PASS, down: Treatment = PASS) -> None:
-        """From now on, so. A connection of which something was swallowed is reset where that way is
-        to be anything else."""
+        """Change the treatment from now on. A connection with swallowed bytes is reset when the way
+        that was swallowed is treated otherwise."""
         flows: dict[Way, Treatment] = {"up": up, "down": down}
         if self._has_hole and any(
             self._treatments[way].flow == "swallowed" != flows[way].flow for way in flows
@@ -160,27 +164,27 @@ class Link:
         self._changed = asyncio.Event()
 
     def cut(self, how: How = "reset") -> None:
-        """Both sides at once: by an RST, or by a FIN behind what has arrived."""
+        """Cut both sides at once: by an RST, or by a FIN after the bytes that have arrived."""
         for writer in self._writers.values():
             _close(writer, how)
         for task in self._tasks:
             task.cancel()
 
     def cut_after(self, count: int, *, way: Way = "down", how: How = "reset") -> None:
-        """Cut it as soon as so many more bytes have gone that way, be it within a frame."""
+        """Cut the connection after `count` more bytes of that way, even within a frame."""
         self._cut_at[way] = (count, how)
 
     def half_open(self, told: Literal["client", "broker"], how: How = "fin") -> None:
-        """End the connection of `told`. The other one is not told: what it sends is swallowed, and
-        it hears nothing any more, until it closes or the proxy does."""
+        """End the connection of `told` only. The other side's bytes are swallowed and it receives
+        nothing more, until it closes or the proxy does."""
         ended: Way = "down" if told == "client" else "up"
         self._gone |= {"up", "down"}
         _close(self._writers[ended], how)
 
-    # --- what goes through it
+    # --- transfer
 
     async def run(self) -> None:
-        """Carry bytes until it ends."""
+        """Carry bytes until the connection ends."""
         ways: tuple[Way, Way] = ("up", "down")
         self._tasks = [asyncio.create_task(self._carry(way)) for way in ways]
         try:
@@ -207,10 +211,10 @@ class Link:
             await self._ended(way, "fin")
 
     async def _ended(self, way: Way, how: How) -> None:
-        """Who sends this way has said its last. The other one learns it when the way is free."""
+        """Handle the end of a sender's bytes. The receiver learns of it when the way is free."""
         if way in self._gone:
             itself = self._writers["up" if way == "down" else "down"]
-            if not itself.is_closing():  # it has closed what it was not told to be over
+            if not itself.is_closing():  # it has closed the side that was left open
                 self.cut("fin")
             return
         while self._treatments[way].flow != "pass":
@@ -218,11 +222,11 @@ class Link:
         if how == "reset":
             self.cut("reset")
         else:
-            with contextlib.suppress(OSError, RuntimeError):  # it is gone already
+            with contextlib.suppress(OSError, RuntimeError):  # it has ended already
                 self._writers[way].write_eof()
 
     async def _upgrade(self, head: bytes) -> bytes | None:
-        """What goes on in place of this request; None: itself; nothing: nothing."""
+        """Return the bytes to pass on in place of this head. None: the head itself; empty: none."""
         proxy = self._proxy
         if proxy.upgrades == "pass":
             self.is_websocket = True
@@ -284,8 +288,8 @@ class Link:
 
 
 class Proxy:
-    """Listens on a free port of loopback, for the broker on `port`; `async with` opens and closes
-    it. `is_http` False: what goes through is not looked at."""
+    """A proxy on a free port of loopback, for the broker on `port`; `async with` opens and closes
+    it. With `is_http` False it does not parse what passes."""
 
     def __init__(
         self, port: int, *, random: Random | None = None, is_http: bool = True,
@@ -294,16 +298,16 @@ class Proxy:
         self.random = random or Random(0)
         self.is_http = is_http
         self.is_refusing = False
-        """New connections are reset at once."""
+        """Whether new connections are reset at once."""
         self.upgrades: Upgrades = "pass"
         self.refusal_status = 403
         self.treatments: dict[Way, Treatment] = {"up": PASS, "down": PASS}
-        """Of connections that come from now on."""
+        """The treatment of new connections."""
         self.counts: Counter[str] = Counter()
-        """What was done, by its name."""
+        """Number of acts, by name."""
         self.byte_counts: Counter[Way] = Counter()
         self.on_link: Callable[[Link], None] | None = None
-        """Called with each new connection before anything went over it."""
+        """Called with each new connection before any bytes pass."""
         self._target = port
         self._links_max = links_max
         self._links: dict[Link, None] = {}
@@ -318,7 +322,7 @@ class Proxy:
         await self.close()
 
     async def close(self) -> None:
-        """Listen no more, end all connections. Calling it again does nothing."""
+        """Stop listening and end all connections. Calling it again does nothing."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -333,24 +337,24 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where clients go. Only while it is open."""
+        """The address for clients, while the proxy is open."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
     @property
     def links(self) -> list[Link]:
-        """The connections that stand, oldest first."""
+        """The open connections, oldest first."""
         return list(self._links)
 
     def treat_all(self, *, up: Treatment = PASS, down: Treatment = PASS) -> None:
-        """All that stand, and all that come."""
+        """Treat all open connections, and all new ones."""
         self.treatments = {"up": up, "down": down}
         for link in self.links:
             link.treat(up=up, down=down)
 
     def cut_all(self, how: How = "reset") -> None:
-        """End all that stand."""
+        """Cut all open connections."""
         for link in self.links:
             link.cut(how)
 
@@ -385,7 +389,7 @@ class Proxy:
 
 
 def _close(writer: asyncio.StreamWriter, how: How) -> None:
-    """End one side."""
+    """Close one side."""
     if how == "fin":
         writer.close()
         return

@@ -9,17 +9,17 @@ from typing import Final
 from loadtests.faults.proxy import HELD, PASS, SWALLOWED, How, Link, Proxy, Treatment, Upgrades, Way
 
 PAUSE_S: Final = (0.05, 0.8)
-"""Between two faults."""
+"""Bounds of the pause between two faults."""
 AT_ONCE_MAX: Final = 12
-"""Faults that last, at a time."""
+"""The most lasting faults at a time."""
 _WAYS: Final[tuple[Way, Way]] = ("up", "down")
 _HOWS: Final[tuple[How, How]] = ("reset", "fin")
 _BLOCKS: Final[tuple[Upgrades, ...]] = ("refuse", "strip", "swallow")
 
 
 class RandomFaults:
-    """Each fault that lasts is lifted after up to `outage_s`, but for those that the connection's
-    own ends must notice; these are reset when all is over."""
+    """A source of random faults. Each lasting fault is lifted after up to `outage_s`, except those
+    that the connection's own ends must notice. These are reset in the end."""
 
     def __init__(self, proxy: Proxy, random: Random, *, outage_s: float) -> None:
         self.counts: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class RandomFaults:
         }
 
     async def run(self, seconds: float) -> None:
-        """Make trouble for so long; then everything passes again."""
+        """Cause faults for `seconds`; then let everything pass again."""
         random, loop = self._random, asyncio.get_running_loop()
         kinds, weights = list(self._kinds), list(self._kinds.values())
         until = loop.time() + seconds
@@ -59,7 +59,7 @@ class RandomFaults:
             self.lift()
 
     def lift(self) -> None:
-        """Everything passes again; what nobody has noticed yet is reset."""
+        """Let everything pass again, and reset the faults that no end has noticed yet."""
         for task in self._lasting:
             task.cancel()
         self._proxy.is_refusing, self._proxy.upgrades = False, "pass"
@@ -68,7 +68,7 @@ class RandomFaults:
             link.cut()
         self._abandoned.clear()
 
-    # --- the kinds: each does it, and says what it was
+    # --- the kinds: each causes a fault and returns its name
 
     def _link(self) -> Link:
         return self._random.choice(self._proxy.links)

@@ -1,7 +1,7 @@
-"""`python -m loadtests.faults.soak kill|power-loss`: break the broker again and again, and judge.
+"""`python -m loadtests.faults.soak kill|power-loss`: break the broker repeatedly, and judge.
 
 Ends with 0 when nothing was violated, 1 otherwise. The instants are drawn from `--seed`, which is
-printed; what the broker was doing at them is the machine's affair.
+printed; the broker's state at them depends on the machine.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""The clients of a soak run: three pipelining producers, and a group that WebSockets and pulls
-share about 70 to 30, around a broker that comes and goes."""
+"""The clients of a soak run, around a broker that is killed and started: three pipelining
+producers, and a group that WebSockets and pulls share about 70 to 30."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,8 @@ from loadtests.clients.survivors import SurvivingConsumer, SurvivingProducer, Su
 
 PRODUCERS: Final = 3
 CONSUMERS: Final = 2
-"""Each, like all pulls together, is given a third of the partitions."""
+"""Number of WebSocket consumers. Each gets a third of the partitions, and so do all pulls
+together."""
 PULLERS: Final = 4
 PARTITIONS: Final = 12
 LEASE_S: Final = 3
@@ -33,15 +34,16 @@ QUEUE_SETTINGS: Final = {
 KNOWN_TIMEOUT_S: Final = 10.0
 TOLD_EVERY_S: Final = 15.0
 QUIET_S: Final = 2 * LEASE_S + 2
-"""Nothing was delivered for so long, although consumers were there: nothing more will come."""
+"""When nothing was delivered for this time, although consumers were connected, nothing more will
+come."""
 REST_S: Final = 0.5
-"""When all is settled, so long for what should not come any more."""
+"""Wait after everything is settled, for deliveries that should not come any more."""
 STALL_TIMEOUT_S: Final = 60.0
-"""While draining, something must be answered or settled within this."""
+"""The longest time without an answer or a settlement while draining."""
 
 
 class SoakClients:
-    """Runs the clients; the owner starts and kills the broker meanwhile."""
+    """The clients of a soak run; the owner starts and kills the broker meanwhile."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class SoakClients:
         readers: int = 0,
         quiet_s: float = QUIET_S,
     ) -> None:
-        """`quiet_s`: so long nothing may be delivered before it counts as the end."""
+        """`quiet_s`: time without deliveries after which the run counts as ended."""
         self.field = field
         self._quiet_s = quiet_s
         self.producers = [SurvivingProducer(field, number) for number in range(producers)]
@@ -61,10 +63,11 @@ class SoakClients:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def prepare(self, **settings: object) -> None:
-        """Create the queue, with these settings besides, and the group, so that P1 counts from the
-        first message on (R11). Each gateway knows it a second later.
+        """Create the queue, with these settings in addition, and the group, so that P1 counts from
+        the first message on (R11). Wait until each gateway knows it, which takes a second.
 
-        Raises ClientFailed: one does not."""
+        Raises ClientFailed if one does not.
+        """
         rest = self._rest()
         try:
             await rest.call("PUT", f"/v1/queues/{QUEUE}", QUEUE_SETTINGS | settings)
@@ -89,26 +92,26 @@ class SoakClients:
         return Rest((door or self.field.serving[0]).url, self.field.habits.token)
 
     def start(self) -> None:
-        """Let everyone go."""
+        """Start all clients."""
         survivors: list[Survivor] = [*self.producers, *self.consumers, *self.readers]
         for run in (*(one.run for one in survivors), *(one.run for one in self.pullers)):
             self._tasks.append(asyncio.create_task(run()))
 
     def check(self) -> None:
-        """Raise what a client found wrong."""
+        """Raise the failure of any client."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 task.result()
 
     async def wait(self, seconds: float) -> None:
-        """As asyncio.sleep, watching the clients."""
+        """Sleep, while watching the clients."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.1))
             self.check()
 
     async def flowing(self, messages: int, timeout_s: float = 60.0) -> None:
-        """Wait until so many more messages have been acknowledged. Raises ClientFailed."""
+        """Wait until `messages` more have been acknowledged. Raises ClientFailed."""
         wanted = self.field.acknowledged + messages
         deadline = time.monotonic() + timeout_s
         while self.field.acknowledged < wanted:
@@ -117,7 +120,8 @@ class SoakClients:
                 raise ClientFailed(f"no {messages} messages were stored within {timeout_s} s")
 
     async def all_flowing(self, messages: int, timeout_s: float) -> bool:
-        """Wait until each producer has so many more receipts; whether that came in time."""
+        """Wait until each producer has `messages` more receipts; return whether that came in
+        time."""
         wanted = [producer.stored + messages for producer in self.producers]
         deadline = time.monotonic() + timeout_s
         while any(one.stored < least for one, least in zip(self.producers, wanted, strict=True)):
@@ -127,7 +131,7 @@ class SoakClients:
         return True
 
     def consuming(self, *, goes_on: bool) -> None:
-        """Consumers leave without a word, or come back."""
+        """Make consumers leave without a word, or return."""
         for puller in self.pullers:
             puller.is_away = not goes_on
         for consumer in self.consumers:
@@ -137,19 +141,20 @@ class SoakClients:
 
     @property
     def in_flight(self) -> int:
-        """Messages that the producers have on the way to the living broker."""
+        """Number of messages sent to the running broker and not answered."""
         return sum(producer.in_flight for producer in self.producers)
 
     async def drain(self, progress: Callable[[str], None]) -> None:
-        """Producers finish, consumers go on until nothing is left, or nothing comes any more (what
-        is missing then, the judge calls lost). Raises ClientFailed: it does not end."""
+        """Let producers finish, and consumers go on until nothing is left or nothing comes any
+        more. The judge calls a message that is missing then lost. Raises ClientFailed if it does
+        not end."""
         self.field.producing = False
         deadline = time.monotonic() + STALL_TIMEOUT_S
         while sum(producer.unanswered for producer in self.producers):
             await self._until(deadline, "the producers got no answers")
         self.field.delivered_at = time.monotonic()
         left, told_at = len(self.field.missing) + 1, time.monotonic()
-        # An ack whose answer a kill swallowed may count: only the broker knows that all is done.
+        # An ack whose answer a kill swallowed may count; only the broker knows that all is done.
         while self.field.missing and time.monotonic() - self.field.delivered_at < self._quiet_s:
             if time.monotonic() - self.field.delivered_at > REST_S and await self.lag() == 0:
                 break
@@ -161,19 +166,19 @@ class SoakClients:
             await self._until(deadline, "the consumers did not come to an end")
         while time.monotonic() - self.field.delivered_at < REST_S:
             await self._until(deadline, "more and more is delivered")
-        deadline = time.monotonic() + QUIET_S  # what is missing then, the judge calls lost
+        deadline = time.monotonic() + QUIET_S  # the judge calls a message that is missing then lost
         while any(reader.given < self.field.acknowledged for reader in self.readers):
             await self.wait(0.05)
             if time.monotonic() > deadline:
                 break
 
     async def lag(self) -> int:
-        """How many messages the group has not settled, as the broker says."""
+        """Return the number of messages that the group has not settled, as the broker states it."""
         description = await self.description()
         return int(description["lag"])
 
     async def description(self, door: Door | None = None) -> dict[str, Any]:
-        """What the broker says of the group, at this door or the first one."""
+        """Return the broker's description of the group, from this gateway or the first one."""
         rest = self._rest(door)
         try:
             said: dict[str, Any] = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
@@ -190,7 +195,7 @@ class SoakClients:
             )
 
     async def leave(self) -> None:
-        """Everyone goes."""
+        """Stop all clients and close the log."""
         self.field.stopping, self.field.producing = True, False
         for client in (*self.producers, *self.consumers, *self.readers):
             client.leave()
@@ -204,6 +209,6 @@ class SoakClients:
 
 
 def judge_log(log: Path) -> Verdict:
-    """The verdict over the whole log of a drained run."""
+    """Return the verdict over the whole log of a drained run."""
     with log.open("rb") as lines:
         return judge(read_lines(lines), [GROUP_PLACE], drained=True)

@@ -1,1 +1,1 @@
-"""Tens of thousands of sockets that hardly say anything, from several processes of one machine."""
+"""Tens of thousands of mostly silent sockets, from several processes of one machine."""

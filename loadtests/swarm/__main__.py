@@ -26,7 +26,7 @@ from loadtests.trials.trial import Finding
 SETTLES_S: Final = 30.0
 OPEN_S: Final = 600.0
 _PAUSE_S: Final = 2.0
-"""Before memory is looked at."""
+"""The least pause before memory is measured."""
 
 EXAMPLES: Final = """
 \b
@@ -49,7 +49,7 @@ Ends with 0 when all of that was so, 1 when not.
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a run."""
+    """The plan of a run."""
 
     sockets: int
     storm: int
@@ -61,7 +61,7 @@ class Plan:
 
 
 async def swarm(plan: Plan, progress: Callable[[str], None]) -> Finding:
-    """All of it. Raises SwarmBroke, LoadFailed, OSError."""
+    """Do the whole run. Raises SwarmBroke, LoadFailed, OSError."""
     finding = Finding("swarm")
     queue = f"swarm.{secrets.token_hex(4)}"
     rest = Rest(plan.urls[0], plan.token)
@@ -91,7 +91,7 @@ async def swarm(plan: Plan, progress: Callable[[str], None]) -> Finding:
 
 
 def _told(found: All) -> str:
-    """What a promise rests on, in words."""
+    """Return the evidence for a promise, in words."""
     more = f"; at last: {found.error}" if found.error else ""
     return f"{found.standing:,} stand, {found.lost:,} lost, {found.tries:,} tries again{more}"
 
@@ -107,7 +107,7 @@ async def _idle(plan: Plan, finding: Finding, before: Sequence[int]) -> None:
 
 
 async def _message(plan: Plan, fleet: Fleet, queue: str, finding: Finding, when: str) -> None:
-    """One message to everybody."""
+    """Publish one message for all sockets, and check that each gets it once."""
     producer = Producer("swarm", queue, Shape(), 1, Random(1))
     await producer.open(plan.urls[0], plan.token, producer.name)
     producer.publish(stamp(0))
@@ -125,7 +125,7 @@ async def _message(plan: Plan, fleet: Fleet, queue: str, finding: Finding, when:
 async def _storm(
     plan: Plan, fleet: Fleet, finding: Finding, progress: Callable[[str], None]
 ) -> None:
-    at_once = plan.storm  # nobody waits for another one: that is the storm
+    at_once = plan.storm  # no socket waits for another one: that is the storm
     found = await fleet.all(Order("cut", plan.storm, at_once=at_once, timeout_s=4 * SETTLES_S))
     progress(f"{plan.storm:,} sockets were cut and back after {found.took_s:.1f} s")
     whole = found.standing == plan.sockets
@@ -182,7 +182,7 @@ def main(  # noqa: PLR0917 - click passes them by name
 
 @contextlib.contextmanager
 def _broker(urls: Sequence[str], pids: Sequence[int]) -> Iterator[tuple[list[str], list[Process]]]:
-    """Those that are given, or one of our own."""
+    """Yield the given brokers, or one of our own."""
     if urls:
         yield list(urls), [Process(pid) for pid in pids]
         return

@@ -1,7 +1,8 @@
-"""The processes of a swarm: what they are told and tell, and how sockets are dealt out. Pure.
+"""The messages between the launcher and the processes of a swarm, and the assignment of sockets.
+Pure.
 
-Launcher and processes exchange a JSON object a line. `processes`, `shares` and `addresses` say how
-many processes a swarm needs and which sockets and addresses each of them has.
+Launcher and processes exchange a JSON object a line. `processes`, `shares` and `addresses` compute
+how many processes a swarm needs, and the sockets and addresses of each.
 """
 
 import math
@@ -11,42 +12,42 @@ import msgspec
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """To a process; it answers each with one News, in order."""
+    """An order to a process, which answers each with one News, in order."""
 
     do: str
-    """`open`: connect `sockets`. `cut`: break so many, at once, and be back. `expect`: wait until
-    each has been given `given` messages. `close`: leave."""
+    """`open`: connect `sockets`. `cut`: break this many at once, and connect them again. `expect`:
+    wait until each has received `given` messages. `close`: leave."""
     sockets: int = 0
     at_once: int = 64
-    """Connections that are being made at the same time."""
+    """Number of connections that are made at the same time."""
     given: int = 0
     timeout_s: float = 60.0
 
 
 class News(msgspec.Struct, frozen=True):
-    """From a process, in answer to an order."""
+    """A process's answer to an order."""
 
     standing: int
-    """Sockets that are subscribed."""
+    """Number of sockets that are subscribed."""
     took_s: float
     buckets: list[tuple[int, int]] = []
-    """Of how long each socket took, as `Histogram.of` wants it (nanoseconds)."""
+    """The times that sockets took, in nanoseconds, in the form for `Histogram.of`."""
     total_ns: int = 0
     maximum_ns: int = 0
     missing: int = 0
-    """Sockets that were not given what was expected."""
+    """Number of sockets that did not receive the expected messages."""
     repeated: int = 0
-    """Messages that came to a socket beyond that."""
+    """Number of messages that sockets received beyond that."""
     lost: int = 0
-    """Sockets that ended without being asked to, since the beginning."""
+    """Number of sockets that ended without being closed by this process, since the beginning."""
     tries: int = 0
-    """Connections that were not made at the first try, since the beginning."""
+    """Number of failed attempts to connect, since the beginning."""
     error: str = ""
-    """The last reason for either."""
+    """The reason of the last one of either."""
 
 
 class Post(msgspec.Struct, frozen=True):
-    """Where a process is and what it is to use, once, before the first order."""
+    """The assignment of a process, sent once, before the first order."""
 
     number: int
     urls: list[str]
@@ -63,31 +64,32 @@ decode_post: Final = msgspec.json.Decoder(Post).decode
 
 
 FILES_SPARE: Final = 500
-"""Of a process, beside its sockets."""
+"""Files of a process beyond its sockets."""
 PER_PROCESS_MAX: Final = 15_000
-"""A process may have 20,000 files open where nobody has raised that."""
+"""The most sockets of one process. A process may have 20,000 files open unless that was raised."""
 PER_ADDRESS: Final = 8_000
-"""There are some 28,000 ports for an address, and one that was closed is not free for a minute:
-two storms of all sockets within that minute fit."""
+"""The most sockets of one address. An address has some 28,000 ports, and a closed one is not free
+for a minute. So two storms of all sockets fit within that minute."""
 ADDRESSES_MAX: Final = 254
 
 
 def processes(sockets: int) -> int:
-    """So many it takes; two at least, so that it is never one core that is measured."""
+    """Return the number of processes for this many sockets; at least two, so that one core of the
+    generator is never the limit."""
     return max(2, math.ceil(sockets / PER_PROCESS_MAX))
 
 
 def shares(many: int, parts: int) -> list[int]:
-    """`many`, dealt out as evenly as it goes."""
+    """Split `many` as evenly as possible."""
     return [many // parts + (part < many % parts) for part in range(parts)]
 
 
 def addresses(process: int, sockets: int) -> list[str]:
-    """Those of this machine that a process's sockets come from: 127.0.<process + 1>.1 and on. No
-    two processes have one in common.
+    """Return the addresses of this machine that a process connects from: 127.0.<process + 1>.1 and
+    following. No two processes share one.
 
     Raises:
-        ValueError: there are not as many; take more processes.
+        ValueError: there are not enough; take more processes.
     """
     many = max(1, math.ceil(sockets / PER_ADDRESS))
     if process >= ADDRESSES_MAX or many > ADDRESSES_MAX:

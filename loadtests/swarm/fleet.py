@@ -1,4 +1,4 @@
-"""The processes of a swarm, as one."""
+"""All processes of a swarm, as one object."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from loadtests.swarm.coordination import News, Order, Post, addresses, shares
 
 LINE_BYTES_MAX: Final = 1 << 20
 _MARGIN_S: Final = 60.0
-"""Beyond an order's own time, until a process is taken for stuck."""
+"""Time beyond an order's own until a process counts as stuck."""
 _END_S: Final = 10.0
 _ROOT: Final = Path(__file__).parent.parent.parent
 
@@ -25,31 +25,32 @@ class SwarmBroke(RuntimeError):
 
 
 class All:
-    """What all processes say of one order together."""
+    """The combined answer of all processes to one order."""
 
     def __init__(self, parts: Sequence[News]) -> None:
         self.standing = sum(news.standing for news in parts)
         self.took_s = max(news.took_s for news in parts)
-        """Of the slowest process."""
+        """The time of the slowest process, in seconds."""
         self.missing = sum(news.missing for news in parts)
         self.repeated = sum(news.repeated for news in parts)
         self.lost = sum(news.lost for news in parts)
         self.tries = sum(news.tries for news in parts)
         self.error = next((news.error for news in parts if news.error), "")
         self.took = Histogram()
-        """Of each socket, in nanoseconds."""
+        """The time of each socket, in nanoseconds."""
         for news in parts:
             self.took.add(Histogram.of(news.buckets, news.total_ns, news.maximum_ns))
 
 
 class Fleet:
-    """Processes of `loadtests.swarm.part`. As a context: all are gone at its end."""
+    """Processes of `loadtests.swarm.part`. Leaving its context ends them all."""
 
     def __init__(
         self, sockets: int, processes: int, urls: Sequence[str], *, token: str | None,
         queue: str, body_bytes: int,
     ) -> None:  # fmt: skip
-        """`sockets`: the most that there will be. Raises ValueError: too many for the addresses."""
+        """`sockets`: the most that there will be. Raises ValueError if they are too many for the
+        addresses."""
         self._shares = shares(sockets, processes)
         self._posts = [
             Post(number, list(urls), token, queue, addresses(number, many), body_bytes)
@@ -58,7 +59,7 @@ class Fleet:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def __aenter__(self) -> Self:
-        """Start them."""
+        """Start the processes."""
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
         }
@@ -78,7 +79,8 @@ class Fleet:
         return self
 
     async def all(self, order: Order) -> All:
-        """Give an order to all at once, its sockets dealt out among them. Raises SwarmBroke."""
+        """Give an order to all processes at once, with its sockets split among them. Raises
+        SwarmBroke."""
         dealt = shares(order.sockets, len(self._processes))
         answers = (
             self._one(process, msgspec.structs.replace(order, sockets=many))
@@ -101,7 +103,8 @@ class Fleet:
         return coordination.decode_news(line)
 
     async def __aexit__(self, *_: object) -> None:
-        """Their stdin ends, and so do they; by force what has not within _END_S."""
+        """Close the stdin of the processes, which ends them; kill any that has not ended within
+        _END_S."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()

@@ -1,4 +1,4 @@
-"""One process of a swarm: thousands of readers that wait, and do what they are told over stdin."""
+"""One process of a swarm: thousands of waiting readers that follow orders from stdin."""
 
 import asyncio
 import gc
@@ -16,12 +16,12 @@ from loadtests.swarm import coordination
 from loadtests.swarm.coordination import News, Order, Post
 
 _AGAIN_S: Final = (0.1, 1.0)
-"""Before a connection is tried again: from, to."""
+"""Bounds of the pause before a connection is tried again."""
 _LOOK_S: Final = 0.05
 
 
 class Waiting(Reader):
-    """A reader that notes when its socket is gone."""
+    """A reader that counts its messages, and can break its socket."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         super().__init__(name, shape, self._noted)
@@ -37,7 +37,7 @@ class Waiting(Reader):
 
 
 class Part:
-    """See the module."""
+    """The readers of one process."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -47,14 +47,14 @@ class Part:
         self._addresses = itertools.cycle(post.addresses)
         self._names = itertools.count()
         self.readers: list[Waiting] = []
-        """Those that stand."""
+        """The open readers."""
         self._took = Histogram()
         self._tries = 0
         self._lost = 0
         self._error = ""
 
     async def do(self, order: Order) -> News:
-        """Carry it out. What cannot be done in its time is told by the figures."""
+        """Carry out an order. If it is not done within its time, the figures show that."""
         began = time.monotonic()
         self._took.clear()
         missing = repeated = 0
@@ -81,7 +81,8 @@ class Part:
         )  # fmt: skip
 
     async def _open(self, many: int, at_once: int, timeout_s: float) -> None:
-        """`many` more. How long each took counts from now on: who waits for its turn, waits."""
+        """Open `many` more readers. The time of each counts from now on, including the wait for its
+        turn."""
         began_ns = time.monotonic_ns()
         turns = asyncio.Semaphore(at_once)
         deadline = time.monotonic() + timeout_s
@@ -113,8 +114,8 @@ class Part:
         return reader
 
     async def _expect(self, given: int, timeout_s: float) -> tuple[int, int]:
-        """(sockets that have less than `given` since they were opened or last asked about, how many
-        messages came beyond it); counting begins anew."""
+        """Return (sockets with fewer than `given` messages since the last count, number of messages
+        beyond it). The counts begin anew."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if all(reader.given >= given for reader in self.readers):
@@ -127,7 +128,7 @@ class Part:
         return missing, repeated
 
     def _bury(self) -> None:
-        """Count what has failed, and keep it no longer."""
+        """Count and drop the readers that have failed."""
         failed = [reader for reader in self.readers if reader.failure is not None]
         if failed:
             self._lost += len(failed)
@@ -136,7 +137,7 @@ class Part:
 
 
 async def _serve() -> None:
-    """One order after another, until stdin ends."""
+    """Carry out orders until stdin ends."""
     stdin = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
