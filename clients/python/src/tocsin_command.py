@@ -1,8 +1,8 @@
-"""The first lines of the `tocsin` command: nothing is imported yet, and Ctrl-C is already quiet.
+"""The first lines of the `tocsin` command. Nothing is imported yet, and Ctrl-C is already quiet.
 
-This is a module beside the package `tocsin`, because importing anything of that package imports
-all of it: a third of a second in which Ctrl-C would print where Python was. Importing this module
-changes how the process ends, so nothing but the command's script imports it.
+This module is beside the package `tocsin`, because importing anything of that package imports all
+of it. During that time Ctrl-C would print a traceback. Importing this module changes how the
+process ends, so only the command's script imports it.
 """
 
 import os
@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import signal
 else:
-    import _signal as signal  # built in: of the other one, three modules are read from the disk
+    import _signal as signal  # built in; the other module reads three more from disk
 
 STANDARD = ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY))
-"""Descriptors, and how the null device stands in for one that is closed: input cannot be read and
-output cannot be written, so that both are noticed; what goes to stderr is dropped."""
+"""Descriptors, and how the null device replaces a closed one.
+
+Input cannot be read and output cannot be written, so both are noticed. Text for stderr is dropped.
+"""
 
 
 def end_quietly_on_interrupt() -> None:
-    """Let Ctrl-C end the process at once with status 130, unless it is to be ignored (nohup)."""
+    """Let Ctrl-C end the process at once with status 130, unless it has to be ignored (nohup)."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 
@@ -43,11 +45,14 @@ def main() -> None:
 
 
 def open_standard_descriptors() -> None:
-    """Open those that are closed (`<&-`, `>&-`), or the next socket or file would be one of them:
-    a database, say, that the interpreter's last words are written into."""
+    """Open standard descriptors that are closed (`<&-`, `>&-`).
+
+    Otherwise the next socket or file would get such a number. For example, the interpreter's last
+    words would be written into a database.
+    """
     for number, how in STANDARD:
         try:
             os.fstat(number)
         except OSError:
-            if os.open(os.devnull, how) == number:  # the lowest that is free, and so this one
+            if os.open(os.devnull, how) == number:  # the lowest free number, and so this one
                 os.set_inheritable(number, True)

@@ -1,4 +1,4 @@
-"""Tocsin: publish, and be pushed to, in order and without loss.
+"""Client of the Tocsin message broker: publish, and be pushed to, in order and without loss.
 
 async with tocsin.connect("http://127.0.0.1:8080") as client:
     await client.create_queue("orders")

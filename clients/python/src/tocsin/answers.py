@@ -1,7 +1,8 @@
-"""The broker's answers that describe queues, groups, keys, sessions and positions.
+"""Descriptions of queues, groups, keys, sessions and positions, as the broker answers with them.
 
-Dictionaries with typed fields: an answer of a newer broker may have more fields than are named
-here, and a program that prints it shows them all. PROTOCOL.md says what each field means.
+All but `Verdict` are dictionaries with typed fields. An answer of a newer broker may have more
+fields than are named here, and a program that prints an answer shows them all. PROTOCOL.md says
+what each field means.
 """
 
 from dataclasses import dataclass
@@ -11,20 +12,21 @@ from tocsin.settings import Alert, EverySettings, GroupSettings
 
 
 class AllQueueSettings(EverySettings):
-    """All settings of a queue, as it has them."""
+    """All settings of a queue, each with its present value."""
 
     partitions: int
     alerts: list[Alert]
 
 
 class AllGroupSettings(GroupSettings):
-    """All settings of a group, as it has them. None: the queue's."""
+    """All settings of a group, each with its present value. None means that the queue's value
+    holds."""
 
     start: Literal["earliest", "latest"]
 
 
 class QueueCounters(TypedDict):
-    """Counters of a queue since `since_unix_ms`, when the gateway began."""
+    """Counters of a queue since `since_unix_ms`, the time at which the gateway began."""
 
     since_unix_ms: int
     published: int
@@ -35,7 +37,7 @@ class QueueCounters(TypedDict):
 
 
 class GroupCounters(TypedDict):
-    """Counters of a group since `since_unix_ms`, when the gateway began."""
+    """Counters of a group since `since_unix_ms`, the time at which the gateway began."""
 
     since_unix_ms: int
     given: int
@@ -59,7 +61,8 @@ class _QueuePartition(TypedDict):
 
 
 class QueuePartition(_QueuePartition, total=False):
-    """A partition of a queue. `cluster`: the storage cluster that has it, where there are some."""
+    """A partition of a queue. `cluster`, the storage cluster that stores it, is present only at a
+    broker with several clusters."""
 
     cluster: str
 
@@ -78,8 +81,8 @@ class GroupFigures(TypedDict):
 
 
 class DeadLetterQueue(TypedDict):
-    """The queue that takes a queue's dead letters. `messages` None: it is not there yet, or is for
-    others to see."""
+    """The queue that takes a queue's dead letters. `messages` is None if that queue does not exist
+    yet, or if the caller may not see it."""
 
     queue: str
     messages: int | None
@@ -91,8 +94,8 @@ class _Queue(TypedDict):
 
 
 class QueueDescription(_Queue, total=False):
-    """A queue as the broker describes it. What one's rights do not show is left out: with a right
-    on some keys only all but `name` and `queue_id`."""
+    """A queue as the broker describes it. Fields that the caller's rights do not show are left out.
+    With a right on some keys only, `name` and `queue_id` are the only fields."""
 
     holder: str
     created_unix_ms: int
@@ -108,7 +111,7 @@ class QueueDescription(_Queue, total=False):
 
 
 class Owner(TypedDict):
-    """The consumer that is given a partition's messages."""
+    """The consumer that receives a partition's messages."""
 
     consumer: str
     session: str | None
@@ -124,8 +127,9 @@ class _GroupPartition(TypedDict, total=False):
 
 
 class GroupPartition(_GroupPartition):
-    """The progress of a group in a partition. `waits_for`: what it waits for, "": for nothing.
-    Whose it is (`owner`, `member`) is left out where one's rights do not show it."""
+    """The progress of a group in a partition. `waits_for` is a code, or "" if the group waits for
+    nothing. The fields that name the owner (`owner`, `member`) are left out if the caller's rights
+    do not show them."""
 
     partition: int
     epoch: int
@@ -147,8 +151,8 @@ class _GroupMembers(TypedDict, total=False):
 
 
 class GroupDescription(GroupFigures, _GroupMembers):
-    """A group as the broker describes it. The consumers (`members`, `absent`) are left out where
-    one's rights do not show them."""
+    """A group as the broker describes it. The consumers (`members`, `absent`) are left out if the
+    caller's rights do not show them."""
 
     group_id: str
     queue: str
@@ -164,9 +168,9 @@ class _Difference(TypedDict):
 
 
 class Difference(_Difference, total=False):
-    """A setting that was named, of what is there already with another value. `fixed`: nothing
-    changes it any more. `inherited`: the current value is the queue's, because the group has none
-    of its own."""
+    """A setting of a call that differs from the setting of an existing queue or group. `fixed`
+    means that the setting can never change. `inherited` means that the current value is the
+    queue's, because the group has none of its own."""
 
     fixed: bool
     inherited: bool
@@ -182,35 +186,38 @@ class SettingChange(TypedDict):
 
 class _Changed(TypedDict):
     changes: list[SettingChange]
-    """The settings that have another value now."""
+    """The settings whose values the call has changed."""
     deleted: int
-    """How many messages the change deletes."""
+    """The number of messages that the change deletes."""
     dead_lettered: int
-    """How many messages it moves to the dead letters."""
+    """The number of messages that the change moves to the dead letters."""
 
 
 class CreatedQueue(QueueDescription):
-    """A queue that was asked for. `created` False: it was there, and nothing of it was changed."""
+    """The queue that `create_queue` named. `created` is False if it existed before; then nothing of
+    it was changed."""
 
     created: bool
 
 
 class CreatedGroup(GroupDescription):
-    """A group that was asked for. `created` False: it was there, and nothing of it was changed."""
+    """The group that `create_group` named. `created` is False if it existed before; then nothing of
+    it was changed."""
 
     created: bool
 
 
 class ChangedQueue(QueueDescription, _Changed):
-    """A queue, and what was changed of it."""
+    """A queue after `update_queue`, with the changes that were made."""
 
 
 class ChangedGroup(GroupDescription, _Changed):
-    """A group, and what was changed of it."""
+    """A group after `update_group`, with the changes that were made."""
 
 
 class SoughtGroup(GroupDescription):
-    """A group that goes on somewhere else, and how many messages nobody needs since."""
+    """A group after `seek_group`. `deleted` is the number of messages that no group needs any
+    more."""
 
     deleted: int
 
@@ -237,7 +244,7 @@ class KeyHead(TypedDict):
 
 
 class KeyMessages(TypedDict):
-    """How many messages of a key a group has not settled."""
+    """The number of messages of a key that a group has not settled."""
 
     in_flight: int
     waiting: int
@@ -261,7 +268,7 @@ class KeyInGroup(TypedDict):
 
 
 class Explanation(TypedDict):
-    """Where a key goes, and for each group what it waits for."""
+    """The partition of a key, and for each group the reason why the key waits."""
 
     queue: str
     key: str
@@ -283,7 +290,7 @@ class _HeldKey(TypedDict):
 
 
 class HeldKey(_HeldKey, total=False):
-    """A key of which messages wait, as far as the broker has found some."""
+    """A key with waiting messages, as far as the broker has found them."""
 
     key: str
     offset: int
@@ -321,8 +328,8 @@ class _ParkedKey(TypedDict):
 
 
 class ParkedKey(_ParkedKey, total=False):
-    """A key of which the head exhausted its attempts or was rejected, and which waits for an
-    operator."""
+    """A key that waits for an operator, because its first message was rejected or exhausted its
+    attempts."""
 
     offset: int
     nack: str
@@ -339,7 +346,7 @@ class ParkedKeys(TypedDict):
 
 
 class RefusedKeys(TypedDict):
-    """Parked keys of a partition to which nothing happened."""
+    """Parked keys of a partition that a decision left unchanged."""
 
     partition: int
     keys: int
@@ -354,13 +361,13 @@ class _Decided(TypedDict):
 
 
 class Decided(_Decided, total=False):
-    """A decision that is durable."""
+    """A durable decision about parked keys."""
 
     refused: list[RefusedKeys]
 
 
 class Credit(TypedDict):
-    """Messages that may be given to a subscription, in total, those that were, and the rest."""
+    """The credit of a subscription, in messages: granted in total, used, and the rest."""
 
     granted: int
     used: int
@@ -375,8 +382,8 @@ class _SubscriptionDescription(TypedDict):
 
 
 class SubscriptionDescription(_SubscriptionDescription, total=False):
-    """A subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a
-    reader `keys` and `behind`."""
+    """A subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a reader
+    `keys` and `behind`."""
 
     in_flight: int
     partitions: list[int]
@@ -403,15 +410,18 @@ class SessionDescription(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The truth about a reader's position in one partition.
+    """The broker's verdict on a reader's position in one partition.
 
-    "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are no longer retained.
-    "unknown": the position is of another history, for `reason`; what was missed cannot be said.
+    `kind` says what was missed:
+
+      "resumed": nothing.
+      "gap": the offsets `gap`, first and last, which are no longer retained.
+      "unknown": nobody can say, because the position belongs to another history, for `reason`.
     """
 
     partition: int
     kind: Literal["resumed", "gap", "unknown"]
     next_offset: int
-    """Where reading goes on."""
+    """The offset at which reading continues."""
     gap: tuple[int, int] | None = None
     reason: str = ""

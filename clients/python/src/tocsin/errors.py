@@ -2,30 +2,30 @@
 
 TocsinError                  base of all
 ├── CannotConnect            no broker answers
-│   ├── NotABroker           what answers is not one
-│   └── NoToken              the function that is to return a token has failed
+│   ├── NotABroker           something that is no broker answers
+│   └── NoToken              the function that returns a token has failed
 ├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
 ├── ClientClosed             the client, or the subscription, has been closed
 ├── BrokerError              the broker answered with an error; `code` says which
 │   ├── InvalidRequest       a name, a field, a message or a receipt breaks a rule
 │   │   └── TooLarge         a message or a request is over its limit
 │   ├── Unauthorized         no valid token, or one without the right
-│   ├── NotFound             no such thing
+│   ├── NotFound             the named object does not exist
 │   │   ├── QueueNotFound
 │   │   └── GroupNotFound
-│   ├── Conflict             it contradicts what is there already, or a bound is reached
-│   │   ├── SettingsDiffer   it exists with other settings than those that were named
-│   │   ├── WouldDelete      it would delete messages, and was not done
+│   ├── Conflict             it contradicts the present state, or a bound is reached
+│   │   ├── SettingsDiffer   the object exists with other settings
+│   │   ├── WouldDelete      it would delete messages, and was not carried out
 │   │   └── PositionUnknown  the position belongs to another queue or another history
 │   ├── Busy                 refused now; the same request may succeed later
-│   └── OutcomeUnknown       perhaps it happened: send again under the same id
-├── PublishTimeout           no final answer within `timeout_s`; perhaps it was stored
+│   └── OutcomeUnknown       it may have been carried out; repeat it under the same id
+├── PublishTimeout           no final answer within `timeout_s`; may have been stored
 ├── PublishManyFailed        some messages of a publish_many were not stored
-├── UndecodableBody          a body has a number that Python cannot hold; its bytes are there
+├── UndecodableBody          a body has a number that Python cannot hold
 ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
 ├── Gap                      messages that a reader wanted are no longer retained
-├── PositionInUse            another reader has the name under which a position is kept
-└── PositionDamaged          what was kept of a reader's position is none
+├── PositionInUse            another reader uses the name of this position
+└── PositionDamaged          the file of a reader's position is invalid
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class TocsinError(Exception):
-    """Base of what the SDK raises."""
+    """Base of all exceptions of the SDK."""
 
 
 class CannotConnect(TocsinError):
@@ -73,13 +73,13 @@ class CannotConnect(TocsinError):
 
 
 class NotABroker(CannotConnect):
-    """Something answers at the URL that is no Tocsin broker: look at the URL, and at the proxies
-    on the way."""
+    """The server that answers at the URL is no Tocsin broker. Check the URL, and the proxies on the
+    way."""
 
 
 class NoToken(CannotConnect):
-    """The function that was given as `token` has raised, or returned what is no token. A client
-    that is connected tries again later, as where no broker answers."""
+    """The function given as `token` has raised, or has returned no valid token. A client that was
+    connected before tries again later, as it does when no broker answers."""
 
 
 class SessionEnded(TocsinError):
@@ -101,8 +101,8 @@ class ClientClosed(TocsinError):
 class BrokerError(TocsinError):
     """The broker answered with an error.
 
-    `code` is stable and made for programs; `detail` is a sentence for people; `retry` says whether
-    the same request may succeed later; `retry_after_s` is the broker's advice, in seconds, if any.
+    `code` is stable and made for programs; `detail` is a sentence for people. `retry` says whether
+    the same request may succeed later. `retry_after_s` is the broker's advice, in seconds, or None.
     """
 
     def __init__(
@@ -129,54 +129,61 @@ class TooLarge(InvalidRequest):
 
 
 class Unauthorized(BrokerError):
-    """No valid token, or one without the right to do this."""
+    """The token is missing, invalid, or without the right to do this."""
 
 
 class NotFound(BrokerError):
-    """There is no such thing."""
+    """The named object does not exist."""
 
 
 class QueueNotFound(NotFound):
-    """There is no such queue."""
+    """The queue does not exist."""
 
 
 class GroupNotFound(NotFound):
-    """The queue has no such group."""
+    """The queue has no group of this name."""
 
 
 class Conflict(BrokerError):
-    """The request contradicts what is there already, or a bound is reached that waiting does not
-    change: `detail` says which."""
+    """The request contradicts the present state, or a bound is reached that waiting does not
+    change. `detail` says which."""
 
 
 class SettingsDiffer(Conflict):
-    """A queue or a group exists with other settings than those that were named for it, and nothing
-    of it was changed. `differences` has the name of each, the `current` value, and the `requested`
-    one; a group that has no value of its own has that of its queue. `update_queue` and
-    `update_group` change settings."""
+    """A queue or group exists with other settings than those of the call, and was not changed.
+
+    `differences` has the name of each setting, its `current` value and its `requested` value. A
+    group without a value of its own has that of its queue. `update_queue` and `update_group` change
+    settings.
+    """
 
     differences: Sequence[Difference] = ()
 
 
 class WouldDelete(Conflict):
-    """A change of settings, a seek, the deletion of a group, or the first group of a queue that
-    begins behind its messages, would delete messages, and was not done. `deleted`: how many;
-    `dead_lettered`: how many it would move to the dead letters. With a `deletes_max` of their sum
-    it is done; where a `subscribe` says it, `create_group` makes the group before."""
+    """A call would delete messages, and was not carried out.
+
+    Such calls are a change of settings, a seek, the deletion of a group, and the creation of the
+    first group of a queue if that group starts after existing messages. `deleted` is the number of
+    messages to delete, `dead_lettered` the number to move to the dead letters. With a `deletes_max`
+    of their sum the call is carried out. If `subscribe` raises this, pass it `deletes_max`, or call
+    `create_group` first.
+    """
 
     deleted: int = 0
     dead_lettered: int = 0
 
     @property
     def messages(self) -> int:
-        """All of them: the `deletes_max` with which it is done."""
+        """The sum of both numbers: the `deletes_max` with which the call is carried out."""
         return self.deleted + self.dead_lettered
 
 
 class PositionUnknown(Conflict):
-    """A reader's position belongs to another queue or another history of its log: what was missed
-    cannot be said. `verdicts` are those of the partitions in which it does; none where the
-    whole queue is another one. Begin anew, with a `start`, or let `on_unknown` say where to go on.
+    """A reader's position belongs to another queue, or to another history of its log.
+
+    Nobody can say what the reader missed. `verdicts` names the partitions concerned; it is empty if
+    the whole queue is another one. Begin again with a `start`, or set `on_unknown` to continue.
     """
 
     def __init__(
@@ -193,16 +200,19 @@ class PositionUnknown(Conflict):
 
 
 class Busy(BrokerError):
-    """Refused now; the same request may succeed later."""
+    """The broker refuses the request now. The same request may succeed later."""
 
 
 class OutcomeUnknown(BrokerError):
-    """Perhaps it happened, perhaps not. Doing it again under the same id is safe."""
+    """The request may have been carried out. Repeating it under the same id is safe."""
 
 
 class PublishTimeout(TocsinError):
-    """No final answer within `timeout_s`. Perhaps the message was stored: publish it again under
-    the same `id`, and it is stored once. `last` is the broker's last refusal, if there was one."""
+    """No final answer came within `timeout_s`. The message may have been stored.
+
+    Publish it again under the same `id`, and it is stored once. `last` is the broker's last
+    refusal, or None.
+    """
 
     def __init__(self, last: BrokerError | None = None) -> None:
         self.last = last
@@ -213,7 +223,7 @@ class PublishTimeout(TocsinError):
 class PublishManyFailed(TocsinError):
     """Some messages of a publish_many were not stored.
 
-    `outcomes` has one entry per message, in order: its Receipt, or its exception.
+    `outcomes` has one entry for each message, in order: its Receipt, or its exception.
     """
 
     def __init__(self, outcomes: Sequence[object]) -> None:
@@ -223,9 +233,11 @@ class PublishManyFailed(TocsinError):
 
 
 class UndecodableBody(TocsinError):
-    """A body is valid JSON and yet no Python value: a number in it is out of range, as `1e400` or
-    an integer of more than 4,300 digits is. `message.body_bytes` has it as it was published, for
-    a parser of your choice; ack the message, or nack it, as any other."""
+    """A body is valid JSON that Python cannot hold, because a number in it is out of range.
+
+    Examples are `1e400` and an integer of more than 4,300 digits. `message.body_bytes` has the body
+    as it was published, for another parser. Ack or nack the message like any other.
+    """
 
     def __init__(self, message_id: str, size: int, why: str) -> None:
         self.message_id = message_id
@@ -236,13 +248,16 @@ class UndecodableBody(TocsinError):
 
 
 class StaleDelivery(TocsinError):
-    """The delivery is no longer this consumer's: its lease has expired, it was revoked or settled,
-    or the connection was lost meanwhile. An unsettled message will be delivered again."""
+    """The delivery is no longer this consumer's, and cannot be settled.
+
+    Its lease has expired, it was revoked or settled, or the connection was lost meanwhile. A
+    message that was not settled will be delivered again.
+    """
 
 
 class Gap(TocsinError):
-    """Messages `first`..`last` of `partition` are no longer retained. Reading goes on behind them
-    when the iteration is continued."""
+    """Messages `first`..`last` of `partition` are no longer retained. Continue the iteration to
+    read after them."""
 
     def __init__(self, partition: int, first: int, last: int) -> None:
         self.partition = partition
@@ -252,8 +267,8 @@ class Gap(TocsinError):
 
 
 class PositionInUse(TocsinError):
-    """Another reader, in this process or another one, keeps its position under this `name`: close
-    that one first, or give this one a `name` of its own."""
+    """Another reader, in this or another process, keeps its position under this `name`. Close that
+    reader first, or give this one another `name`."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name = name
@@ -265,8 +280,8 @@ class PositionInUse(TocsinError):
 
 
 class PositionDamaged(TocsinError):
-    """The file at `path` was to hold a reader's position and does not: bring it back from a copy,
-    or delete it, and the reader begins at its `start`."""
+    """The file at `path` holds no valid position of this reader. Restore it from a copy, or delete
+    it; then the reader begins at its `start`."""
 
     def __init__(self, path: str, why: str) -> None:
         self.path = path
@@ -314,8 +329,11 @@ def broker_error(
     retry_after_s: float | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> BrokerError:
-    """The exception for an error code. A code that this version does not know becomes Busy when
-    trying again may help, BrokerError when not. `more`: what its problem document says besides."""
+    """Return the exception for an error code.
+
+    A code that this version does not know becomes Busy if trying again may help, otherwise
+    BrokerError. `more` has the other fields of the problem document.
+    """
     kind = _CLASSES.get(code, Busy if retry else BrokerError)
     error = kind(code, detail, retry=retry, retry_after_s=retry_after_s)
     if isinstance(error, SettingsDiffer):

@@ -1,4 +1,4 @@
-"""Settings of queues and groups, as they are given. Durations are seconds."""
+"""Settings of queues and groups, as calls take them. Durations are in seconds."""
 
 from collections.abc import Mapping
 from typing import Literal, TypedDict
@@ -8,7 +8,7 @@ OnExhausted = Literal["dead_letter", "park"]
 Semantics = Literal["at_least_once", "at_most_once"]
 WhatAlerts = Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
 Level = Literal["local", "quorum", "all"]
-"""How safely a message is stored when its receipt comes."""
+"""The durability that a message has when its receipt comes."""
 
 
 class _NewAlert(TypedDict):
@@ -18,7 +18,7 @@ class _NewAlert(TypedDict):
 
 
 class Alert(_NewAlert, total=False):
-    """A threshold of a queue; the broker reports when it is exceeded."""
+    """A threshold of a queue. The broker reports when it is exceeded."""
 
     lasts_s: float
     group: str | None
@@ -27,7 +27,7 @@ class Alert(_NewAlert, total=False):
 
 
 class AlertChange(TypedDict, total=False):
-    """The changes of an alert; a new one needs `when` and `above`."""
+    """The changes of an alert. A new alert needs `when` and `above`."""
 
     when: WhatAlerts
     above: float
@@ -38,7 +38,7 @@ class AlertChange(TypedDict, total=False):
 
 
 class EverySettings(TypedDict, total=False):
-    """Settings of a queue that can change, but for its alerts."""
+    """Settings of a queue that can change, except its alerts."""
 
     message_bytes_max: int
     messages_max: int
@@ -60,22 +60,28 @@ class EverySettings(TypedDict, total=False):
 
 
 class QueueSettings(EverySettings, total=False):
-    """Settings of a queue that is created. What is left out has its default."""
+    """Settings of a new queue. A setting that is left out has its default."""
 
     partitions: int
     alerts: list[Alert]
 
 
 class QueueChange(EverySettings, total=False):
-    """Settings of a queue that change; what is left out stays. `alerts`: all of them, as a list; or
-    by name those that change, where None takes one away."""
+    """Settings of a queue to change. A setting that is left out stays as it is.
+
+    `alerts` is a list of all alerts, or a mapping by name of those that change; None removes an
+    alert.
+    """
 
     alerts: list[Alert] | Mapping[str, AlertChange | None]
 
 
 class GroupSettings(TypedDict, total=False):
-    """Settings of a group. None: the queue's. What is left out is the queue's where the group is
-    created, and stays as it is where it is changed."""
+    """Settings of a group. None means the queue's value.
+
+    A setting that is left out is the queue's if the group is created, and stays as it is if the
+    group is changed.
+    """
 
     semantics: Semantics
     lease_s: float | None

@@ -1,1 +1,1 @@
-"""The client that a program holds, its publisher, subscriptions, readers, and calls over HTTP."""
+"""The client of a program, its publisher, subscriptions and readers, and calls over HTTP."""

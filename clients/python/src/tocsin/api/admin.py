@@ -1,4 +1,4 @@
-"""The calls of operators: pause and purge queues, look into them, send dead letters back."""
+"""Operators' calls: pause and purge queues, inspect them, and send dead letters back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
@@ -22,9 +22,9 @@ from tocsin.proto import wire
 from tocsin.proto.message import Content
 
 PER_CALL_MAX: Final = 1000
-"""The messages that the broker shows, or sends back, in one answer."""
+"""The largest number of messages that the broker returns, or sends back, in one call."""
 PURGE_TIMEOUT_S: Final = 300.0
-"""The time for a purge: that of a queue of a thousand partitions and groups takes long."""
+"""The time limit of a purge, in seconds. A queue of a thousand partitions and groups takes long."""
 Decision = Literal["retry", "skip", "release"]
 
 
@@ -41,7 +41,7 @@ class _Peeked(_StoredMessage, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The place where a dead letter was a message."""
+    """The queue, group, partition and offset at which a dead letter was a message."""
 
     queue: str
     group: str
@@ -71,24 +71,28 @@ class _RedriveAnswer(msgspec.Struct):
 
 
 class PeekedMessage(Content):
-    """A message as it is stored in its queue; peeking delivers it to nobody."""
+    """A message as it is stored in its queue. Peeking delivers it to no consumer."""
 
     __slots__ = ("attempts", "expires_unix_ms", "state")
 
     def __init__(self, shown: _Peeked) -> None:
         super().__init__(_head(shown), shown.offset, shown)
         self.state = shown.state
-        """The state for the group that was named: ready, in_flight, waiting (for its retry, or
-        behind an earlier message of its key), parked, dying. None: no group was named."""
+        """The state for the group that was named: "ready", "in_flight", "waiting" (for its retry,
+        or behind an earlier message of its key), "parked" or "dying". None if no group was
+        named."""
         self.attempts = shown.attempts
-        """The failed attempts of that group that count."""
+        """The number of failed attempts by that group that count."""
         self.expires_unix_ms = shown.expires_unix_ms
-        """The time when it expires; 0: never."""
+        """The time at which the message expires, in Unix milliseconds; 0 if it never does."""
 
 
 class DeadLetter(Content):
-    """A message among the dead letters. `partition`, `offset` and `published_unix_ms` are those of
-    the letter; key, id, body and headers those of the message that it was."""
+    """A message among the dead letters.
+
+    `partition`, `offset` and `published_unix_ms` belong to the letter. Key, id, body and headers
+    are those of the original message.
+    """
 
     __slots__ = ("attempts", "nack", "origin", "reason")
 
@@ -96,10 +100,10 @@ class DeadLetter(Content):
         super().__init__(_head(letter), letter.offset, letter)
         self.origin = letter.origin
         self.reason = letter.reason
-        """The reason: exhausted, rejected, expired, overflow or skipped."""
+        """The reason: "exhausted", "rejected", "expired", "overflow" or "skipped"."""
         self.attempts = letter.attempts
         self.nack = letter.nack
-        """The reason that its last nack gave."""
+        """The reason that its last nack gave; None if there was none."""
 
 
 def _head(shown: _StoredMessage) -> wire.Push:
@@ -115,8 +119,10 @@ T = TypeVar("T")
 
 
 class AdminCalls(ABC):
-    """The operators' calls, of a client and of `Http` alike. Each raises the broker's error, or
-    CannotConnect."""
+    """The operators' calls of `Client` and `Http`.
+
+    Each raises CannotConnect if no broker answers, and otherwise the broker's error.
+    """
 
     @abstractmethod
     async def _call(
@@ -124,23 +130,27 @@ class AdminCalls(ABC):
     ) -> bytes: ...
 
     async def pause_queue(self, name: str) -> QueueDescription:
-        """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
-        its description. Publishing and readers go on. Paused already: nothing happens."""
+        """Stop giving messages of a queue to groups, durably, until `resume_queue`; returns the
+        queue's description. Publishing continues, and so do readers. Pausing a paused queue does
+        nothing."""
         path = f"{path_to('queues', name)}/pause"
         found: QueueDescription = object_of(await self._call("POST", path))
         return found
 
     async def resume_queue(self, name: str) -> QueueDescription:
-        """End a pause; returns the queue's description. Not paused: nothing happens."""
+        """End a pause; returns the queue's description. Resuming a queue that is not paused does
+        nothing."""
         path = f"{path_to('queues', name)}/resume"
         found: QueueDescription = object_of(await self._call("POST", path))
         return found
 
     async def purge_queue(self, name: str, *, group: str | None) -> int:
-        """Drop what is in a queue at this moment: what a group has not settled or, with None,
-        everything, for all groups and readers. Durable when this returns, and for good.
+        """Drop the messages that are in a queue at this moment; durable and final when this
+        returns.
 
-        Returns how many messages the group had not settled, or the queue retained.
+        With a group, drops the messages that this group has not settled. With None, drops all
+        messages, for all groups and readers. Returns the number of messages that the group had not
+        settled, or that the queue retained.
         """
         body = {"all": True} if group is None else {"group": group}
         path = f"{path_to('queues', name)}/purge"
@@ -160,11 +170,12 @@ class AdminCalls(ABC):
         """Return messages of a queue, by partition and offset, without taking them.
 
         Args:
-            group: only what it has not settled, with the `state` of each.
-            partition: only messages of this one.
-            offset: where to begin in that partition, or in the key's.
-            key: only messages of this key. The broker reads the partition for it, 16 MiB a call.
-            limit: how many at most.
+            group: return only messages that this group has not settled, with the `state` of each.
+            partition: return only messages of this partition.
+            offset: begin here, in that partition or in the key's partition.
+            key: return only messages of this key. The broker reads the partition for it, 16 MiB a
+                call.
+            limit: return at most this many.
         """
         wanted = {"group": group, "partition": partition, "offset": offset, "key": key}
         path = f"{path_to('queues', queue)}/messages"
@@ -183,7 +194,10 @@ class AdminCalls(ABC):
     async def dead_letters(
         self, queue: str, *, key: str | None = None, reason: str | None = None
     ) -> AsyncGenerator[DeadLetter, None]:
-        """The dead letters of a queue that have not gone back, oldest first, page by page."""
+        """Yield the dead letters of a queue that have not been sent back, oldest first.
+
+        `key` and `reason` restrict them. Letters are fetched page by page.
+        """
         path = f"{path_to('queues', queue)}/dead-letters"
         after: str | None = None
         while True:
@@ -204,18 +218,19 @@ class AdminCalls(ABC):
         limit: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Send dead letters of a queue back into it, in the order of their keys, as new messages
-        for all of its groups and readers; returns how many went.
+        """Send dead letters of a queue back into it, in the order of their keys; returns their
+        number.
 
-        A message is stored durably in the queue before it leaves the dead letters. After an error,
-        or when this was cut off, call it again: nothing is stored twice within the queue's
-        `dedup_window_s`.
+        They become new messages for all groups and readers of the queue. Each is stored durably in
+        the queue before it leaves the dead letters. After an error or a cancellation, call this
+        again: within the queue's `dedup_window_s` no message is stored twice.
 
         Args:
-            key: only those of this key.
-            reason: only those that died of this: exhausted, rejected, expired, overflow, skipped.
-            limit: how many at most; None: all there are.
-            progress: called with how many went so far, now and then.
+            key: send only letters of this key.
+            reason: send only letters with this reason: exhausted, rejected, expired, overflow,
+                skipped.
+            limit: send at most this many; None sends all.
+            progress: called after each page with the number of letters sent up to then.
         """
         path = f"{path_to('queues', queue)}/dead-letters/redrive"
         done = 0
@@ -232,19 +247,22 @@ class AdminCalls(ABC):
         return done
 
     async def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> ParkedKeys:
-        """Keys of a group that wait for an operator: `keys`, up to `limit` (at most 1,000), and
-        `keys_parked`, how many there are."""
+        """Return up to `limit` (at most 1,000) keys of a group that wait for an operator.
+
+        The answer has them in `keys`, and in `keys_parked` the number of all parked keys.
+        """
         path = path_to("queues", queue, "groups", group)
         found: ParkedKeys = object_of(await self._call("GET", f"{path}/parked?limit={limit}"))
         return found
 
     async def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
-        """Explain what a key waits for.
+        """Explain why a key waits.
 
-        The answer has its `partition`, and in `groups` (all, or the one named) who has it, until
-        when, how often its first message was tried, and a stable code, `waits_for`, with a
-        sentence, `text`. For a key that never was it says where the key would go. All fields are in
-        PROTOCOL.md.
+        The answer has the key's `partition`, and `groups` with an entry for each group, or for the
+        named one. An entry has the owner, the time until which the key waits, the number of
+        attempts at its first message, a stable code, `waits_for`, and a sentence, `text`. For a key
+        that was never used, the answer says to which partition it would go. PROTOCOL.md describes
+        all fields.
 
         Raises:
             GroupNotFound, QueueNotFound, InvalidRequest: the key has more than 1,024 bytes.
@@ -261,20 +279,23 @@ class AdminCalls(ABC):
         return explained
 
     async def held_keys(self, queue: str, group: str) -> AsyncGenerator[HeldKey, None]:
-        """Keys of a group of which messages wait, as far as found, each with its `reason`, by
-        partition, page by page."""
+        """Yield the keys of a group that have waiting messages, as far as the broker has found
+        them.
+
+        Each has its `reason`. Keys come by partition and are fetched page by page.
+        """
         path = f"{path_to('queues', queue, 'groups', group)}/held"
         async for key in self._pages(path, "keys"):
             yield key
 
     async def leases(self, queue: str, group: str) -> AsyncGenerator[Lease, None]:
-        """The deliveries in flight of a group, by partition and offset, page by page."""
+        """Yield the deliveries in flight of a group, by partition and offset, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/leases"
         async for lease in self._pages(path, "leases"):
             yield lease
 
     async def sessions(self) -> AsyncGenerator[SessionDescription, None]:
-        """The sessions of the broker that are this principal's, by id, page by page."""
+        """Yield this principal's sessions at the broker, by id, page by page."""
         async for session in self._pages("/v1/sessions", "sessions"):
             yield session
 
@@ -297,11 +318,14 @@ class AdminCalls(ABC):
         key: str | None = None,
         key_hash: str | None = None,
     ) -> Decided:
-        """Retry, skip or release a parked key, by its text or its hash; durable when this returns.
-        With neither: all of them, as many as one call reaches; `keys_parked` are left.
+        """Retry, skip or release a parked key, named by its text or its hash; durable when this
+        returns.
+
+        With neither, decides on all parked keys, as many as one call reaches. `keys_parked` in the
+        answer is the number of keys that are still parked.
 
         Raises:
-            Conflict: the key is not parked, or not any more.
+            Conflict: the key is not parked, or no longer parked.
         """
         which: dict[str, object] = {"key": key, "key_hash": key_hash}
         if key is None and key_hash is None:
@@ -321,7 +345,7 @@ def _listed(page: Any, name: str) -> list[Any]:
 
 
 def _query(parameters: dict[str, object]) -> str:
-    """Return the query of the parameters that are given."""
+    """Return the query string of the parameters that are not None."""
     given = {name: value for name, value in parameters.items() if value is not None}
     for value in given.values():
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The client: what a program talks to."""
+"""The client of a broker: publish, subscribe, read and administer."""
 
 import itertools
 import os
@@ -60,24 +60,33 @@ def connect(
     trace: Trace | None = None,
     ssl: SSLContext | None = None,
 ) -> "Client":
-    """A client, to be used as `async with tocsin.connect() as client:`.
+    """Return a client, for use as `async with tocsin.connect() as client:`.
+
+    Nothing is sent before the block is entered. Entering raises CannotConnect, or the broker's
+    error.
 
     Args:
-        url: http or https; without it TOCSIN_URL, without that http://127.0.0.1:8080.
-        token: a bearer token, or a function, also an async one, that returns a fresh one: asked at
-            each attempt to connect, and before it is over. Without it TOCSIN_TOKEN, or none.
-        name: what the broker's lists of sessions and owners call this client.
-        producer: the name under which messages are numbered; a random one by default. Only one
-            client at a time may use a name.
-        connect_timeout_s: for one attempt to connect, in seconds.
-        transport: "websocket", "long-poll", or "auto": a WebSocket, long poll where none gets
-            through, and back to a WebSocket as soon as one does.
-        linger_s: how long the broker keeps what this client holds after a lost connection;
-            0 to 300. After it, or when the client is closed, it goes to the group's others.
-        trace: called as `trace("sent" or "received", transport, data)` with each message of
-            frames as it goes over the wire, to see what happens.
-        ssl: for https, whom to trust and what certificate to show; without it what TOCSIN_CA_FILE,
-            TOCSIN_CERT_FILE and TOCSIN_KEY_FILE name, without that the system's authorities.
+        url: http or https. By default TOCSIN_URL, and without that http://127.0.0.1:8080.
+        token: a bearer token, or a function, plain or async, that returns a fresh one. The function
+            is called at each attempt to connect, and before a token expires. By default
+            TOCSIN_TOKEN, and without that no token.
+        name: the name of this client in the broker's lists of sessions and owners.
+        producer: the name under which messages are numbered; random by default. Only one client at
+            a time may use a name.
+        connect_timeout_s: the time limit of one attempt to connect, in seconds.
+        transport: "websocket", "long-poll" or "auto". "auto" uses a WebSocket, falls back to long
+            poll while no WebSocket gets through, and returns to a WebSocket as soon as one does.
+        linger_s: the time for which the broker keeps this client's deliveries after a lost
+            connection, in seconds, 0 to 300. After that time, or when the client is closed, they go
+            to the group's other consumers.
+        trace: called as `trace("sent" or "received", transport, data)` with each message of frames
+            as it goes over the wire, for debugging.
+        ssl: for https, the authorities to trust and the certificate to present. By default the
+            files that TOCSIN_CA_FILE, TOCSIN_CERT_FILE and TOCSIN_KEY_FILE name, and without these
+            the system's authorities.
+
+    Raises:
+        ValueError: an argument is out of range, or the URL, the token or `ssl` is invalid.
     """
     return Client(
         url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
@@ -93,8 +102,11 @@ def connect(
 
 
 class Client(AdminCalls):
-    """A connection to a broker. Entering it connects once, or raises CannotConnect or the broker's
-    error; a connection that is lost later is opened again until the client is closed."""
+    """A connection to a broker. Made by `connect`; an async context manager.
+
+    Entering it connects once, or raises CannotConnect or the broker's error. A connection that is
+    lost later is opened again until the client is closed.
+    """
 
     def __init__(
         self,
@@ -130,7 +142,7 @@ class Client(AdminCalls):
         self._http: Http | None = None
 
     async def __aenter__(self) -> "Client":
-        rng = random.Random()  # jitter wants no secrecy
+        rng = random.Random()  # jitter needs no secrecy
         session = Session(
             self.url,
             token=self._token,
@@ -162,8 +174,11 @@ class Client(AdminCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Send what is queued and close. Publishes without an answer end with ClientClosed; what
-        subscriptions have not settled returns to its group."""
+        """Send what is queued, then close. Closing again does nothing.
+
+        Publishes without an answer end with ClientClosed. Deliveries that subscriptions have not
+        settled return to their groups.
+        """
         session, self._session = self._session, None
         http, self._http = self._http, None
         self._publisher = None
@@ -176,26 +191,27 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session is open now; if not, one is being opened."""
+        """Whether a session is open now. If not, the client is opening one, or is closed."""
         return self._session is not None and self._session.is_open
 
     @property
     def transport(self) -> Transport | None:
-        """The transport that carries the session now; None: nothing does."""
+        """The transport that carries the session now; None if none does."""
         return None if self._session is None else self._session.transport
 
     @property
     def session_id(self) -> str:
-        """The broker's id of the session, as its logs and `queue show` have it."""
+        """The broker's id of the session, as its logs and `queue show` print it; "" without a
+        session."""
         return "" if self._session is None else self._session.session_id
 
     # --- publishing -----------------------------------------------------------------------------
 
     @property
     def deferred(self) -> dict[str, int]:
-        """The number of messages that the broker has refused for the moment (`overloaded`,
-        `rate_limited`), by error code, since this client was opened. Each counts once, and is sent
-        again without being asked for."""
+        """The number of messages that the broker has refused for the moment, by error code
+        (`overloaded`, `rate_limited`), since this client was opened. Each message counts once. The
+        client sends it again by itself."""
         return {} if self._publisher is None else self._publisher.deferred
 
     async def publish(
@@ -212,22 +228,22 @@ class Client(AdminCalls):
     ) -> Receipt:
         """Publish a message; it is durable when this returns.
 
-        Calls that are made in one turn of the event loop travel together, so publish concurrently
-        (`asyncio.gather`, or `publish_many`) where speed matters. Messages of a key are stored in
-        the order of the calls. What the broker refuses for the moment, and a lost connection, is
-        waited out, without ever reordering a key.
+        Calls that are made in one turn of the event loop travel together. For speed, publish
+        concurrently with `asyncio.gather` or `publish_many`. Messages of a key are stored in the
+        order of the calls. If the broker refuses a message for the moment, or the connection is
+        lost, the client waits and sends again, and never reorders a key.
 
         Args:
-            body: any JSON-able value, or `bytes` for a binary body. See NewMessage.
-            key: messages of one key stay in order; without one none is promised.
-            id: the same key and id within the queue's dedup window is stored once.
-            ttl_s: the seconds after which the message is no longer given out.
-            timeout_s: how long to wait for the final answer, in seconds; None: for ever.
+            body: any value with a JSON form, or `bytes` for a binary body. See NewMessage.
+            key: messages of one key stay in order. Messages without a key have no promised order.
+            id: two messages of the same key and id within the queue's dedup window are stored once.
+            ttl_s: the time after which the message is no longer delivered, in seconds.
+            timeout_s: the time to wait for the final answer, in seconds; None waits forever.
 
         Raises:
             QueueNotFound, TooLarge, InvalidRequest, Unauthorized, ...: refused, not stored.
-            PublishTimeout: no final answer in time; perhaps it was stored.
-            ClientClosed, SessionEnded: likewise, and this client is of no more use.
+            PublishTimeout: no final answer came in time; the message may have been stored.
+            ClientClosed, SessionEnded: likewise, and this client cannot be used any more.
         """
         message = NewMessage(body, key, id, headers, ttl_s, content_type)
         return await self._open_publisher().publish(queue, message, timeout_s)
@@ -239,12 +255,15 @@ class Client(AdminCalls):
         *,
         timeout_s: float | None = PUBLISH_TIMEOUT_S,
     ) -> list[Receipt]:
-        """Publish messages (NewMessage, or mappings with its fields); their receipts, in order.
+        """Publish messages; returns their receipts, in the same order.
 
-        Cheaper than as many `publish` calls. Not atomic: each message has its own outcome.
+        A message is a NewMessage, or a mapping with its fields. One call costs less than as many
+        `publish` calls. It is not atomic: each message has its own outcome. An empty iterable
+        returns an empty list.
 
         Raises:
-            PublishManyFailed: some were not stored; `outcomes` has each one's receipt or error.
+            PublishManyFailed: some messages were not stored; `outcomes` has each one's receipt or
+                error.
         """
         return await self._open_publisher().publish_many(queue, messages, timeout_s)
 
@@ -261,23 +280,32 @@ class Client(AdminCalls):
         auto_extend: bool = True,
         **settings: Unpack[GroupSettings],
     ) -> Subscription:
-        """A place in a group: `async with client.subscribe("orders", group="billing") as messages:
-        async for message in messages: ...; await message.ack()`.
+        """Return a place in a group, as an async context manager and iterator.
 
-        The group is created where it does not exist. Inside it each message goes to one consumer;
-        those of a key come one after another, the next one when the one before has been settled.
+          async with client.subscribe("orders", group="billing") as messages:
+              async for message in messages:
+                  await message.ack()
+
+        Entering the context creates the group if it does not exist, and joins it. Each message goes
+        to one consumer of the group. Messages of a key come one after another, each after the one
+        before it has been settled.
 
         Args:
-            credit: how many messages may be held here at a time.
-            auto_extend: the leases of what is held here are extended until it is settled, up to
-                the group's `lease_total_s`. Without it, what is not handled within a lease returns
-                to the group: then choose a credit below a lease's worth of work.
+            credit: the largest number of messages that this consumer holds at a time.
+            auto_extend: extend the leases of held messages until they are settled, up to the
+                group's `lease_total_s`. Without it, a message that is not settled within its lease
+                returns to the group; then choose a credit that one lease is long enough to handle.
             start: where a new group starts: "earliest" (default), "latest", or a time.
-            deletes_max: as many messages may go; None: as many as there are. A queue without a
-                retention keeps everything for its first group: where that starts at "latest", or at
-                a time, what is before goes, and without this WouldDelete is raised.
-            settings: of the group, as in `create_group`, which is called before joining: a group
-                that is there with other ones stays as it is, and SettingsDiffer is raised.
+            deletes_max: the number of messages that creating the group may delete; None allows any
+                number. A queue without a retention keeps everything for its first group. If that
+                group starts at "latest" or at a time, earlier messages are deleted, or WouldDelete
+                is raised.
+            settings: settings of the group. With any, `create_group` is called before joining. An
+                existing group with other values stays as it is, and SettingsDiffer is raised.
+
+        Raises:
+            ClientClosed: the client is not open.
+            QueueNotFound, Unauthorized, SettingsDiffer, WouldDelete, ...: by entering the context.
         """
         session = self._open_session()
         for text in (queue, group):
@@ -314,27 +342,35 @@ class Client(AdminCalls):
         save_every: int = SAVE_EVERY,
         save_every_s: float = SAVE_EVERY_S,
     ) -> Reader:
-        """A reader: every message, or every one of some keys, without a group and without acks.
+        """Return a reader of all messages of a queue, or of some keys, without group and acks.
 
-        With a `position_store` it goes on after a restart where it was: a message counts as done
-        when the next one is asked for, or the reader is closed in order, and its position is saved
-        behind what is done. What was done since it was saved last comes again after a crash.
+        With a `position_store` the reader continues after a restart from its saved position. A
+        message is done when the next one is requested, or when the reader is closed in order.
+        Messages that were done after the last save come again after a crash.
 
         Args:
-            keys: only messages of these keys.
-            start: "latest", "earliest", a time, or the `position` of an earlier reader. What is in
-                the `position_store` goes before it.
-            credit: how many messages may wait here at a time.
-            on_gap: "raise" a Gap where messages are no longer retained, or what is called with it.
-            on_unknown: "raise" a PositionUnknown where the position means nothing any more (its
-                queue was deleted and made again, or the broker's data restored), or "earliest" or
-                "latest" to go on there, or what is called with it and returns one of these. It is
-                called when the broker says so, before what had come already is handed out.
-            position_store: FilePositions, MemoryPositions, or what has their `load` and `save`.
-            name: of this reader in the store; by default the queue's, and with `keys` a digest of
-                them behind it. A name of your own keeps its position when the keys change.
-            save_every, save_every_s: the position is saved when so many messages are done, or so
-                many seconds have passed, and when the reader is closed.
+            keys: read only messages of these keys; None reads all.
+            start: "latest", "earliest", a time, or the `position` of an earlier reader. A position
+                in the `position_store` takes precedence.
+            credit: the largest number of messages that wait here at a time.
+            on_gap: what happens if messages are no longer retained: "raise" raises Gap; a function
+                is called with the Gap, and reading continues.
+            on_unknown: what happens if the position has lost its meaning, because its queue was
+                deleted and created again, or the broker's data was restored. "raise" raises
+                PositionUnknown; "earliest" and "latest" continue there; a function is called with
+                the PositionUnknown and returns one of these. It is called when the broker reports
+                this, before messages that had arrived already are handed out.
+            position_store: FilePositions, MemoryPositions, or an object with their `load` and
+                `save`.
+            name: the name of this reader in the store. By default the queue's name, followed by a
+                digest of `keys` if there are any. With a name of your own, the position survives a
+                change of keys.
+            save_every, save_every_s: save the position after this number of messages or seconds. It
+                is also saved when the reader is closed.
+
+        Raises:
+            ClientClosed: the client is not open.
+            ValueError: `save_every` is below 1, or `save_every_s` is not positive.
         """
         for text in (queue, *(keys or ())):
             checked_text(text)
@@ -356,11 +392,13 @@ class Client(AdminCalls):
     # --- over HTTP ------------------------------------------------------------------------------
 
     async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
-        """Create a queue, if it is not there, with the settings that are named and the defaults of
-        the others. A queue that is there never changes by this: `created` is False then.
+        """Create a queue if none of this name exists, and return its description.
+
+        Settings that are left out have their defaults. An existing queue is never changed; then
+        `created` in the answer is False.
 
         Raises:
-            SettingsDiffer: it is there, and one of the settings that are named has another value.
+            SettingsDiffer: the queue exists, and a setting of this call has another value.
             InvalidRequest: a name or a setting breaks a rule.
         """
         return await self._open_http().create_queue(name, **settings)
@@ -368,26 +406,31 @@ class Client(AdminCalls):
     async def update_queue(
         self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
     ) -> ChangedQueue:
-        """Change the settings of a queue that are named, and no others. `changes` in the answer has
-        what each of them was and is. Settings of deliveries count for a partition from its next
-        owner on.
+        """Change the named settings of a queue, and no others; returns its description.
+
+        `changes` in the answer has the value before and after of each changed setting. Settings of
+        deliveries apply to a partition from its next owner on.
 
         Args:
-            deletes_max: as many messages the change may delete, or move to the dead letters; None:
-                as many as there are.
+            deletes_max: the number of messages that the change may delete or move to the dead
+                letters; None allows any number.
 
         Raises:
-            WouldDelete: it would be more, and nothing was changed.
+            WouldDelete: the change would delete more, and was not made.
             Conflict: `partitions` is fixed. QueueNotFound. InvalidRequest.
         """
         return await self._open_http().update_queue(name, deletes_max=deletes_max, **settings)
 
     async def queue(self, name: str) -> QueueDescription:
-        """A queue's description: settings, holder, partitions, depth, each group's lag."""
+        """Return a queue's description: settings, holder, partitions, depth, each group's lag.
+
+        Raises:
+            QueueNotFound.
+        """
         return await self._open_http().queue(name)
 
     def queues(self) -> AsyncIterator[QueueDescription]:
-        """The descriptions of all queues, by name."""
+        """Yield the descriptions of all queues, by name."""
         return self._open_http().queues()
 
     async def create_group(
@@ -399,18 +442,20 @@ class Client(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:
-        """Create a group, if it is not there; the settings that are left out are the queue's. A
-        group that is there never changes by this: `created` is False then, and `start`, which only
-        matters when it is made, is ignored.
+        """Create a group if it does not exist, and return its description.
+
+        Settings that are left out are the queue's. An existing group is never changed; then
+        `created` in the answer is False, and `start` is ignored.
 
         Args:
-            deletes_max: as many messages may go; None: as many as there are. A queue without a
-                retention keeps everything for its first group: one that starts at `latest`, or at
-                a time, lets go what is before.
+            start: where the new group starts: "earliest" (default), "latest", or a time.
+            deletes_max: the number of messages that the call may delete; None allows any number. A
+                queue without a retention keeps everything for its first group. If that group starts
+                at "latest" or at a time, earlier messages are deleted.
 
         Raises:
-            SettingsDiffer: it is there, and one of the settings that are named has another value.
-            WouldDelete: more messages would go, and the group was not made.
+            SettingsDiffer: the group exists, and a setting of this call has another value.
+            WouldDelete: the call would delete more messages, and the group was not created.
             QueueNotFound. InvalidRequest.
         """
         return await self._open_http().create_group(
@@ -425,26 +470,39 @@ class Client(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> ChangedGroup:
-        """Change the settings of a group that are named, and no others; None: the queue's. As
-        `update_queue`. Raises GroupNotFound besides."""
+        """Change the named settings of a group, and no others; returns its description.
+
+        A value of None restores the queue's value. `changes` in the answer has the value before and
+        after of each changed setting.
+
+        Raises:
+            WouldDelete: the change would delete more than `deletes_max` messages, and was not made.
+            QueueNotFound. GroupNotFound. InvalidRequest.
+        """
         return await self._open_http().update_group(
             queue, group, deletes_max=deletes_max, **settings
         )
 
     async def group(self, queue: str, group: str) -> GroupDescription:
-        """A group's description: settings, lag, owners."""
+        """Return a group's description: settings, lag, owners.
+
+        Raises:
+            QueueNotFound. GroupNotFound.
+        """
         return await self._open_http().group(queue, group)
 
     async def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
-        """Delete a group; returns how many messages went with it: those that it alone had not
-        settled, and that no retention keeps. The last group of a queue without a retention leaves
-        everything to whoever comes next.
+        """Delete a group; returns the number of messages that were deleted with it.
+
+        These are messages that only this group had not settled, and that no retention keeps. The
+        last group of a queue without a retention deletes nothing: its messages wait for the next
+        group.
 
         Args:
-            deletes_max: as many messages may go; None: as many as there are.
+            deletes_max: the number of messages that the call may delete; None allows any number.
 
         Raises:
-            WouldDelete: more messages would go, and the group stays.
+            WouldDelete: the call would delete more messages, and the group was not deleted.
             QueueNotFound. GroupNotFound.
         """
         return await self._open_http().delete_group(queue, group, deletes_max=deletes_max)
@@ -452,15 +510,16 @@ class Client(AdminCalls):
     async def seek_group(
         self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
     ) -> SoughtGroup:
-        """Send a group to its start, its end, a time, or an offset, the same in each partition.
-        What it skips goes where no other group needs it and no retention keeps it: `deleted` in the
-        answer is how many messages that are.
+        """Move a group to "earliest", "latest", a time, or an offset, the same in each partition.
+
+        Deliveries made before no longer count. Skipped messages are deleted if no other group needs
+        them and no retention keeps them; `deleted` in the answer is their number.
 
         Args:
-            deletes_max: as many messages may go; None: as many as there are.
+            deletes_max: the number of messages that the call may delete; None allows any number.
 
         Raises:
-            WouldDelete: more messages would go, and the group stays where it is.
+            WouldDelete: the call would delete more messages, and the group was not moved.
             QueueNotFound. GroupNotFound.
         """
         return await self._open_http().seek_group(queue, group, to, deletes_max=deletes_max)
@@ -468,12 +527,16 @@ class Client(AdminCalls):
     async def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
     ) -> list[PulledMessage]:
-        """Take messages without a subscription; settle them by their receipts. Waits up to
-        `wait_s` seconds for the first one; nothing came: an empty list."""
+        """Take up to `messages_max` messages without a subscription; settle them by their receipts.
+
+        Waits up to `wait_s` seconds (the broker allows 30) for the first message. Returns an empty
+        list if none came. The first pull of a group creates the group.
+        """
         return await self._open_http().pull(queue, group, messages_max=messages_max, wait_s=wait_s)
 
     async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
-        """Settle pulled messages; durable when this returns."""
+        """Ack pulled messages; durable when this returns. Receipts whose deliveries had ended are
+        returned in `stale`, and raise nothing."""
         return await self._open_http().ack_receipts(queue, group, receipts)
 
     async def nack_receipts(
@@ -485,8 +548,11 @@ class Client(AdminCalls):
         delay_s: float | None = None,
         reason: str | None = None,
     ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
-        `reason` is kept with them; durable when this returns."""
+        """Return pulled messages to the group; durable when this returns.
+
+        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
+        None. `reason` is stored with the attempt.
+        """
         return await self._open_http().nack_receipts(
             queue, group, receipts, delay_s=delay_s, reason=reason
         )
@@ -494,14 +560,15 @@ class Client(AdminCalls):
     async def reject_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
     ) -> Settled:
-        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
-        at once."""
+        """Return pulled messages for good: each moves to the dead letters, or its key is parked, at
+        once."""
         return await self._open_http().reject_receipts(queue, group, receipts, reason=reason)
 
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
     ) -> Settled:
-        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        """Extend the leases of pulled messages to `lease_s` seconds from now; None takes the
+        group's lease."""
         return await self._open_http().extend_receipts(queue, group, receipts, lease_s=lease_s)
 
     # --- inside ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The client over HTTP alone: queues, groups, pull."""
+"""The client over HTTP alone: queues, groups and pull."""
 
 import asyncio
 import random
@@ -59,15 +59,15 @@ class Settled(msgspec.Struct, frozen=True):
     """The effect of an ack, nack or extend of receipts."""
 
     settled: int
-    """The number of receipts that it applied to."""
+    """The number of receipts to which the call applied."""
     stale: list[str] = []
-    """Receipts of deliveries that had ended before: settled, expired or given anew."""
+    """Receipts of deliveries that had ended before: settled, expired or delivered again."""
     invalid: list[str] = []
     """Texts that are no receipts of this group."""
 
 
 class PulledMessage(Content):
-    """A message that was pulled; settle it by its `receipt`, through any connection."""
+    """A message that was pulled. Settle it by its `receipt`, through any connection."""
 
     __slots__ = ("attempt", "lease_until_unix_ms", "receipt")
 
@@ -77,16 +77,22 @@ class PulledMessage(Content):
         )
         super().__init__(head, pulled.offset, pulled)
         self.receipt = pulled.receipt
-        """Names this delivery in ack_receipts, nack_receipts and extend_receipts."""
+        """The name of this delivery in ack_receipts, nack_receipts and extend_receipts."""
         self.attempt = pulled.attempt
         """1 for the first delivery to the group, then one more each time."""
         self.lease_until_unix_ms = pulled.lease_until_unix_ms
-        """The time until which the receipt counts, by the broker's clock."""
+        """The end of the lease, in Unix milliseconds of the broker's clock. Until then the receipt
+        counts."""
 
 
 class Http(AdminCalls):
-    """The broker's HTTP interface. An async context manager; or `close` it. Raises ValueError: the
-    token is none, or there is something wrong with `ssl` (as in `connect`)."""
+    """The broker's HTTP interface; an async context manager, or close it with `close`.
+
+    Opens no session. Connections are opened by the first call.
+
+    Raises:
+        ValueError: the token is invalid, or `ssl` is (as in `connect`).
+    """
 
     def __init__(self, url: str, *, token: Token = None, ssl: SSLContext | None = None) -> None:
         self.url = url
@@ -106,7 +112,7 @@ class Http(AdminCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections. Closing again does nothing."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -118,15 +124,15 @@ class Http(AdminCalls):
     async def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
     ) -> bytes:
-        """Make one call; returns the answer's body.
+        """Make one call, and return the body of the answer.
 
-        Over a limit it waits as long as the broker says and calls again, if that is within
-        `timeout_s`.
+        If the broker answers `rate_limited`, waits for the time that the broker names and calls
+        again, as long as that ends within `timeout_s` seconds.
 
         Raises:
-            CannotConnect: nothing answers, or no broker.
-            NoToken: the function that is to return a token has failed.
-            BrokerError: what the problem document says.
+            CannotConnect: nothing answers, or something other than a broker.
+            NoToken: the function that returns the token has failed.
+            BrokerError: the broker's problem document.
         """
         headers = bearer(await fresh_token(self._token))
         content = None
@@ -179,23 +185,27 @@ class Http(AdminCalls):
     # --- access ---------------------------------------------------------------------------------
 
     async def ticket(self) -> str | None:
-        """A ticket for a browser's address (`…/console#ticket=…`), good once and for 30 seconds;
-        None: this broker has no token, and its pages need no ticket."""
+        """Return a ticket for a browser's address (`…/console#ticket=…`), valid once and for 30
+        seconds.
+
+        None means that this broker has no token, and that its pages need no ticket.
+        """
         ticket = object_of(await self.request("POST", "/v1/tickets")).get("ticket")
         return str(ticket) if ticket is not None else None
 
     # --- queues ---------------------------------------------------------------------------------
 
     async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
-        """Create it, if it is not there; returns its description. See Client.create_queue."""
+        """Create a queue if none of this name exists; returns its description.
+        `Client.create_queue` describes arguments and errors."""
         made: CreatedQueue = object_of(await self.request("PUT", path_to("queues", name), settings))
         return made
 
     async def update_queue(
         self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
     ) -> ChangedQueue:
-        """Change the settings that are named; returns its description, and what has changed. See
-        Client.update_queue."""
+        """Change the named settings of a queue; returns its description, and the changes.
+        `Client.update_queue` describes arguments and errors."""
         path = path_to("queues", name) + _deletes(deletes_max)
         changed: ChangedQueue = object_of(await self.request("PATCH", path, settings))
         return changed
@@ -206,7 +216,7 @@ class Http(AdminCalls):
         return found
 
     async def queues(self) -> AsyncIterator[QueueDescription]:
-        """The descriptions of all queues, by name, page by page."""
+        """Yield the descriptions of all queues, by name, page by page."""
         path = "/v1/queues"
         while True:
             page = object_of(await self.request("GET", path))
@@ -227,7 +237,8 @@ class Http(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:
-        """Create it, if it is not there; returns its description. See Client.create_group."""
+        """Create a group if it does not exist; returns its description. `Client.create_group`
+        describes arguments and errors."""
         body: dict[str, Any] = {**settings}
         if start is not None:
             body["start"] = start_at(start)
@@ -243,8 +254,8 @@ class Http(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> ChangedGroup:
-        """Change the settings that are named; returns its description, and what has changed. See
-        Client.update_group."""
+        """Change the named settings of a group; returns its description, and the changes.
+        `Client.update_group` describes arguments and errors."""
         path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
         changed: ChangedGroup = object_of(await self.request("PATCH", path, settings))
         return changed
@@ -256,15 +267,17 @@ class Http(AdminCalls):
         return found
 
     async def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
-        """Delete it; returns how many messages went with it. See Client.delete_group."""
+        """Delete a group; returns the number of messages deleted with it. `Client.delete_group`
+        describes arguments and errors."""
         path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
         return int(object_of(await self.request("DELETE", path))["deleted"])
 
     async def seek_group(
         self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
     ) -> SoughtGroup:
-        """Send it to its start, its end, a time, or an offset that is the same in every partition.
-        Deliveries of before no longer count. See Client.seek_group."""
+        """Move a group to its start, its end, a time, or an offset that is the same in every
+        partition. Deliveries made before no longer count. `Client.seek_group` describes arguments
+        and errors."""
         place: object = {"offset": to} if isinstance(to, int) else start_at(to)
         path = f"{path_to('queues', queue, 'groups', group)}/seek{_deletes(deletes_max)}"
         found: SoughtGroup = object_of(await self.request("POST", path, {"to": place}))
@@ -275,8 +288,9 @@ class Http(AdminCalls):
     async def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
     ) -> list[PulledMessage]:
-        """Up to `messages_max` messages; waits up to `wait_s` seconds (the broker allows 30) for
-        the first one. Nothing came: an empty list. The first pull of a group creates it."""
+        """Take up to `messages_max` messages. Waits up to `wait_s` seconds (the broker allows 30)
+        for the first one, and returns an empty list if none came. The first pull of a group creates
+        the group."""
         data = await self.request(
             "POST",
             f"{path_to('queues', queue, 'groups', group)}/pull",
@@ -286,7 +300,7 @@ class Http(AdminCalls):
         return [PulledMessage(pulled) for pulled in _PULL.decode(data).messages]
 
     async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
-        """Settle pulled messages; durable when this returns."""
+        """Ack pulled messages; durable when this returns."""
         return await self._settle(queue, group, "ack", {"receipts": receipts})
 
     async def nack_receipts(
@@ -298,23 +312,27 @@ class Http(AdminCalls):
         delay_s: float | None = None,
         reason: str | None = None,
     ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
-        `reason` is kept with them; durable when this returns."""
+        """Return pulled messages to the group; durable when this returns.
+
+        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
+        None. `reason` is stored with the attempt.
+        """
         body = {"receipts": receipts, "delay_s": delay_s, "reason": reason}
         return await self._settle(queue, group, "nack", body)
 
     async def reject_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
     ) -> Settled:
-        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
-        at once."""
+        """Return pulled messages for good: each moves to the dead letters, or its key is parked, at
+        once."""
         body = {"receipts": receipts, "reason": reason, "reject": True}
         return await self._settle(queue, group, "nack", body)
 
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
     ) -> Settled:
-        """Extend the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        """Extend the leases of pulled messages to `lease_s` seconds from now; None takes the
+        group's lease."""
         return await self._settle(
             queue, group, "extend", {"receipts": receipts, "lease_s": lease_s}
         )
@@ -342,5 +360,5 @@ _SETTLED: Final = msgspec.json.Decoder(Settled)
 
 
 def _deletes(deletes_max: int | None) -> str:
-    """Return the query of how many messages a call may delete; None: any number."""
+    """Return the query string for `deletes_max`; None allows any number."""
     return "" if deletes_max == 0 else f"?deletes_max={deletes_max or MESSAGES_MAX}"

@@ -1,7 +1,7 @@
-"""Stores that keep the position of a reader, so that it goes on after a restart.
+"""Stores that keep the position of a reader, so that it continues after a restart.
 
-A position (`tocsin.Position`) is the reader's token: with `to_json` and `from_json` it goes through
-whatever keeps text. A store does that for a reader that is to go on after a restart:
+A position (`tocsin.Position`) is the reader's token. With `to_json` and `from_json` it can be kept
+anywhere that keeps text. A store does this for a reader that has to continue after a restart:
 
     store = tocsin.FilePositions("positions")
     async with client.read("orders", start="earliest", position_store=store) as messages: ...
@@ -36,27 +36,27 @@ T = TypeVar("T")
 class PositionStore(Protocol):
     """A store of readers' positions.
 
-    Both calls may be plain or `async`; a plain one runs in the event loop, so let it be quick. A
-    reader calls them one after another, never two at once.
+    Both calls may be plain or `async`. A plain call runs in the event loop, so keep it quick. A
+    reader makes one call after another, never two at once.
     """
 
     def load(self, name: str, /) -> Position | Awaitable[Position | None] | None:
-        """Return the position that was saved last under this name; None: there is none."""
+        """Return the position that was saved last under this name; None if none was saved."""
 
     def save(self, name: str, position: Position, /) -> Awaitable[None] | None:
-        """Save a position; when this returns, the next `load` finds it."""
+        """Save a position. When this returns, the next `load` finds it."""
 
 
 @runtime_checkable
 class LockingPositionStore(Protocol):
-    """A store whose `load` keeps other readers from the name until this one releases it."""
+    """A store whose `load` locks the name against other readers until this reader releases it."""
 
     def release(self, name: str, /) -> None:
-        """Let another reader have the name."""
+        """Unlock the name for other readers."""
 
 
 def default_name(queue: str, keys: Sequence[str] | None) -> str:
-    """Return the name of a reader that was given none: its queue's.
+    """Return the name of a reader without a given name: its queue's name.
 
     If it reads only some keys, a digest of these follows, because a position says nothing about
     keys that the reader has not asked for.
@@ -68,22 +68,22 @@ def default_name(queue: str, keys: Sequence[str] | None) -> str:
 
 
 class MemoryPositions:
-    """Positions that live as long as this object: a reader that is closed and opened again."""
+    """Positions that live as long as this object, for a reader that is closed and opened again."""
 
     def __init__(self) -> None:
         self._positions: dict[str, Position] = {}
 
     def load(self, name: str) -> Position | None:
-        """The position; None: there is none."""
+        """Return the position; None if none was saved."""
         return self._positions.get(name)
 
     def save(self, name: str, position: Position) -> None:
-        """Keep it."""
+        """Keep a position."""
         self._positions[name] = position
 
 
 class _PositionFile(msgspec.Struct):
-    """The content of a file. `crc32` is that of `position`, as it is written."""
+    """The content of a file. `crc32` is the checksum of `position`, as it is written."""
 
     version: int
     name: str
@@ -92,15 +92,16 @@ class _PositionFile(msgspec.Struct):
 
 
 class FilePositions:
-    """Positions in a folder, one file a name: written beside, synced and renamed, so that after a
-    crash the file holds the old position or the new one.
+    """Positions in a folder, one file for each name.
 
-    Loading locks the name until `release`, which the reader does when it is closed, or the end of
-    the process: two readers that share a position would skip each other's messages.
+    A file is written under another name, synced and renamed. After a crash it holds the old
+    position or the new one. Loading locks the name until `release`, which the reader calls when it
+    is closed, or until the process ends. Two readers that shared a position would skip each other's
+    messages.
 
     Raises:
         ValueError: a name has other characters than A-Z a-z 0-9 . _ - or more than 200.
-        PositionInUse: another reader, here or in another process, has the name.
+        PositionInUse: another reader, in this or another process, uses the name.
         PositionDamaged: the file holds no position of that name.
         OSError: the folder cannot be written.
     """
@@ -110,16 +111,17 @@ class FilePositions:
         self._locks: dict[str, int] = {}
 
     async def load(self, name: str) -> Position | None:
-        """The position; None: there is no file. Locks the name."""
+        """Lock the name, and return its position; None if the file does not exist."""
         return await _run_to_completion(lambda: self._load(name), undo=lambda: self.release(name))
 
     async def save(self, name: str, position: Position) -> None:
-        """Write it; durable when this returns. Locks the name, if that has not been done. Where it
-        is cancelled it ends when the file is written: the next save writes the same one."""
+        """Write a position; durable when this returns. Locks the name first, if it is not locked. A
+        cancelled call still ends only when the file is written; the next save writes the same
+        file."""
         await _run_to_completion(lambda: self._save(name, position))
 
     def release(self, name: str) -> None:
-        """Let another reader have the name. One that is not locked: nothing happens."""
+        """Unlock the name for other readers. Releasing a name that is not locked does nothing."""
         lock = self._locks.pop(name, None)
         if lock is not None:
             os.close(lock)
@@ -175,7 +177,8 @@ class FilePositions:
 async def _run_to_completion(work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
     """Run `work` in a thread, which nothing can stop.
 
-    A caller that is cancelled meanwhile waits for the end of it, and undoes it.
+    If the caller is cancelled, waits for the end of the work, calls `undo` if the work succeeded,
+    and then raises the cancellation.
     """
     doing = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None

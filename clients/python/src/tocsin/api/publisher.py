@@ -1,4 +1,4 @@
-"""The publisher of a client: callers wait here for room in a lane, and for answers."""
+"""The publisher of a client. Callers wait here for room in a lane, and for answers."""
 
 import asyncio
 import time
@@ -28,13 +28,14 @@ class _LaneQueue:
         self._waiting: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
     def has_room(self) -> bool:
-        """Whether a message may be added now: there is room, and nobody waits for it."""
+        """Whether a message may be added now: the lane has room, and no caller waits for it."""
         return not self._waiting and self.lane.room() > 0
 
     async def add(self, fill: Callable[[], bool]) -> None:
-        """Call `fill` when there is room and it is this caller's turn.
+        """Call `fill` when the lane has room and it is this caller's turn.
 
-        Calls it again whenever there is room, until it returns True: it has added everything.
+        Calls it again whenever there is room, until it returns True, which means that it has added
+        everything.
         """
         added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (fill, added)
@@ -44,13 +45,13 @@ class _LaneQueue:
         except BaseException:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            self.admit()  # it may have stood before somebody for whom there is room
+            self.admit()  # it may have been ahead of a caller for which there is room
             raise
 
     def admit(self) -> None:
-        """Let callers add while there is room.
+        """Let callers add while the lane has room.
 
-        All that fit add in this turn, so that what many callers publish travels in one frame.
+        All callers that fit add in this turn, so that their messages travel in one frame.
         """
         while self._waiting and self.lane.room():
             fill, added = self._waiting[0]
@@ -61,7 +62,7 @@ class _LaneQueue:
                 added.set_result(None)
 
     def fail(self, error: TocsinError) -> None:
-        """End the waits with this error: there never will be room."""
+        """End all waits with this error, because no room will come."""
         for _, added in self._waiting:
             if not added.done():
                 added.set_exception(error)
@@ -76,7 +77,7 @@ class _SingleTicket:
         self._future = future
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        if self._future.done():  # cancelled: nobody waits any more
+        if self._future.done():  # the caller was cancelled
             return
         if isinstance(outcome, Receipt):
             self._future.set_result(outcome)
@@ -85,12 +86,13 @@ class _SingleTicket:
 
 
 class Publisher:
-    """The publisher of one client: its lanes, one per queue."""
+    """The publisher of one client, with one lane for each queue."""
 
     def __init__(
         self, session: Session, *, rng: Random, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`now`: the clock that the broker's is compared with; the loop's may be coarser."""
+        """Make a publisher. `now` is the clock that the broker's clock is compared with. The event
+        loop's clock may be coarser."""
         self._now = now
         self._clock = BrokerClock(wall_unix_us=time.time_ns() // 1000, now=now())
         self._session = session
@@ -104,7 +106,8 @@ class Publisher:
     def publish(
         self, queue: str, message: NewMessage, timeout_s: float | None
     ) -> Awaitable[Receipt]:
-        """Publish a message, as Client.publish; if there is room it is queued when this returns."""
+        """Publish a message, as Client.publish. If the lane has room, the message is queued when
+        this returns."""
         data = self._encode(message)
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
@@ -202,7 +205,7 @@ class Publisher:
     def _encode_one(
         self, message: NewMessage | Mapping[str, Any]
     ) -> tuple[bytes, str | None] | InvalidRequest:
-        """Return (encoded, id), or why the message cannot be sent: its own outcome."""
+        """Return (encoded, id), or the error of a message that cannot be sent, as its outcome."""
         try:
             draft = message if isinstance(message, NewMessage) else NewMessage(**message)
             return self._encode(draft), draft.id
@@ -245,7 +248,7 @@ class Publisher:
     # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
-        """Send everything unanswered again, under the same sequences (P4)."""
+        """Send all unanswered messages again, under the same sequences (P4)."""
         self._clock.on_welcome(self._session.welcome.clock_unix_us, now=self._now())
         for line in self._lines.values():
             line.lane.bounds = self._bounds()
@@ -253,21 +256,21 @@ class Publisher:
         self._session.mark_dirty(self)
 
     def disconnected(self) -> None:
-        """Queue what was in flight to be sent again."""
+        """Queue the messages that were in flight, to be sent again."""
         for line in self._lines.values():
             line.lane.on_disconnect()
 
     def failed(self, error: TocsinError) -> None:
-        """End everything with this error: nothing will be sent any more."""
+        """End everything with this error, because nothing will be sent any more."""
         for line in self._lines.values():
             line.lane.fail(error)
             line.fail(error)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """Return the publishes to send now; none while the socket does not take them."""
+        """Return the publishes to send now; none while the socket takes no more."""
         frames: list[bytes] = []
         if not self._session.writable:
-            return frames  # `on_writable` asks again
+            return frames  # `on_writable` leads here again
         for line in self._lines.values():
             news = self._clock.offset_to_send_us
             for ref, frame in line.lane.take(self._session.refs, now=now, clock_offset_us=news):
@@ -279,7 +282,7 @@ class Publisher:
         return frames
 
     def _ping(self, now: float) -> bytes:
-        """Return a ping, whose answer shows the broker's clock."""
+        """Return a ping. Its answer shows the broker's clock."""
         ref, asked_at = next(self._session.refs), self._now()
         self._clock.on_ping(now)
 
@@ -303,7 +306,7 @@ class Publisher:
         self._session.wake_at(line.lane.next_deadline())
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline of the lanes."""
+        """Return the earliest deadline of the lanes; None without any."""
         return min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:
@@ -313,7 +316,7 @@ class Publisher:
                 yield deadline
 
     def expire(self, *, now: float) -> None:
-        """End what is late; send again what has waited long enough."""
+        """End late publishes, and send again those that have waited long enough."""
         for line in self._lines.values():
             line.lane.expire(now=now)
             line.admit()

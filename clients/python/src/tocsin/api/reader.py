@@ -1,7 +1,8 @@
-"""A reader: all messages of a queue, or of some keys, without a group.
+"""The reader of all messages of a queue, or of some keys, without a group.
 
-A message is done when the next one is asked for, or the reader is closed in order. The position
-that is saved is the one behind what is done: a reader that dies in a message is given it again.
+A message is done when the next one is requested, or when the reader is closed in order. The saved
+position is the one after the last message that is done. A reader that dies while it handles a
+message receives that message again.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ OnGap = Literal["raise"] | Callable[[Gap], None]
 class Reader(SessionSubscription):
     """A reader of a queue. Made by `Client.read`; an async context manager and iterator.
 
-    After a lost connection it goes on behind what it has received.
+    After a lost connection it continues after the last message that it has received.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Reader(SessionSubscription):
         self._opening: ReaderOpening | None = None
         self._keeper: PositionKeeper | None = None
         self.verdicts: dict[int, Verdict] = {}
-        """The verdict on the position, per partition, when the reader was opened, or opened again
-        after a lost connection. Without a position it is "resumed" at the start."""
+        """The verdict on the position in each partition, from the last time the reader was opened,
+        or opened again after a lost connection. Without a position it is "resumed" at the start."""
         if position_store is not None:
             self._keeper = PositionKeeper(
                 position_store,
@@ -70,22 +71,23 @@ class Reader(SessionSubscription):
 
     @property
     def position(self) -> wire.Position | None:
-        """The position behind the last message that was handed out; None: not opened yet.
+        """The position after the last message that was handed out; None before the reader is
+        opened.
 
-        Give it to `Client.read` as `start`, today or later, to go on from there.
+        Give it to `Client.read` as `start`, now or later, to continue from there.
         """
         return self._ledger.position()
 
     # --- opening and closing --------------------------------------------------------------------
 
     async def __aenter__(self) -> "Reader":
-        """Open it, at the position that was kept, if one was.
+        """Open the reader, at its saved position if there is one.
 
         Raises:
-            PositionUnknown: that position, or the one that is its `start`, belongs to another queue
-                of this name or to another history (where `on_unknown` is "raise").
-            PositionInUse, PositionDamaged: from the position's store, with what to do.
-            QueueNotFound, Unauthorized, ...: what the broker says.
+            PositionUnknown: that position, or the one given as `start`, belongs to another queue of
+                this name or to another history (if `on_unknown` is "raise").
+            PositionInUse, PositionDamaged: from the position store, with what to do.
+            QueueNotFound, Unauthorized, ...: the broker's answer.
         """
         keeper = self._keeper
         if keeper is None:
@@ -95,7 +97,7 @@ class Reader(SessionSubscription):
             if kept is not None:
                 self._start = kept
             await super().__aenter__()
-            await keeper.save()  # lest one that begins at the end begins there anew after a crash
+            await keeper.save()  # or a crash would make it begin at a later end
         except BaseException:
             keeper.release()
             await super().close()
@@ -108,8 +110,8 @@ class Reader(SessionSubscription):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it. What was handed out last counts as done, unless the block was left by an
-        exception: after that it comes again."""
+        """Close the reader. The last message that was handed out counts as done, unless an
+        exception left the block; then it comes again."""
         if kind is None:
             await self.close()
             return
@@ -122,8 +124,8 @@ class Reader(SessionSubscription):
                 logger.warning("the position was not saved: %s", failure)
 
     async def close(self) -> None:
-        """Leave, and save the position: what was handed out is done. Calling it again does
-        nothing. Raises what the position's store raises."""
+        """Leave, and save the position: every message that was handed out counts as done. Closing
+        again does nothing. Raises the errors of the position store."""
         self._ledger.mark_handled()
         await super().close()
         keeper, self._keeper = self._keeper, None
@@ -136,15 +138,18 @@ class Reader(SessionSubscription):
         return self
 
     async def __anext__(self) -> ReadMessage:
-        """The next message; waits for one as long as it takes. Asking for it says that the one
-        before is done; so where a position is kept let one task ask.
+        """Return the next message; waits for it without a limit.
+
+        Requesting it marks the message before as done. With a position store, let only one task
+        request messages.
 
         Raises:
-            Gap: what comes next is no longer retained (where `on_gap` is "raise"); iterating again
-                goes on behind it.
-            PositionUnknown: after a reconnect the position means nothing any more (where
-                `on_unknown` is "raise").
-            What the position's store raises; iterating again goes on.
+            Gap: the next messages are no longer retained (if `on_gap` is "raise"). Iterating again
+                continues after them.
+            PositionUnknown: after a reconnect the position has lost its meaning (if `on_unknown` is
+                "raise").
+            SessionEnded, ...: the reader has ended for another reason.
+            Exception: of the position store. Iterating again continues.
         """
         if self._keeper is not None:
             self._ledger.mark_handled()
@@ -155,8 +160,10 @@ class Reader(SessionSubscription):
         return message
 
     def next_nowait(self) -> ReadMessage | None:
-        """The next message, if one is here; None: not now. Raises Gap as iterating does. A
-        position that is kept is saved by the clock, and at the end."""
+        """Return the next message if it has arrived, otherwise None.
+
+        Raises Gap, as iterating does. A position store saves only by time and at the end then.
+        """
         while isinstance(item := self._ledger.next(), Gap):
             self._report_move()
             if self._on_gap == "raise":
@@ -222,8 +229,8 @@ class Reader(SessionSubscription):
         self._waiters.wake(self._ledger.ready)
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """Take a push."""
-        if self._ledger.is_open:  # else it is of a reader that is being opened anew elsewhere
+        """Queue the messages of a push."""
+        if self._ledger.is_open:  # otherwise it belongs to the opening that is being replaced
             self._ledger.receive(push)
             self._waiters.wake(self._ledger.ready)
 
@@ -232,18 +239,18 @@ class Reader(SessionSubscription):
         return [wire.encode(frame) for frame in self._ledger.take()]
 
     def revoked(self, revoked: wire.Revoked) -> None:
-        """Do nothing: from a reader nothing is ever taken back."""
+        """Do nothing, because the broker takes nothing back from a reader."""
 
     def next_deadline(self) -> float | None:
-        """Return None: nothing is timed."""
+        """Return None, because nothing is timed."""
         return None
 
     def expire(self, *, now: float) -> None:
-        """Nothing is timed."""
+        """Do nothing, because nothing is timed."""
 
 
 class PositionKeeper:
-    """Save what `position` returns, under `name`, and never an earlier position over a later one.
+    """Save the result of `position` under `name`, and never an earlier position over a later one.
 
     Saves after `every` messages that were done, or `every_s` seconds after the first of them, and
     when it is closed.
@@ -276,14 +283,14 @@ class PositionKeeper:
         self._failure: BaseException | None = None
 
     async def load(self) -> Position | None:
-        """Return the saved position; None: there is none. Raises what the store raises."""
+        """Return the saved position; None if none was saved. Raises the store's errors."""
         found = self._store.load(self._name)
         self._saved = await found if isawaitable(found) else found
         return self._saved
 
     def on_move(self, done: int, moves: int) -> None:
-        """Note that `done` messages in all are done; `moves` has changed if the position has
-        moved."""
+        """Note that `done` messages are done in total. A changed `moves` means that the position
+        has moved."""
         self._handled = done
         if moves == self._moves:
             return
@@ -293,9 +300,9 @@ class PositionKeeper:
             self._timer = loop.call_later(self._every_s, self._on_timer)
 
     async def save_if_due(self) -> None:
-        """Save, if enough messages are done.
+        """Save if enough messages are done.
 
-        Raises what the store raised, now or when it was called last by the clock. What was not
+        Raises the store's error, of this save or of the last timed one. A position that was not
         saved then is saved the next time.
         """
         failure, self._failure = self._failure, None
@@ -305,7 +312,7 @@ class PositionKeeper:
             await self.save()
 
     async def save(self) -> None:
-        """Save, unless nothing has moved. Raises what the store raises."""
+        """Save, unless the position is the saved one. Raises the store's errors."""
         async with self._save_lock:
             done, position = self._handled, self._position()
             if self._timer is not None:
@@ -332,7 +339,7 @@ class PositionKeeper:
             self._failure = error
 
     async def close(self) -> None:
-        """Save for the last time and let go of the name. Raises what the store raises."""
+        """Save for the last time and release the name. Raises the store's errors."""
         try:
             if self._save_task is not None:
                 await asyncio.wait((self._save_task,))
@@ -341,7 +348,7 @@ class PositionKeeper:
             self.release()
 
     def release(self) -> None:
-        """Let go of the name."""
+        """Stop the timer and release the name."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,5 @@
-"""A subscription of a session: joining, leaving and waiting, as `Subscription` and `Reader` do."""
+"""A subscription of a session: joining, leaving and waiting, shared by `Subscription` and
+`Reader`."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -13,9 +14,9 @@ from tocsin.io.session import Session
 from tocsin.proto import wire
 
 MESSAGES_MAX: Final = (1 << 53) - 1
-"""A number above that of all messages there can be."""
+"""A number above the number of messages that can exist."""
 RESUBSCRIBE_S: Final = 0.5
-"""The pause after a subscribe that was refused for the moment."""
+"""The pause after a subscribe that was refused for the moment, in seconds."""
 LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime
@@ -40,11 +41,11 @@ class Waiters:
                 if future in self._futures:
                     self._futures.remove(future)
             else:
-                self.wake(1)  # this one was woken and will not look
+                self.wake(1)  # pass the wake-up on, because this task will not use it
             raise
 
     def wake(self, count: int) -> None:
-        """Let the first `count` go on."""
+        """Wake the first `count` tasks."""
         while self._futures and count > 0:
             future = self._futures.popleft()
             if not future.done():
@@ -52,12 +53,13 @@ class Waiters:
                 count -= 1
 
     def wake_all(self) -> None:
-        """Let all of them go on."""
+        """Wake all tasks."""
         self.wake(len(self._futures))
 
 
 class SessionSubscription(ABC):
-    """A numbered subscription of a session, joined again if it has not outlived a carrier."""
+    """A numbered subscription of a session. It joins again if the broker did not keep it when the
+    carrier was lost."""
 
     def __init__(
         self,
@@ -82,17 +84,21 @@ class SessionSubscription(ABC):
         """Return the frame with which to join."""
 
     def _resume(self) -> bool:
-        """Go on if the broker still has the subscription; False: it has to be joined."""
+        """Continue if the broker still has the subscription; False if it has to be joined again."""
         return False
 
     @abstractmethod
     def _on_accept(self, answer: wire.Ok) -> None:
-        """Begin: the broker has accepted the subscription."""
+        """Begin, because the broker has accepted the subscription."""
 
     # --- joining and leaving --------------------------------------------------------------------
 
     async def __aenter__(self: SelfT) -> SelfT:
-        """Join. Raises what the broker says: QueueNotFound, Unauthorized, PositionUnknown, ..."""
+        """Join.
+
+        Raises:
+            QueueNotFound, Unauthorized, PositionUnknown, ...: the broker's answer.
+        """
         if self._session.failure is not None:
             raise self._session.failure
         if self._prepare is not None:
@@ -116,7 +122,7 @@ class SessionSubscription(ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Leave: send what is queued, end the iteration. Calling it again does nothing."""
+        """Leave: send what is queued, then end the iteration. Closing again does nothing."""
         if self._failure is not None:
             return
         left: asyncio.Future[None] = self._loop.create_future()
@@ -131,7 +137,7 @@ class SessionSubscription(ABC):
         await asyncio.wait((left,), timeout=LEAVE_TIMEOUT_S)
 
     def _end(self, error: TocsinError) -> None:
-        """End the subscription for this reason."""
+        """End the subscription for this reason. A second call does nothing."""
         if self._failure is not None:
             return
         self._failure = error
@@ -140,15 +146,15 @@ class SessionSubscription(ABC):
         self.disconnected()
         if not self._joined.done():
             self._joined.set_exception(error)
-            self._joined.exception()  # perhaps nobody awaits it
+            self._joined.exception()  # it may have no waiter
         self._waiters.wake_all()
 
     async def _wait(self) -> None:
         """Wait until there may be something to hand out.
 
         Raises:
-            StopAsyncIteration: it has been closed.
-            TocsinError: it has ended for another reason.
+            StopAsyncIteration: the subscription has been closed.
+            TocsinError: the subscription has ended for another reason.
         """
         if self._failure is None:
             await self._waiters.wait()
@@ -160,12 +166,12 @@ class SessionSubscription(ABC):
     # --- session.SessionPart --------------------------------------------------------------------
 
     def opened(self) -> None:
-        """Join, or go on: the session is open."""
+        """Join, or continue, because the session is open."""
         self._retry = None
         if self._failure is not None or not self._session.is_open or self._resume():
             return
         session = self._session
-        if self._number in session.resumed:  # a reader, or its answer was lost
+        if self._number in session.resumed:  # a reader, or the answer was lost
             session.request(wire.Unsubscribe(ref=next(session.refs), subscription=self._number))
         self._join()
 
@@ -178,8 +184,8 @@ class SessionSubscription(ABC):
 
     def _on_answer(self, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
-            return  # the connection was lost: `opened` follows
-        if self._failure is not None:  # left before the broker had let us in
+            return  # the connection was lost, and `opened` follows
+        if self._failure is not None:  # left before the broker accepted
             if isinstance(answer, wire.Ok):
                 session = self._session
                 session.request(wire.Unsubscribe(ref=next(session.refs), subscription=self._number))
@@ -189,31 +195,31 @@ class SessionSubscription(ABC):
                 self._joined.set_result(None)
         elif not answer.retry:
             self._end(answer.exception())
-        elif not self._session.is_draining:  # else the next connection follows
+        elif not self._session.is_draining:  # otherwise the next connection follows
             pause_s = max(RESUBSCRIBE_S, answer.retry_after_s or 0.0)
             self._retry = self._loop.call_later(pause_s, self._join)
 
     def disconnected(self) -> None:
-        """Stop trying to join: the connection is lost."""
+        """Stop trying to join, because the connection is lost."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
 
     def failed(self, error: TocsinError) -> None:
-        """End for this reason: no other connection follows."""
+        """End for this reason, because no other connection follows."""
         self._end(error)
 
     def ended(self, error: TocsinError) -> None:
-        """End for this reason: the broker has ended it, e.g. because its queue was deleted."""
+        """End for the broker's reason, for example because its queue was deleted."""
         self._end(error)
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """Return when to call `expire`; None: nothing is timed."""
+        """Return when to call `expire`; None if nothing is timed."""
 
     @abstractmethod
     def expire(self, *, now: float) -> None:
-        """Do what is due by now."""
+        """Do everything that is due by `now`."""
 
     @abstractmethod
     def collect(self, *, now: float) -> list[bytes]:
@@ -221,7 +227,7 @@ class SessionSubscription(ABC):
 
     @abstractmethod
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """Take a push."""
+        """Queue the messages of a push."""
 
     @abstractmethod
     def revoked(self, revoked: wire.Revoked) -> None:
@@ -229,10 +235,10 @@ class SessionSubscription(ABC):
 
 
 def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartAt | None:
-    """Return a start as frames and requests have it. A time without a zone is local.
+    """Return a start in the form that frames and requests use. A time without a zone is local.
 
     Raises:
-        ValueError: no clock of this machine has it.
+        ValueError: the time is outside the range of this machine's local times.
     """
     if isinstance(start, datetime):
         try:

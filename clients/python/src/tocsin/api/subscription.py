@@ -1,4 +1,4 @@
-"""A subscription to a group: the messages of a consumer, and the handlers that work on them."""
+"""A subscription to a group: a consumer's messages, and the handlers that work on them."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ logger = logging.getLogger("tocsin")
 
 REASON_CHARS_MAX: Final = 500
 LEASE_S_DEFAULT: Final = 30.0
-"""The lease if the broker does not name the group's."""
+"""The lease if the broker does not name the group's, in seconds."""
 
 
 class Subscription(SessionSubscription):
     """A place in a group. Made by `Client.subscribe`; an async context manager and iterator.
 
-    Leaving the context sends the acks that are queued and returns what is not settled to the group.
+    Leaving the context sends the queued acks, and returns unsettled messages to the group.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Subscription(SessionSubscription):
             auto_extend=auto_extend,
         )
         self._is_held = False
-        """Whether the broker may still know what is held here."""
+        """Whether the broker may still know the deliveries that are held here."""
         self._handlers: dict[Message, asyncio.Task[object]] = {}
-        """The messages whose handlers run, each with the task to cancel when it is gone."""
+        """The messages whose handlers run, each with the task to cancel when its delivery ends."""
         self._cancelled_workers: set[asyncio.Task[object]] = set()
 
     # --- for the user ---------------------------------------------------------------------------
@@ -67,8 +67,10 @@ class Subscription(SessionSubscription):
         return self
 
     async def __anext__(self) -> Message:
-        """The next message whose key is free. Waits for one as long as it takes; several tasks may
-        wait at once."""
+        """Return the next message whose key is free.
+
+        Waits for it without a limit. Several tasks may wait at once.
+        """
         while True:
             message = self._ledger.next(now=self._loop.time())
             if message is None:
@@ -87,7 +89,7 @@ class Subscription(SessionSubscription):
                 return message
 
     def next_nowait(self) -> Message | None:
-        """The next message whose key is free, if one is here; None: not now."""
+        """Return the next message whose key is free, if one has arrived; otherwise None."""
         message = self._ledger.next(now=self._loop.time())
         if message is not None:
             self._session.mark_dirty(self)
@@ -96,14 +98,16 @@ class Subscription(SessionSubscription):
         return message
 
     async def fetch(self, count: int = 10, wait_s: float | None = 0.0) -> list[Message]:
-        """Up to `count` messages whose keys are free, in the order in which the iteration would
-        hand them out. Waits up to `wait_s` seconds (None: as long as it takes) for the first one;
-        none came: an empty list. Each is acked or nacked by itself; its key gives the next message
-        then.
+        """Return up to `count` messages whose keys are free, in the order of the iteration.
+
+        Waits up to `wait_s` seconds for the first one; None waits without a limit. Returns an empty
+        list if none came. Ack or nack each message by itself. Only then its key gives the next
+        message.
 
         Raises:
+            ValueError: `count` is below 1.
             ClientClosed: the subscription, or the client, has been closed.
-            TocsinError: it has ended for another reason.
+            TocsinError: the subscription has ended for another reason.
         """
         if count < 1:
             raise ValueError(f"count is 1 or more, not {count!r}")
@@ -126,12 +130,17 @@ class Subscription(SessionSubscription):
     async def run(
         self, handler: Callable[[Message], Awaitable[object]], *, concurrency: int = 1
     ) -> None:
-        """Call `handler` with each message until the subscription is closed: up to `concurrency`
-        at a time across keys, one after another within a key. A message is acked when its handler
-        returns and has not settled it, and nacked when it raises. A handler whose message is no
-        longer this consumer's (revoked, or its lease could not be extended) is cancelled: the
-        message comes again, and its key waits until the handler has ended. Cancelling `run`
-        cancels the handlers, whatever they make of it, and returns their messages at once."""
+        """Call `handler` with each message until the subscription is closed.
+
+        Up to `concurrency` handlers run at a time across keys; those of one key run one after
+        another. When a handler returns, its message is acked, unless the handler has settled it.
+        When it raises, the message is nacked. If the message is no longer this consumer's (it was
+        revoked, or its lease could not be extended), its handler is cancelled. Then the message
+        comes again, and its key waits until the handler has ended.
+
+        Cancelling `run` cancels the handlers, even those that swallow the cancellation, and returns
+        their messages at once.
+        """
         async with asyncio.TaskGroup() as workers:
             for number in range(concurrency):
                 workers.create_task(self._work(handler), name=f"tocsin-worker-{number}")
@@ -150,7 +159,7 @@ class Subscription(SessionSubscription):
                     self._settle_quietly(message, partial(self.nack, message, None, reason))
             except asyncio.CancelledError:
                 if not self._take_cancellation(worker):
-                    # Nobody works on it any more; held, its lease would be extended for an hour.
+                    # If it stayed held, its lease would be extended up to `lease_total_s`.
                     self._settle_quietly(message, partial(self.nack, message, 0.0, "cancelled"))
                     raise
                 logger.warning("the handler was cancelled: %r is no longer held here", message)
@@ -165,7 +174,7 @@ class Subscription(SessionSubscription):
                 raise asyncio.CancelledError  # the handler has swallowed it
 
     def _take_cancellation(self, worker: "asyncio.Task[object]") -> bool:
-        """Whether the handler was cancelled because its message is gone, and for nothing else.
+        """Whether the handler was cancelled only because its delivery has ended.
 
         Takes that cancellation back, as asyncio.timeout does.
         """
@@ -176,7 +185,7 @@ class Subscription(SessionSubscription):
 
     def _settle_quietly(self, message: Message, settle: Callable[[], None]) -> None:
         if message.state in (State.ACKED, State.NACKED):
-            return  # the handler has done it
+            return  # the handler has settled it
         try:
             settle()
         except StaleDelivery as error:
@@ -190,7 +199,7 @@ class Subscription(SessionSubscription):
         self._session.mark_dirty(self)
 
     async def ack_confirmed(self, message: Message) -> None:
-        """Ack, and wait until it is durable. Raises StaleDelivery, OutcomeUnknown."""
+        """Ack, and wait until the ack is durable. Raises StaleDelivery, OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.ack(message, now=self._loop.time(), ticket=confirmed)
         self._session.mark_dirty(self)
@@ -208,7 +217,7 @@ class Subscription(SessionSubscription):
     async def nack_confirmed(
         self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Nack, and wait until it is durable. Raises StaleDelivery, OutcomeUnknown."""
+        """Nack, and wait until the nack is durable. Raises StaleDelivery, OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.nack(
             message,
@@ -225,7 +234,7 @@ class Subscription(SessionSubscription):
         """Extend the lease, and wait for the answer. Raises StaleDelivery."""
         ledger, place = self._ledger, [[*message.held.place, message.offset, message.offset]]
         got: wire.Ok | wire.Error | None = None
-        while got is None:  # lost on the way: it is asked again
+        while got is None:  # None means that the answer was lost
             while not self._session.is_open or ledger.is_paused:
                 ledger.check_held(message, now=self._loop.time())
                 await self._waiters.wait()
@@ -253,7 +262,8 @@ class Subscription(SessionSubscription):
         self._session.wake_at(ledger.next_deadline())
 
     def gone(self, message: Message) -> bool:
-        """Cancel the handler that runs on it, unless that has nacked it itself."""
+        """Cancel the handler that runs on it, unless that handler has nacked it. Returns whether
+        one runs."""
         worker = self._handlers.get(message)
         if worker is None:
             return False
@@ -268,7 +278,7 @@ class Subscription(SessionSubscription):
     def _subscribe(self, ref: int) -> wire.Subscribe:
         session = self._session
         self._credit = min(self._credit, session.welcome.credit_max)
-        # Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
+        # Known but not resumed: the broker has restarted, and may let us keep what we hold.
         comes_back = self._is_held and session.is_known
         if comes_back:
             self._ledger.restart_count()
@@ -300,7 +310,8 @@ class Subscription(SessionSubscription):
         return True
 
     def _send_held(self) -> None:
-        """Send what is held (R22); the answer to the last frame says what of it is not ours."""
+        """Send the deliveries held here (R22). The answer to the last frame names those that have
+        ended."""
         ledger, session = self._ledger, self._session
         lists = list(split_deliveries(ledger.report_held())) or [[]]
         for place, part in enumerate(lists, 1):
@@ -318,7 +329,7 @@ class Subscription(SessionSubscription):
 
     def _on_resume(self, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None or self._failure is not None:
-            return  # lost again: the next welcome asks again
+            return  # lost again; the next welcome leads here again
         if isinstance(answer, wire.Error):
             logger.error("the broker does not take what is held here: %s", answer.exception())
             self._session.restart()
@@ -329,14 +340,15 @@ class Subscription(SessionSubscription):
         self._waiters.wake_all()
 
     def disconnected(self) -> None:
-        """Hand out nothing until the session goes on; if the subscription is over, give all up."""
+        """Hand out nothing until the session continues. If the subscription has ended, give up all
+        deliveries."""
         super().disconnected()
         self._ledger.pause()
         if self._failure is not None:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Give up every delivery: none can be settled any more."""
+        """Give up every delivery, because none can be settled any more."""
         self._is_held = False
         lost = OutcomeUnknown("unknown", "the session was lost before it was confirmed")
         for ticket in self._ledger.on_session_loss():
@@ -344,16 +356,16 @@ class Subscription(SessionSubscription):
         self._waiters.wake_all()
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """Take in a push."""
+        """Queue the messages of a push."""
         released = self._ledger.released
         self._ledger.receive(push, now=now)
         if self._ledger.released != released:
-            self._session.mark_dirty(self)  # R25: what is discarded makes room at once
+            self._session.mark_dirty(self)  # R25: discarded messages make room at once
         self._session.wake_at(self._ledger.next_deadline())
         self._waiters.wake(self._ledger.ready)
 
     def revoked(self, revoked: wire.Revoked) -> None:
-        """Discard what was taken back (R17)."""
+        """Discard the deliveries that the broker took back (R17)."""
         self._ledger.revoke(revoked.deliveries)
         self._session.mark_dirty(self)
 
@@ -378,12 +390,12 @@ class Subscription(SessionSubscription):
                 pass  # credit, and frames without a ref, are not answered
 
     def _on_nack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
-        if answer is not None:  # else it is said again
+        if answer is not None:  # otherwise it is sent again
             self._finish_tickets(answer, partial(self._ledger.on_nack_answer, ref))
 
     def _on_extend_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
-            return  # it is asked again
+            return  # it is sent again
         leases = self._ledger.leases
         if isinstance(answer, wire.Ok):
             leases.on_answer(ref, answer.stale)
@@ -395,7 +407,7 @@ class Subscription(SessionSubscription):
 
     def _on_ack_answer(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
-            return  # it is said again
+            return  # it is sent again
         self._ledger.acks.on_durability_answer(ref, is_durable=isinstance(answer, wire.Ok))
         self._finish_tickets(answer, partial(self._ledger.acks.on_ack_answer, ref))
 
@@ -420,15 +432,15 @@ class Subscription(SessionSubscription):
             _finish(ticket, OutcomeUnknown("unknown", lost))
 
     def next_deadline(self) -> float | None:
-        """Return the earliest end of a lease."""
+        """Return the earliest end of a lease; None if nothing is held."""
         return self._ledger.next_deadline()
 
     def expire(self, *, now: float) -> None:
-        """Discard what has been held for as long as its lease."""
+        """Discard deliveries whose leases have ended."""
         self._ledger.expire(now=now)
         self._session.mark_dirty(self)
         if self._ledger.is_paused:
-            self._waiters.wake_all()  # those that wait to extend what is over now
+            self._waiters.wake_all()  # wakes `extend`, whose lease may have ended
 
 
 def _finish(ticket: Any, error: Exception | None) -> None:
@@ -445,7 +457,7 @@ def _finish(ticket: Any, error: Exception | None) -> None:
 def _may_be_a_killer(message: Message) -> bool:
     """Whether the message may have killed a consumer already (R19).
 
-    Then it is marked as started before its handler runs, so that it is counted before it kills.
+    Such a message is marked as started before its handler runs, so that it counts before it kills.
     """
     return message.held.doubtful or message.held.push.attempt > 1
 
@@ -458,4 +470,4 @@ def _answer(
 
 
 def _ignored(_: wire.Ok | wire.Error | None) -> None:
-    """Do nothing: the last frame of these is answered for all."""
+    """Do nothing, because the answer to the last frame speaks for all."""

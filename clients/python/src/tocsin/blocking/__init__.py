@@ -1,4 +1,4 @@
-"""Tocsin without an event loop: for scripts, and for programs with threads.
+"""Tocsin without an event loop, for scripts, and for programs with threads.
 
     with tocsin.blocking.connect("http://127.0.0.1:8080") as client:
         client.create_queue("orders")
@@ -7,8 +7,8 @@
             for message in messages:
                 message.ack()
 
-The client of `tocsin.connect` runs in a thread of its own, with the same arguments, answers and
-exceptions; heartbeats and reconnecting go on there whatever the program does. Everything may be
+The client of `tocsin.connect` runs in its own thread, with the same arguments, answers and
+exceptions. Heartbeats and reconnecting continue there whatever the program does. Everything may be
 called from several threads.
 """
 

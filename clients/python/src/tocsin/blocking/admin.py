@@ -1,4 +1,4 @@
-"""The calls of operators, without an event loop."""
+"""Operators' calls, without an event loop."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -20,23 +20,26 @@ T = TypeVar("T")
 
 
 class AdminCalls:
-    """The operators' calls, as tocsin.Client has them."""
+    """The operators' calls of tocsin.Client, without an event loop."""
 
     _client: tocsin.Client
     _loop: LoopThread
 
     def pause_queue(self, name: str) -> QueueDescription:
-        """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
-        its description. Publishing and readers go on. Paused already: nothing happens."""
+        """Stop giving messages of a queue to groups, durably, until `resume_queue`; returns the
+        queue's description. Publishing continues, and so do readers. Pausing a paused queue does
+        nothing."""
         return self._loop.call(lambda: self._client.pause_queue(name))
 
     def resume_queue(self, name: str) -> QueueDescription:
-        """End a pause; returns the queue's description. Not paused: nothing happens."""
+        """End a pause; returns the queue's description. Resuming a queue that is not paused does
+        nothing."""
         return self._loop.call(lambda: self._client.resume_queue(name))
 
     def purge_queue(self, name: str, *, group: str | None) -> int:
-        """Drop what a group has not settled or, with None, everything, for all. As
-        tocsin.Client.purge_queue; returns how many messages."""
+        """Drop the messages that a group has not settled, or with None all messages, for all groups
+        and readers. Returns the number of messages. `tocsin.Client.purge_queue` describes the
+        details."""
         return self._loop.call(lambda: self._client.purge_queue(name, group=group))
 
     def peek(
@@ -49,7 +52,8 @@ class AdminCalls:
         key: str | None = None,
         limit: int = 10,
     ) -> list[PeekedMessage]:
-        """Return messages of a queue without taking them. As tocsin.Client.peek."""
+        """Return messages of a queue without taking them. `tocsin.Client.peek` describes the
+        arguments."""
         return self._loop.call(
             lambda: self._client.peek(
                 queue, group=group, partition=partition, offset=offset, key=key, limit=limit
@@ -59,8 +63,8 @@ class AdminCalls:
     def dead_letters(
         self, queue: str, *, key: str | None = None, reason: str | None = None
     ) -> list[DeadLetter]:
-        """The dead letters of a queue that have not gone back, oldest first: all of them, in
-        memory."""
+        """Return the dead letters of a queue that have not been sent back, oldest first. All of
+        them are held in memory."""
 
         async def work() -> list[DeadLetter]:
             found = self._client.dead_letters(queue, key=key, reason=reason)
@@ -77,8 +81,11 @@ class AdminCalls:
         limit: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Send dead letters of a queue back into it; returns how many went. As
-        tocsin.Client.redrive_dead_letters; `progress` is called in the client's thread."""
+        """Send dead letters of a queue back into it; returns their number.
+
+        `tocsin.Client.redrive_dead_letters` describes the arguments. `progress` is called in the
+        client's thread.
+        """
         return self._loop.call(
             lambda: self._client.redrive_dead_letters(
                 queue, key=key, reason=reason, limit=limit, progress=progress
@@ -86,23 +93,25 @@ class AdminCalls:
         )
 
     def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> ParkedKeys:
-        """Keys of a group that wait for an operator. As tocsin.Client.parked_keys."""
+        """Return keys of a group that wait for an operator, and the number of all, as
+        `tocsin.Client.parked_keys` does."""
         return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
 
     def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
-        """Explain what a key waits for, group by group. As tocsin.Client.explain."""
+        """Explain why a key waits, for each group. `tocsin.Client.explain` describes the answer."""
         return self._loop.call(lambda: self._client.explain(queue, key, group=group))
 
     def held_keys(self, queue: str, group: str) -> list[HeldKey]:
-        """Keys of a group that wait: all of them, in memory. As tocsin.Client.held_keys."""
+        """Return the keys of a group that have waiting messages, each with its reason. All of them
+        are held in memory."""
         return self._all(lambda: self._client.held_keys(queue, group))
 
     def leases(self, queue: str, group: str) -> list[Lease]:
-        """Return all deliveries in flight, in memory. As tocsin.Client.leases."""
+        """Return the deliveries in flight of a group. All of them are held in memory."""
         return self._all(lambda: self._client.leases(queue, group))
 
     def sessions(self) -> list[SessionDescription]:
-        """The sessions of the broker: all of them, in memory. As tocsin.Client.sessions."""
+        """Return this principal's sessions at the broker. All of them are held in memory."""
         return self._all(self._client.sessions)
 
     def _all(self, listing: Callable[[], AsyncIterator[T]]) -> list[T]:
@@ -120,7 +129,8 @@ class AdminCalls:
         key: str | None = None,
         key_hash: str | None = None,
     ) -> Decided:
-        """Retry, skip or release a parked key, or all. As tocsin.Client.decide_parked."""
+        """Retry, skip or release a parked key, or all. `tocsin.Client.decide_parked` describes
+        arguments and errors."""
         return self._loop.call(
             lambda: self._client.decide_parked(queue, group, decision, key=key, key_hash=key_hash)
         )

@@ -1,4 +1,4 @@
-"""The client for where there is no event loop."""
+"""The client of programs without an event loop."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,14 +56,16 @@ def connect(
     trace: Trace | None = None,
     ssl: SSLContext | None = None,
 ) -> "Client":
-    """A connected client; close it, or use it as `with tocsin.blocking.connect() as client:`.
+    """Return a connected client. Close it, or use it as `with tocsin.blocking.connect() as
+    client:`.
 
-    The arguments are those of `tocsin.connect`; where `token` and `trace` are functions, they are
+    The arguments are those of `tocsin.connect`. If `token` and `trace` are functions, they are
     called in the client's thread.
 
     Raises:
-        CannotConnect: nothing answers, or no broker.
-        BrokerError: the broker refused, e.g. Unauthorized.
+        CannotConnect: nothing answers, or something other than a broker.
+        BrokerError: the broker refused, for example with Unauthorized.
+        ValueError: an argument is out of range, or the URL, the token or `ssl` is invalid.
     """
     return Client(
         tocsin.connect(
@@ -81,8 +83,11 @@ def connect(
 
 
 class Client(AdminCalls):
-    """A connected client. May be used by several threads at a time; they wait for their own calls
-    only. One that is forgotten is closed when the collector finds it, or the interpreter ends."""
+    """A connected client. Made by `connect`.
+
+    Several threads may use it at a time; each waits for its own calls only. A client without
+    references is closed when the garbage collector finds it, or when the interpreter ends.
+    """
 
     def __init__(self, client: tocsin.Client) -> None:
         self._client = client
@@ -106,13 +111,13 @@ class Client(AdminCalls):
         self.close()
 
     def close(self) -> None:
-        """Send what is queued and close; calls that other threads wait in end with ClientClosed.
-        Calling it again does nothing."""
+        """Send what is queued, then close. Calls in which other threads wait end with ClientClosed.
+        Closing again does nothing."""
         self._end()
 
     @property
     def url(self) -> str:
-        """The broker's."""
+        """The URL of the broker."""
         return self._client.url
 
     @property
@@ -122,23 +127,23 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session is open now; if not, one is being opened."""
+        """Whether a session is open now. If not, the client is opening one, or is closed."""
         return self._client.is_connected
 
     @property
     def deferred(self) -> dict[str, int]:
-        """How many messages the broker has refused for the moment, by error code. See
-        tocsin.Client.deferred."""
+        """The number of messages that the broker has refused for the moment, by error code. Each
+        counts once, and is sent again."""
         return self._client.deferred
 
     @property
     def transport(self) -> Transport | None:
-        """The transport that carries the session now; None: nothing does."""
+        """The transport that carries the session now; None if none does."""
         return self._client.transport
 
     @property
     def session_id(self) -> str:
-        """The broker's name for the session, as its logs and `queue show` have it."""
+        """The broker's id of the session, as its logs and `queue show` print it."""
         return self._client.session_id
 
     # --- publishing -----------------------------------------------------------------------------
@@ -155,8 +160,11 @@ class Client(AdminCalls):
         content_type: str | None = None,
         timeout_s: float | None = PUBLISH_TIMEOUT_S,
     ) -> Receipt:
-        """Publish a message; it is durable when this returns. As tocsin.Client.publish; one after
-        another waits for the disk each time, so use `publish_many` where speed matters."""
+        """Publish a message; it is durable when this returns.
+
+        Each call waits for the disk, so use `publish_many` for speed. `tocsin.Client.publish`
+        describes arguments and errors.
+        """
         return self._loop.call(
             lambda: self._client.publish(
                 queue,
@@ -177,8 +185,9 @@ class Client(AdminCalls):
         *,
         timeout_s: float | None = PUBLISH_TIMEOUT_S,
     ) -> list[Receipt]:
-        """Publish messages; their receipts, in order. As tocsin.Client.publish_many."""
-        many = list(messages)  # an iterator of the caller's runs in the caller's thread
+        """Publish messages; returns their receipts, in the same order. `tocsin.Client.publish_many`
+        describes arguments and errors."""
+        many = list(messages)  # an iterator of the caller runs in the caller's thread
         return self._loop.call(lambda: self._client.publish_many(queue, many, timeout_s=timeout_s))
 
     # --- consuming ------------------------------------------------------------------------------
@@ -195,9 +204,15 @@ class Client(AdminCalls):
         idle_s: float | None = None,
         **settings: Unpack[GroupSettings],
     ) -> Subscription:
-        """A place in a group: `with client.subscribe("orders", group="billing") as messages: for
-        message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
-        iteration ends when nothing has arrived for that many seconds."""
+        """Return a place in a group, as a context manager and iterator.
+
+            with client.subscribe("orders", group="billing") as messages:
+                for message in messages:
+                    message.ack()
+
+        The iteration ends if no message has arrived for `idle_s` seconds; None waits without a
+        limit. `tocsin.Client.subscribe` describes the other arguments and the errors.
+        """
         make = partial(
             self._client.subscribe,
             queue,
@@ -225,9 +240,15 @@ class Client(AdminCalls):
         save_every_s: float = SAVE_EVERY_S,
         idle_s: float | None = None,
     ) -> Reader:
-        """A reader: `with client.read("orders", start="earliest") as messages: for message in
-        messages: ...`. As tocsin.Client.read; with `idle_s` the iteration ends when nothing has
-        come for so many seconds. Callbacks and the store are called in the client's thread."""
+        """Return a reader, as a context manager and iterator.
+
+            with client.read("orders", start="earliest") as messages:
+                for message in messages: ...
+
+        The iteration ends if no message has arrived for `idle_s` seconds; None waits without a
+        limit. Callbacks and the store are called in the client's thread. `tocsin.Client.read`
+        describes the other arguments and the errors.
+        """
         make = partial(
             self._client.read,
             queue,
@@ -246,23 +267,26 @@ class Client(AdminCalls):
     # --- over HTTP ------------------------------------------------------------------------------
 
     def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
-        """Create a queue, if it is not there. As tocsin.Client.create_queue."""
+        """Create a queue if none of this name exists; returns its description.
+        `tocsin.Client.create_queue` describes arguments and errors."""
         return self._loop.call(lambda: self._client.create_queue(name, **settings))
 
     def update_queue(
         self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
     ) -> ChangedQueue:
-        """Change the settings of a queue that are named. As tocsin.Client.update_queue."""
+        """Change the named settings of a queue; returns its description, and the changes.
+        `tocsin.Client.update_queue` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.update_queue(name, deletes_max=deletes_max, **settings)
         )
 
     def queue(self, name: str) -> QueueDescription:
-        """A queue's description: settings, holder, partitions, depth, each group's lag."""
+        """Return a queue's description: settings, holder, partitions, depth, each group's lag.
+        Raises QueueNotFound."""
         return self._loop.call(lambda: self._client.queue(name))
 
     def queues(self) -> list[QueueDescription]:
-        """The descriptions of all queues, by name."""
+        """Return the descriptions of all queues, by name."""
 
         async def work() -> list[QueueDescription]:
             return [queue async for queue in self._client.queues()]
@@ -278,7 +302,8 @@ class Client(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:
-        """Create a group, if it is not there. As tocsin.Client.create_group."""
+        """Create a group if it does not exist; returns its description.
+        `tocsin.Client.create_group` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.create_group(
                 queue, group, start=start, deletes_max=deletes_max, **settings
@@ -293,17 +318,20 @@ class Client(AdminCalls):
         deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> ChangedGroup:
-        """Change the settings of a group that are named. As tocsin.Client.update_group."""
+        """Change the named settings of a group; returns its description, and the changes.
+        `tocsin.Client.update_group` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.update_group(queue, group, deletes_max=deletes_max, **settings)
         )
 
     def group(self, queue: str, group: str) -> GroupDescription:
-        """A group's description: settings, lag, owners."""
+        """Return a group's description: settings, lag, owners. Raises QueueNotFound or
+        GroupNotFound."""
         return self._loop.call(lambda: self._client.group(queue, group))
 
     def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
-        """Delete a group; returns how many messages went. As tocsin.Client.delete_group."""
+        """Delete a group; returns the number of messages deleted with it.
+        `tocsin.Client.delete_group` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.delete_group(queue, group, deletes_max=deletes_max)
         )
@@ -311,8 +339,8 @@ class Client(AdminCalls):
     def seek_group(
         self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
     ) -> SoughtGroup:
-        """Send a group to its start, its end, a time, or an offset, the same in each partition. As
-        tocsin.Client.seek_group."""
+        """Move a group to its start, its end, a time, or an offset, the same in each partition.
+        `tocsin.Client.seek_group` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.seek_group(queue, group, to, deletes_max=deletes_max)
         )
@@ -320,14 +348,14 @@ class Client(AdminCalls):
     def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
     ) -> list[PulledMessage]:
-        """Take messages without a subscription; settle them by their receipts. Waits up to
-        `wait_s` seconds for the first one; nothing came: an empty list."""
+        """Take messages without a subscription; settle them by their receipts. Waits up to `wait_s`
+        seconds for the first one, and returns an empty list if none came."""
         return self._loop.call(
             lambda: self._client.pull(queue, group, messages_max=messages_max, wait_s=wait_s)
         )
 
     def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
-        """Settle pulled messages; durable when this returns."""
+        """Ack pulled messages; durable when this returns."""
         return self._loop.call(lambda: self._client.ack_receipts(queue, group, receipts))
 
     def nack_receipts(
@@ -339,8 +367,11 @@ class Client(AdminCalls):
         delay_s: float | None = None,
         reason: str | None = None,
     ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
-        `reason` is kept with them; durable when this returns."""
+        """Return pulled messages to the group; durable when this returns.
+
+        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
+        None. `reason` is stored with the attempt.
+        """
         return self._loop.call(
             lambda: self._client.nack_receipts(
                 queue, group, receipts, delay_s=delay_s, reason=reason
@@ -350,8 +381,8 @@ class Client(AdminCalls):
     def reject_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
     ) -> Settled:
-        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
-        at once."""
+        """Return pulled messages for good: each moves to the dead letters, or its key is parked, at
+        once."""
         return self._loop.call(
             lambda: self._client.reject_receipts(queue, group, receipts, reason=reason)
         )
@@ -359,7 +390,8 @@ class Client(AdminCalls):
     def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
     ) -> Settled:
-        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        """Extend the leases of pulled messages to `lease_s` seconds from now; None takes the
+        group's lease."""
         return self._loop.call(
             lambda: self._client.extend_receipts(queue, group, receipts, lease_s=lease_s)
         )

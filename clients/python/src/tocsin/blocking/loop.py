@@ -15,11 +15,12 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 def _forget(answer: object) -> None:
-    """Drop an answer that nobody waits for any more."""
+    """Drop an answer that no caller waits for any more."""
 
 
 class LoopThread:
-    """A thread that runs an event loop until `stop`. It is a daemon: it keeps no program alive."""
+    """A thread that runs an event loop until `stop`. A daemon thread, so it keeps no program
+    alive."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -46,13 +47,15 @@ class LoopThread:
         timeout_s: float | None = None,
         unclaimed: Callable[[T], object] = _forget,
     ) -> T:
-        """Run `work` in the loop, and wait for it. A Ctrl-C while it waits ends the work too; where
-        that comes too late for the work, `unclaimed` gets what it answered.
+        """Run `work` in the loop, wait for it, and return its result.
+
+        A Ctrl-C during the wait ends the work, too. If it comes too late for that, `unclaimed`
+        receives the result. The work's own exceptions are raised.
 
         Raises:
-            TimeoutError: it was not done within `timeout_s` seconds; it has been ended.
+            TimeoutError: the work was not done within `timeout_s` seconds, and was ended.
             ClientClosed: the loop has been stopped.
-            What the work raises.
+            RuntimeError: this is the client's own thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call in the client's own thread would wait for itself")
@@ -77,9 +80,11 @@ class LoopThread:
         timeout_s: float | None,
         unclaimed: Callable[[T], object] = _forget,
     ) -> None:
-        """Run `work` in the loop; `future` has its outcome, and ends it when cancelled. A Ctrl-C
-        may come between any two lines of the caller's: so the future is there before anything
-        else, and the coroutine is made in the thread that awaits it."""
+        """Run `work` in the loop. `future` receives its outcome, and ends it when cancelled.
+
+        A Ctrl-C may come between any two lines of the caller. So the future exists before
+        everything else, and the coroutine is made in the thread that awaits it.
+        """
 
         def start() -> None:
             if not future.cancelled():
@@ -94,7 +99,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def run(self, act: Callable[[], T]) -> T:
-        """Run something short in the loop, and wait for it. Raises as `call`."""
+        """Run a short function in the loop, and wait for it. Raises as `call`."""
 
         async def work() -> T:
             return act()
@@ -102,15 +107,18 @@ class LoopThread:
         return self.call(work)
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Do this last, for up to STOP_TIMEOUT_S, then end the thread. Whoever still waits in
-        `call` gets ClientClosed. Calling it again does nothing. Raises what `last` raises."""
+        """Run `last` in the loop, for up to STOP_TIMEOUT_S, then end the thread.
+
+        Callers that still wait in `call` get ClientClosed. Stopping again does nothing. Raises the
+        exception of `last`.
+        """
         with self._lock:
             if self._stopped:
                 return
             self._stopped = True
             future: Future[object] = Future()
             self._begin(future, last, STOP_TIMEOUT_S)
-        if threading.current_thread() is self._thread:  # the collector runs where it likes
+        if threading.current_thread() is self._thread:  # the garbage collector runs in any thread
             future.add_done_callback(lambda _: self._loop.stop())
             return
         try:
@@ -129,7 +137,7 @@ async def _within(work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float |
 def _tell(future: Future[T], unclaimed: Callable[[T], object], task: asyncio.Task[T]) -> None:
     """Hand the outcome of a task to its future.
 
-    If a Ctrl-C came between the end of the task and this, its answer is unclaimed.
+    If a Ctrl-C came between the end of the task and this call, the result is unclaimed.
     """
     if task.cancelled():
         future.cancel()

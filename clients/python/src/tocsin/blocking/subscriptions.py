@@ -1,4 +1,4 @@
-"""Subscriptions and readers without an event loop: the calling thread waits for messages."""
+"""Subscriptions and readers without an event loop. The calling thread waits for messages."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from tocsin.proto.wire import Position
 
 
 class Message(Content):
-    """A message that this consumer was given, until it is settled; by any thread."""
+    """A message that this consumer received, until it is settled. Any thread may settle it."""
 
     __slots__ = ("_loop", "_settling")
 
@@ -30,45 +30,51 @@ class Message(Content):
         return self._settling.attempt
 
     def ack(self, *, confirm: bool = False) -> None:
-        """Settle the message. Returns when the ack is queued; with `confirm` when it is durable.
+        """Settle the message. Returns when the ack is queued, or with `confirm` when it is durable.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+            StaleDelivery: the message is no longer this consumer's; it is or will be delivered
+                again.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer.
         """
         self._loop.call(lambda: self._settling.ack(confirm=confirm))
 
     def nack(
         self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
     ) -> None:
-        """Return the message: it comes again after `delay_s` seconds, or the queue's backoff; later
-        messages of its key wait for it. Returns when the nack is queued: count, delay and reason
-        may still be lost with the connection or the broker. With `confirm` it returns when they
-        are durable.
+        """Return the message to the group. Later messages of its key wait for it.
+
+        It is delivered again after `delay_s` seconds, or after the group's backoff if that is None.
+        Returns when the nack is queued: count, delay and reason may still be lost with the
+        connection or the broker. With `confirm`, returns when they are durable.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
-            InvalidRequest: no such delay or reason.
+            StaleDelivery: the message is no longer this consumer's.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer.
+            InvalidRequest: `delay_s` is not between 0 and 86,400 seconds, or `reason` is no text of
+                at most 1,024 characters.
         """
         self._loop.call(lambda: self._settling.nack(delay_s, reason, confirm=confirm))
 
     def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
-        """Return the message for good: it moves to the dead letters at once, or its key is parked
-        where the queue says so. Returns when the rejection is queued: where it is lost with the
-        connection or the broker, the message comes again. With `confirm` it returns when it is
-        durable.
+        """Return the message for good: it moves to the dead letters at once, or its key is parked.
+
+        Returns when the rejection is queued; if that is lost with the connection or the broker, the
+        message comes again. With `confirm`, returns when the rejection is durable.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
-            InvalidRequest: no such reason.
+            StaleDelivery: the message is no longer this consumer's.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer.
+            InvalidRequest: `reason` is no text of at most 1,024 characters.
         """
         self._loop.call(lambda: self._settling.reject(reason, confirm=confirm))
 
     def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to `lease_s` seconds from now (None: the group's). Returns when the
-        broker has agreed. Raises StaleDelivery."""
+        """Extend the lease to `lease_s` seconds from now; None takes the group's lease.
+
+        Returns when the broker has agreed. Raises StaleDelivery, or InvalidRequest if `lease_s` is
+        out of range.
+        """
         self._loop.call(lambda: self._settling.extend(lease_s))
 
 
@@ -81,7 +87,7 @@ class _Open(Generic[SourceT]):
     def __init__(
         self, owner: object, loop: LoopThread, make: Callable[[], SourceT], idle_s: float | None
     ) -> None:
-        self._owner = owner  # a client that nobody knows any more is closed
+        self._owner = owner  # a client without references is closed
         self._loop = loop
         self._idle_s = idle_s
         self._is_open = False
@@ -105,10 +111,10 @@ class _Open(Generic[SourceT]):
 
 class Subscription(_Open[tocsin.Subscription]):
     """A place in a group. Made by `Client.subscribe`; a context manager and iterator, for one
-    thread or several. Leaving the context returns what is not settled to the group."""
+    thread or several. Leaving the context returns unsettled messages to the group."""
 
     def __enter__(self) -> "Subscription":
-        """Join. Raises what the broker says: QueueNotFound, Unauthorized, ..."""
+        """Join. Raises the broker's answer: QueueNotFound, Unauthorized, ..."""
         self._enter()
         return self
 
@@ -121,27 +127,31 @@ class Subscription(_Open[tocsin.Subscription]):
         self.close()
 
     def close(self) -> None:
-        """Leave: send what is queued, end the iteration, in every thread. Again: does nothing."""
-        with suppress(ClientClosed):  # with which it has been closed
+        """Leave: send what is queued, and end the iteration in every thread. Closing again does
+        nothing."""
+        with suppress(ClientClosed):  # the client was closed before
             self._loop.call(self._source.close)
 
     def __iter__(self) -> Iterator[Message]:
         return self
 
     def __next__(self) -> Message:
-        """The next message whose key is free. The iteration ends when the subscription is closed,
-        or, with an `idle_s`, when nothing has arrived for that time."""
+        """Return the next message whose key is free.
+
+        The iteration ends when the subscription is closed, or when nothing has arrived for `idle_s`
+        seconds.
+        """
         try:
             return self.next(self._idle_s)
         except (ClientClosed, TimeoutError):
             raise StopIteration from None
 
     def next(self, timeout_s: float | None = None) -> Message:
-        """The next message whose key is free; waits for one for up to `timeout_s` seconds, None: as
-        long as it takes.
+        """Return the next message whose key is free. Waits up to `timeout_s` seconds; None waits
+        without a limit.
 
         Raises:
-            TimeoutError: none came in time.
+            TimeoutError: no message came in time.
             ClientClosed: the subscription, or the client, has been closed.
         """
         message: tocsin.Message | None = self._following(timeout_s)
@@ -150,8 +160,10 @@ class Subscription(_Open[tocsin.Subscription]):
         return Message(self._loop, message)
 
     def fetch(self, count: int = 10, wait_s: float | None = 0.0) -> list[Message]:
-        """Up to `count` messages whose keys are free; waits up to `wait_s` seconds (None: as long
-        as it takes) for the first one; none came: an empty list. As tocsin.Subscription.fetch.
+        """Return up to `count` messages whose keys are free.
+
+        Waits up to `wait_s` seconds for the first one; None waits without a limit. Returns an empty
+        list if none came. `tocsin.Subscription.fetch` describes the order.
 
         Raises:
             ClientClosed: the subscription, or the client, has been closed.
@@ -173,7 +185,8 @@ class Reader(_Open[tocsin.Reader]):
     """A reader. Made by `Client.read`; a context manager and iterator, for one thread."""
 
     def __enter__(self) -> "Reader":
-        """Open it. Raises what tocsin.Reader raises: PositionUnknown, PositionInUse, ..."""
+        """Open the reader. Raises the errors of tocsin.Reader: PositionUnknown, PositionInUse,
+        ..."""
         self._enter()
         return self
 
@@ -187,37 +200,42 @@ class Reader(_Open[tocsin.Reader]):
             self._loop.call(lambda: self._source.__aexit__(kind, error, traceback))
 
     def close(self) -> None:
-        """Leave, and save the position; what was handed out is done. Again: does nothing."""
+        """Leave, and save the position: every message that was handed out counts as done. Closing
+        again does nothing."""
         with suppress(ClientClosed):
             self._loop.call(self._source.close)
 
     @property
     def position(self) -> Position | None:
-        """The position behind the last message that was handed out."""
+        """The position after the last message that was handed out; None before the reader is
+        opened."""
         return self._loop.run(lambda: self._source.position)
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """The verdicts on the position, per partition."""
+        """The verdict on the position in each partition, when the reader was opened last."""
         return dict(self._source.verdicts)
 
     def __iter__(self) -> Iterator[ReadMessage]:
         return self
 
     def __next__(self) -> ReadMessage:
-        """The next message. The iteration ends when the reader is closed, or where there is an
-        `idle_s` when nothing has come for so long. Raises Gap and PositionUnknown as tocsin.Reader
-        does; iterating again behind a Gap goes on."""
+        """Return the next message.
+
+        The iteration ends when the reader is closed, or when nothing has arrived for `idle_s`
+        seconds. Raises Gap and PositionUnknown, as tocsin.Reader does. Iterating again after a Gap
+        continues.
+        """
         try:
             return self.next(self._idle_s)
         except (ClientClosed, TimeoutError):
             raise StopIteration from None
 
     def next(self, timeout_s: float | None = None) -> ReadMessage:
-        """The next message; waits for one for up to `timeout_s` seconds, None: as long as it takes.
+        """Return the next message. Waits up to `timeout_s` seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: none came in time.
+            TimeoutError: no message came in time.
             ClientClosed: the reader, or the client, has been closed.
             Gap, PositionUnknown: as tocsin.Reader does.
         """

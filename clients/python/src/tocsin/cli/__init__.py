@@ -1,1 +1,1 @@
-"""The `tocsin` command: the client's verbs, and those that a server brings along."""
+"""The `tocsin` command: the client's verbs, and those that an installed server adds."""

@@ -1,4 +1,4 @@
-"""`tocsin queue alert`: the thresholds of a queue whose breach is told."""
+"""The verb `tocsin queue alert`, for a queue's thresholds."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -101,7 +101,7 @@ async def _changed(
 
 
 def _print_change(queue: str, name: str, changed: ChangedQueue) -> None:
-    """Return the changes of an alert, field by field."""
+    """Print the changes of an alert, field by field."""
     if not changed["changes"]:
         click.echo(f"The alert {name} of {queue} is so already: nothing was changed.")
         return

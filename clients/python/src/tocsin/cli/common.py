@@ -1,4 +1,4 @@
-"""The common part of the verbs: where the broker is, how to run, how to print."""
+"""The common part of the verbs: the broker's address, running, and printing."""
 
 import asyncio
 import os
@@ -28,20 +28,20 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 @dataclass
 class Target:
-    """Which broker is meant."""
+    """The address of the broker, and the token."""
 
     url: str = URL_DEFAULT
     token: str | None = None
 
     def client(self) -> Client:
-        """A client, not yet connected."""
+        """Return a client that is not connected yet."""
         try:
             return connect(self.url, token=self.token)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
 
     def http(self) -> Http:
-        """Return the client of its HTTP interface."""
+        """Return the client of the broker's HTTP interface."""
         try:
             return Http(checked_url(self.url), token=self.token)
         except ValueError as error:
@@ -49,12 +49,13 @@ class Target:
 
 
 def target_options(command: CommandT) -> CommandT:
-    """--url and --token, behind the verb as before it."""
+    """Add --url and --token to a verb, where they override those before the verb."""
     return _target_options(command, url_variable=None, token_variable=None)
 
 
 def target_options_and_variables(command: CommandT) -> CommandT:
-    """--url and --token before the verb; the environment counts where neither place has them."""
+    """Add --url and --token before the verb. Without any of these options the environment
+    counts."""
     return _target_options(command, url_variable="TOCSIN_URL", token_variable="TOCSIN_TOKEN")
 
 
@@ -88,11 +89,13 @@ def _target_options(
 
 
 class Negatives(click.Command):
-    """A command whose argument may be a negative number, which is no option: `publish orders -5`.
-    Another argument that begins with a dash stands behind `--`."""
+    """A command whose argument may be a negative number, as in `publish orders -5`.
+
+    Any other argument that begins with a dash follows `--`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the last negative number for an argument, where no option wants it."""
+        """Treat the last negative number as an argument, if no option wants it."""
         try:
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption:
@@ -107,21 +110,21 @@ _NEGATIVE: Final = re.compile(r"-[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 def json_option(command: CommandT) -> CommandT:
-    """--json."""
+    """Add --json."""
     return click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")(command)
 
 
 def yes_option(command: CommandT) -> CommandT:
-    """--yes, of what destroys something: see confirm."""
+    """Add --yes to a command that destroys something; see `confirm`."""
     return click.option("--yes", is_flag=True, help="Do not ask for the name again.")(command)
 
 
 def confirm(what: str, name: str, *, yes: bool) -> None:
-    """Have the name of what is destroyed typed again, unless --yes was given.
+    """Ask for the name of the doomed object again, unless --yes was given.
 
     Raises:
-        click.UsageError: nobody can be asked.
-        click.ClickException: it was not that name.
+        click.UsageError: no terminal is there to ask at.
+        click.ClickException: another name was typed.
     """
     if yes:
         return
@@ -143,16 +146,18 @@ SIGNALS: Final = tuple(
 )
 """The signals that end a command in order."""
 SIGNALS_MAX: Final = 3
-"""The number of these signals that end the process at once, whatever it is doing."""
+"""The number of these signals after which the process ends at once."""
 
 
 def run(work: Coroutine[Any, Any, T], *, ends_with_output: bool = False) -> T:
-    """Run it to its end. Ctrl-C, SIGTERM and a terminal that closes cancel it, so that it leaves
-    cleanly; then the exit code is that of the signal.
+    """Run `work` to its end, and return its result.
+
+    Ctrl-C, SIGTERM and a terminal that closes cancel it, so that it ends in order. The exit code is
+    then that of the signal.
 
     Args:
-        ends_with_output: it is also cancelled when nobody can read its output any more, because
-            that is all it is there for (`tocsin consume … | head -1`).
+        ends_with_output: cancel it also when nobody can read its output any more, because the
+            output is its only purpose (`tocsin consume … | head -1`).
     """
 
     async def guarded() -> T:
@@ -180,10 +185,10 @@ def run(work: Coroutine[Any, Any, T], *, ends_with_output: bool = False) -> T:
                 if not came:
                     raise
             finally:
-                # Before asyncio does it, which would leave one that raises KeyboardInterrupt.
+                # Before asyncio does this and leaves a handler that raises KeyboardInterrupt.
                 if asyncio.get_running_loop().remove_signal_handler(signal.SIGINT):
                     signal.signal(signal.SIGINT, handler)
-        if came:  # also where the work has come to an orderly end of its own
+        if came:  # even if the work has ended in order by itself
             sys.exit(128 + came[0])
         return result
 
@@ -198,7 +203,7 @@ def to_json(value: object) -> str:
 
 
 def print_table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> None:
-    """Columns, numbers to the right."""
+    """Print a table, with numbers aligned to the right."""
     texts = [list(heads), *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(heads))]
     right = [bool(rows) and isinstance(rows[0][place], int) for place in range(len(heads))]
@@ -215,14 +220,14 @@ def _cell(value: object) -> str:
 
 
 def print_fields(fields: dict[str, object]) -> None:
-    """Names and values below each other."""
+    """Print names and values, one pair a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         click.echo(f"{name:<{width}}  {value}")
 
 
 def shown_value(name: str, value: object) -> str:
-    """A value for people, by the unit at the end of its name."""
+    """Return a value as text for people, by the unit at the end of its name."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -242,7 +247,7 @@ def shown_value(name: str, value: object) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A field's name for people: its unit stands with the value."""
+    """Return a field's name for people, without its unit, which the value shows."""
     if not name.endswith("_per_s"):
         for unit in ("_unix_ms", "_s"):
             name = name.removesuffix(unit)
@@ -250,10 +255,10 @@ def shown_name(name: str) -> str:
 
 
 def parse_start(text: str) -> Start:
-    """earliest, latest, or a time (see tocsin.cli.times).
+    """Return a start: "earliest", "latest", or a time (see tocsin.cli.times).
 
     Raises:
-        click.BadParameter: it is none of them.
+        click.BadParameter: the text is none of them.
     """
     if text == "earliest":
         return "earliest"
@@ -266,12 +271,13 @@ def parse_start(text: str) -> Start:
 
 
 def printable(text: str) -> str:
-    """A name on a line: what would move the cursor, or turn the text around, is a blank."""
+    """Return a name that is safe in a line. Characters that move the cursor or turn the text become
+    blanks."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 message`, `2 messages`, `3 copies`, `4 keys`."""
+    """Return a count with its noun: `1 message`, `2 messages`, `3 copies`, `4 keys`."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith("y") and noun[-2] not in "aeiou":

@@ -1,4 +1,4 @@
-"""`tocsin consume`: print messages as they come."""
+"""The verb `tocsin consume`, which prints messages as they come."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ from tocsin.errors import Gap, StaleDelivery, TocsinError, WouldDelete
 from tocsin.proto.message import Content, Message
 
 BATCH_MAX: Final = 500
-"""Messages that are written before they are acked together."""
+"""The largest number of messages that are written before they are acked together."""
 EMPTY_S: Final = 0.1
-"""After so long without a message the group's lag is asked for; then after twice as long."""
+"""The time without a message after which the group's lag is queried; it doubles each time."""
 EMPTY_S_MAX: Final = 2.0
 TELL_S: Final = 5.0
-"""After so long without a message it is said what the others wait for."""
+"""The time without a message after which the command prints what the others wait for."""
 WAITS_FOR: Final = {
     "no_consumer": "a consumer",
     "absent": "a consumer that is away",
@@ -138,7 +138,7 @@ def consume(
         raise click.UsageError("--until-empty goes with --group; a reader settles nothing.")
     begin = None if start is None else parse_start(start)
     if count is not None:
-        credit = min(credit, count)  # what is not wanted is left to others
+        credit = min(credit, count)  # messages that are not wanted are left to others
 
     def open_messages(client: Client) -> AbstractAsyncContextManager[Subscription | Reader]:
         if group is not None:
@@ -161,7 +161,7 @@ def consume(
 
 
 def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: str | None) -> int:
-    """Run, and say what to do if the group would be the first one and start behind messages."""
+    """Run, and give advice if the group would be the first one and start after messages."""
     try:
         return run(work, ends_with_output=True)
     except WouldDelete as error:
@@ -174,7 +174,7 @@ def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: s
 
 
 def _keys(together: str | None, one_by_one: tuple[str, ...]) -> list[str] | None:
-    """The keys of --keys and --key; None: neither was given."""
+    """Return the keys of --keys and --key; None if neither was given."""
     keys = [*([] if together is None else together.split(",")), *one_by_one]
     if "" in keys:
         raise click.UsageError("A key has at least one character.")
@@ -196,7 +196,7 @@ class _Backlog:
         self._waits = Counter[str]()
 
     async def lag(self) -> int:
-        """How many messages, wherever they are."""
+        """Return the number of messages that the group has not settled."""
         found = await self._client.group(self._queue, self._group)
         self._waits = Counter[str]()
         for place in found.get("partitions", ()):
@@ -206,8 +206,8 @@ class _Backlog:
         return lag
 
     async def tell_what_is_left(self) -> None:
-        """Say, once, that the end has come before the group's backlog did. Who may not ask is told
-        nothing."""
+        """Print, once, that the end has come before the group's backlog did. Prints nothing if the
+        caller may not query it."""
         with contextlib.suppress(TocsinError):
             lag = await self.lag()
             if lag:
@@ -218,7 +218,7 @@ class _Backlog:
                 )
 
     async def tell_what_it_waits_for(self) -> None:
-        """Say it whenever it is something else than before."""
+        """Print the reason for the wait whenever it has changed."""
         lag = await self.lag()
         why = self._why()
         if lag and why != self._told:
@@ -233,7 +233,7 @@ class _Backlog:
 
 
 class _Printer:
-    """Writes what is there, flushes, acks, waits for more."""
+    """A writer that prints the messages that have arrived, flushes, acks, and waits for more."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class _Printer:
         self._stale = 0
 
     async def run(self, messages: Subscription | Reader) -> int:
-        """Returns how many acks came too late."""
+        """Print messages until the end; returns the number of acks that came too late."""
         while self._left != 0:
             message: Content | None = messages.next_nowait()
             if message is None:
@@ -264,7 +264,7 @@ class _Printer:
         return self._stale
 
     async def _wait(self, messages: Subscription | Reader) -> Content | None:
-        """The next message; None: it is time to end."""
+        """Return the next message; None if it is time to end."""
         now = asyncio.get_running_loop().time
         began = now()
         ends_at = inf if self._idle_s is None else began + self._idle_s

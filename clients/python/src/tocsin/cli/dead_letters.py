@@ -1,4 +1,5 @@
-"""`tocsin dead-letters`: list what no consumer could handle, and send it back."""
+"""The verb `tocsin dead-letters`: list messages that no consumer could handle, and send them
+back."""
 
 import sys
 from contextlib import aclosing

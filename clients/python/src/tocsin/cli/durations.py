@@ -19,10 +19,10 @@ _TERM: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. A number without a unit is seconds; terms add up: `1h 30m`.
+    """Return a duration in seconds. A number without a unit is seconds; terms add up: `1h 30m`.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: the text is no duration.
     """
     rest = text.strip().lower()
     total = 0.0
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units that matter: `1h 30m`, `250ms`."""
+    """Return the two largest units that matter: `1h 30m`, `250ms`."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
@@ -52,7 +52,7 @@ def format_duration(seconds: float) -> str:
 
 
 def duration(value: str | float) -> float:
-    """The type of a click option: its value is seconds."""
+    """Convert the value of a click option to seconds."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""`tocsin queue explain`."""
+"""The verb `tocsin queue explain`."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`tocsin group`: create, set, list, show, delete, seek."""
+"""The verb `tocsin group`: create, set, list, show, delete, seek."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,8 +1,8 @@
-"""Ctrl-C: what it does while a command imports, works, and ends.
+"""Ctrl-C, and its effect while a command imports, works, and ends.
 
-While nothing has to be undone Ctrl-C ends the process at once and in silence. An exception that may
-come up between any two steps of a program (KeyboardInterrupt) is for the commands that undo
-something, and asyncio's own handlers for those that wait.
+While nothing has to be undone, Ctrl-C ends the process at once and in silence. Commands that undo
+something use KeyboardInterrupt, which may be raised between any two steps of a program. Commands
+that wait use asyncio's own handlers.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
 
 
 def end_now(number: int, _frame: object) -> None:
-    """Handle a signal: end the process with its status."""
+    """Handle a signal: end the process with the signal's status."""
     os._exit(128 + number)
 
 
 @contextlib.contextmanager
 def quiet_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, within it."""
+    """Let Ctrl-C end the process at once, inside this block."""
     with _handled(end_now):
         yield
 
 
 @contextlib.contextmanager
 def raised_interrupt() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt, within it."""
+    """Let Ctrl-C raise KeyboardInterrupt, inside this block."""
     with _handled(signal.default_int_handler):
         yield
 

@@ -1,4 +1,4 @@
-"""Reading lines in a stream with bounded memory, and making messages of them."""
+"""Lines of a stream, read with bounded memory, and the messages made of them."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ from tocsin.proto.new_message import NewMessage
 
 READ_BYTES: Final = 256 * 1024
 LINE_BYTES_MAX: Final = 1_048_576
-"""The largest body that a queue may be set to take (its message_bytes_max; 256 KiB unless set). A
-longer line cannot be a message; it is passed over without being held."""
+"""The largest body that a queue may be set to accept (its message_bytes_max; 256 KiB by default). A
+longer line cannot be a message. It is skipped without being held."""
 BOM: Final = b"\xef\xbb\xbf"
-"""The mark that some editors write at the beginning of a file in UTF-8; no part of its text."""
+"""The mark that some editors write at the beginning of a UTF-8 file. Not a part of its text."""
 
 
 class BadLine(ValueError):
@@ -24,12 +24,12 @@ class BadLine(ValueError):
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """Read what there is, without ever keeping the event loop from its work for long.
+    """Yield the bytes that can be read, without ever blocking the event loop for long.
 
-    A file is read at once, a pipe or a terminal when there is something in it.
+    A file is read at once, a pipe or a terminal when it has bytes.
 
     Raises:
-        InputFailed: it cannot be read: it is closed, say, or a folder.
+        InputFailed: the input cannot be read, for example because it is closed, or a folder.
     """
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
@@ -48,7 +48,7 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _readable(descriptor: int) -> bool:
-    """Wait until there is something; False: this is nothing that one can wait for."""
+    """Wait until the descriptor can be read; False if it cannot be waited for."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     try:
@@ -68,7 +68,7 @@ def _set(ready: "asyncio.Future[None]") -> None:
 
 
 class LineSplitter:
-    """Lines out of chunks. A line that is too long becomes None, and is not held."""
+    """Lines made of chunks. A line that is too long becomes None, and is not held."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -76,7 +76,7 @@ class LineSplitter:
         self._is_first = True
 
     def feed(self, data: bytes) -> list[bytes | None]:
-        """The lines that are complete, without their ends."""
+        """Return the lines that are complete, without their ends."""
         *complete, rest = data.split(b"\n")
         lines: list[bytes | None] = []
         for line in complete:
@@ -88,7 +88,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | None]:
-        """The last line, where it had no end."""
+        """Return the last line, if it had no end."""
         lines = [self._end(b"")] if self._rest or self._is_overlong else []
         self._rest, self._is_overlong = b"", False
         return lines
@@ -105,7 +105,7 @@ class LineSplitter:
 
 
 class Maker:
-    """Makes messages of lines."""
+    """A maker of messages from lines."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class Maker:
         self._ttl_s = ttl_s
 
     def make(self, line: bytes | None) -> NewMessage | None:
-        """A message; None for an empty line of JSON lines.
+        """Return a message; None for an empty line in JSON lines.
 
         Raises:
-            BadLine: and why.
+            BadLine: the line makes no message, and why.
         """
         if line is None:
             raise BadLine(f"longer than 1 MiB ({LINE_BYTES_MAX:,} bytes), which no queue takes")

@@ -1,4 +1,4 @@
-"""The command itself: finding verbs, and turning what goes wrong into a sentence."""
+"""The command itself: it finds verbs, and turns errors into a sentence."""
 
 import logging
 import signal
@@ -43,14 +43,15 @@ The exit code is 0 when all went well, 1 when it did not, 2 when the command was
 
 
 class Verbs(click.Group):
-    """The client's verbs, and those that other installed packages bring by entry points."""
+    """The client's verbs, and those that other installed packages add by entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return sorted({*super().list_commands(ctx), *_installed()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A verb; where it cannot be imported, one that says so, and the others go on."""
+        """Return a verb. If it cannot be imported, returns one that says so, and the others still
+        work."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
@@ -64,7 +65,7 @@ class Verbs(click.Group):
         except TocsinError as error:
             raise click.ClickException(explain(error)) from error
         except UnicodeEncodeError as error:
-            # Of the command line; a path may have such bytes, and is no text that is sent.
+            # Bytes of the command line. A path may have them; a text that is sent may not.
             raise click.ClickException(f"{error.object!r} is not text in UTF-8.") from None
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)  # quietly, where click would begin a line
@@ -126,7 +127,7 @@ def _broken(name: str, why: str) -> click.Command:
 def cli(ctx: click.Context, verbose: bool) -> None:
     """Publish to a Tocsin broker, consume from it, look after its queues."""
     if ctx.invoked_subcommand not in cli.commands:
-        # What other packages bring may have something to undo: a folder that is half restored.
+        # Verbs of other packages may have to undo something, such as a half-restored folder.
         ctx.with_resource(raised_interrupt())
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="tocsin: %(message)s", stream=sys.stderr)

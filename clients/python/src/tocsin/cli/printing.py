@@ -10,7 +10,7 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 def text_line(message: Content) -> bytes:
-    """The body: a text as it is, binary as it is, anything else as its JSON."""
+    """Return the body as a line: a text or bytes as they are, anything else as its JSON."""
     body = message.body_bytes
     if not message.is_binary and body[:1] == b'"':
         body = message.body.encode()

@@ -1,10 +1,10 @@
-"""The process that a command runs in: its standard streams, Ctrl-C, and its exit code.
+"""The process of a command: its standard streams, Ctrl-C, and its exit code.
 
-All commands of `tocsin` end here, those of the server too, so that each of them behaves in the
-same way when its output is closed or full, its input is missing, or somebody presses Ctrl-C.
+All commands of `tocsin` end here, the server's too. So all of them behave in the same way when
+their output is closed or full, their input is missing, or Ctrl-C is pressed.
 
     0    all went well                      130  Ctrl-C (128 + the number of the signal)
-    1    it did not, and stderr says why    141  whoever read the output has gone, as `head` does
+    1    it did not, and stderr says why    141  the reader of the output has gone, as `head` does
     2    the command was not understood
 """
 
@@ -24,7 +24,8 @@ EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def run_command() -> int:
-    """Run the command of the command line; its exit code. What it wrote is flushed by then."""
+    """Run the command of the command line, and return its exit code. Its output is flushed by
+    then."""
     wrap_streams()
     try:
         return _flushed(_run())
@@ -59,7 +60,7 @@ def _run() -> int:
 
 
 def _was_interrupted(error: click.Abort) -> bool:
-    """Whether it stands for Ctrl-C, and not for an input that has ended."""
+    """Whether the error stands for Ctrl-C, and not for an input that has ended."""
     return isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
 
 
@@ -71,7 +72,7 @@ def _output_failed(error: OutputFailed) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Write out what is buffered; where that fails the command has failed."""
+    """Flush the output. If that fails, the command has failed."""
     try:
         sys.stdout.flush()
     except OutputFailed as error:

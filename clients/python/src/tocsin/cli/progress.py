@@ -1,4 +1,4 @@
-"""How far long work has come: a live line on a terminal, else a plain line now and then."""
+"""The progress of long work: a live line on a terminal, otherwise a plain line now and then."""
 
 import shutil
 import time
@@ -11,11 +11,12 @@ from tocsin.cli.durations import format_duration
 LIVE_EVERY_S: Final = 0.2
 PLAIN_EVERY_S: Final = 5.0
 QUIET_S: Final = 1.0
-"""Work that is done by then says nothing before its end."""
+"""The duration of work that prints nothing before its end, in seconds."""
 
 
 class Progress:
-    """`total` and `done` count the same thing (bytes of a file); None: nobody knows the end."""
+    """The progress of one work. `total` and `done` count the same thing (bytes of a file). A
+    `total` of None means that the end is unknown."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Progress:
         self._width = 0
 
     def update(self, messages: int, done: int, note: str = "") -> None:
-        """Say it when it is time to; `note` stands at the end of the line."""
+        """Print the progress if it is due; `note` is appended to the line."""
         now = self._clock()
         if now < self._due:
             return
@@ -51,11 +52,11 @@ class Progress:
         self._stream.flush()
 
     def _cut(self, line: str) -> str:
-        """Cut a line to the terminal's width: what is longer could not be wiped."""
+        """Cut a line to the terminal's width, because a longer one could not be wiped."""
         return line[: max(20, shutil.get_terminal_size().columns - 1)]
 
     def line(self, messages: int, done: int, elapsed_s: float) -> str:
-        """`published 45,000 messages, 38 %, 52,000/s, 2s to go`"""
+        """Return the line: `published 45,000 messages, 38 %, 52,000/s, 2s to go`."""
         parts = [f"{self._verb} {plural(messages, 'message')}"]
         if self._total:
             parts.append(f"{min(done / self._total, 1.0):.0%}")

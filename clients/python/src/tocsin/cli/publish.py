@@ -1,4 +1,4 @@
-"""`tocsin publish`: a message from the command line, or many from a file or a pipe."""
+"""The verb `tocsin publish`, for a message from the command line, or many from a file or a pipe."""
 
 import asyncio
 import os
@@ -34,9 +34,9 @@ from tocsin.proto.publish_lane import Receipt
 BATCH_MESSAGES: Final = 1000
 BATCHES_UNDER_WAY: Final = 8
 PROGRESS_S: Final = 0.2
-"""The progress line is looked at so often, also while nothing is answered."""
+"""The interval at which the progress line is updated, even without answers, in seconds."""
 CLOSE_S: Final = 1.0
-"""In which what is under way has its outcome when the client is closed."""
+"""The time in which batches under way get their outcome when the client is closed, in seconds."""
 
 
 @click.command(cls=Negatives)
@@ -201,7 +201,7 @@ def _publish_lines(
     try:
         run(work())
     except BaseException:
-        if stream.lines:  # else there is nothing to say
+        if stream.lines:  # otherwise nothing was read
             _report(stream, time.monotonic() - started, as_json)
             stream.say_where_it_ended("the input" if path is None else str(path))
         raise
@@ -236,7 +236,7 @@ def _report(stream: "_Stream", elapsed_s: float, as_json: bool) -> None:
 
 
 def _deferred(counts: dict[str, int]) -> str:
-    """`put off by the broker: 12,000 overloaded, 400 rate limited`"""
+    """Return a note such as `put off by the broker: 12,000 overloaded, 400 rate limited`."""
     reasons = [f"{count:,} {code.replace('_', ' ')}" for code, count in counts.items()]
     return "put off by the broker: " + ", ".join(reasons)
 
@@ -260,11 +260,11 @@ class _Stream:
         self.duplicates = 0
         self.failed = 0
         self.lines = 0
-        """How many were taken from the input; what follows them was not sent."""
+        """The number of lines taken from the input. Lines after them were not sent."""
         self.unanswered: list[int] = []
-        """Lines whose messages may be stored: the client was closed before their answer."""
+        """Lines whose messages may be stored, because the client was closed before their answer."""
         self.deferred: dict[str, int] = {}
-        """Messages that the broker had refused for the moment, by error code."""
+        """The number of messages that the broker had refused for the moment, by error code."""
         self._queue = queue
         self._maker = maker
         self._progress = progress
@@ -276,7 +276,7 @@ class _Stream:
         self._first = ""
         self._is_interrupted = False
         self._ended: TocsinError | None = None
-        """Why nothing more can be published."""
+        """The reason why nothing more can be published; None if there is none."""
 
     @property
     def _has_stopped(self) -> bool:
@@ -289,7 +289,7 @@ class _Stream:
         return f"{self._first}. It stopped there; --on-error skip passes over such lines."
 
     def say_where_it_ended(self, source: str) -> None:
-        """Say, on stderr, which lines are stored and which were not sent."""
+        """Print, on stderr, which lines are stored and which were not sent."""
         after = f"tocsin: ended behind line {self.lines:,} of {source}; what follows was not sent."
         if self.unanswered:
             first, last = self.unanswered[0], self.unanswered[-1]
@@ -299,11 +299,13 @@ class _Stream:
         click.echo(after, err=True)
 
     async def run(self, client: Client, descriptor: int) -> None:
-        """Publish everything, or stop at the first error. Cancelled, it sends nothing more and
-        waits for the answers to what it has sent; cancelled again, it does not.
+        """Publish everything, or stop at the first error.
+
+        When cancelled, sends nothing more and waits for the answers to sent messages. When
+        cancelled again, does not wait.
 
         Raises:
-            TocsinError: nothing more can be published, by this client.
+            TocsinError: this client can publish nothing more.
         """
         try:
             await self._until_interrupted(self._send_all(client, descriptor))
@@ -316,7 +318,7 @@ class _Stream:
             raise self._ended
 
     async def _until_interrupted(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it; the first time that it is cancelled is the end of it and nothing else."""
+        """Await `work`. The first cancellation ends only this work."""
         try:
             await work
         except asyncio.CancelledError:
@@ -331,7 +333,7 @@ class _Stream:
             await self._finish_one(client)
 
     async def close(self) -> None:
-        """Count what is still under way, when the client is closed: each has its outcome."""
+        """Count the batches that are under way when the client is closed. Each has its outcome."""
         while self._under_way:
             batch = self._under_way.popleft()
             await asyncio.wait([batch.task], timeout=CLOSE_S)
@@ -375,7 +377,8 @@ class _Stream:
                 return
 
     async def _finish_one(self, client: Client) -> None:
-        """Wait for the oldest batch. Cancelled, it is still under way, and so are its messages."""
+        """Wait for the oldest batch. When cancelled, the batch stays under way, with its
+        messages."""
         while not (await asyncio.wait([self._under_way[0].task], timeout=PROGRESS_S))[0]:
             self._tell(client)
         self._count(self._under_way.popleft())

@@ -1,4 +1,4 @@
-"""`tocsin pull`: take messages over HTTP."""
+"""The verb `tocsin pull`, which takes messages over HTTP."""
 
 import sys
 

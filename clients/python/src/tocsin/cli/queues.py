@@ -1,4 +1,4 @@
-"""`tocsin queue`: create, set, list, show; `upkeep` adds what operators do."""
+"""The verb `tocsin queue`: create, set, list, show. `upkeep` adds the operators' verbs."""
 
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -44,7 +44,7 @@ class _Nothing(Enum):
 
 
 class OrNone(click.ParamType[object]):
-    """A type of which a value may be taken back with the word `none`."""
+    """A type whose value may be taken back with the word `none`."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = click.types.convert_type(inner)
@@ -53,12 +53,12 @@ class OrNone(click.ParamType[object]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        """The value, or that there is none."""
+        """Return the value, or the mark that it is taken back."""
         return _Nothing.NONE if value == "none" else self._inner.convert(value, param, ctx)
 
 
 class Setting(NamedTuple):
-    """A setting as a flag. `nullable`: `none` takes its value back."""
+    """A setting as a flag. `nullable` means that `none` takes its value back."""
 
     name: str
     type: Any
@@ -67,13 +67,13 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """--lease for lease_s."""
+        """The name of the flag: --lease for lease_s."""
         name = self.name if self.name.endswith("_per_s") else self.name.removesuffix("_s")
         return "--" + name.replace("_", "-")
 
 
 NOT_SHOWN: Final = "-"
-"""In place of a figure that one's rights do not show."""
+"""A figure that the caller's rights do not show."""
 QUEUE_SETTINGS: Final = (
     Setting("partitions", int, "How many ordered logs; fixed at creation. [16]"),
     Setting("retention_s", duration, "Keep messages so long after every group is done. [0]"),
@@ -99,7 +99,7 @@ QUEUE_SETTINGS: Final = (
 def setting_options(
     settings: tuple[Setting, ...],
 ) -> Callable[[CommandT], CommandT]:
-    """A flag per setting; what is not given is None."""
+    """Add a flag for each setting. A setting that is not given is None."""
 
     def decorate(command: CommandT) -> CommandT:
         for setting in reversed(settings):
@@ -124,8 +124,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 def create_or_explain(
     what: str, command: str, settings: Sequence[Setting], create: Callable[[], T]
 ) -> T:
-    """Create it. Where it is there with other settings, a sentence for each of these, and how to
-    change them with `command`."""
+    """Return the result of `create`. If the object exists with other settings, raises a sentence
+    for each of these, and for how to change them with `command`."""
     try:
         return create()
     except SettingsDiffer as error:
@@ -158,9 +158,12 @@ def act_or_ask(
     left: str = "was not changed",
     update: Callable[[Http, int | None], Coroutine[Any, Any, T]],
 ) -> T:
-    """Do it to `what`, a kind and a name. Where that would delete messages, ask whether it shall;
-    without a terminal, refuse. `update` has how many messages it may delete; `does` and `left`:
-    what it does, and what becomes of `what` where nothing is done."""
+    """Carry out `update` on `what`, a kind and a name.
+
+    If it would delete messages, asks for permission; without a terminal, refuses. The second
+    argument of `update` is the number of messages that it may delete. `does` says what it does, and
+    `left` what becomes of `what` if nothing is done.
+    """
 
     async def work(deletes_max: int | None) -> T:
         async with target.http() as http:
@@ -181,7 +184,7 @@ def act_or_ask(
 
 
 def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
-    """Return what a change does, or would do, to messages, in words; empty: nothing."""
+    """Return what a change does, or would do, to messages, in words; empty if nothing."""
 
     def part(count: int, what: str) -> str:
         verb = ("is" if count == 1 else "are") if is_done else "would be"
@@ -192,7 +195,7 @@ def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
 
 
 def print_changes(what: str, changed: ChangedQueue | ChangedGroup) -> None:
-    """Each setting that has changed, old and new."""
+    """Print each setting that has changed, old and new."""
     if not changed["changes"]:
         click.echo(f"{what} has these settings already: nothing was changed.")
         return
@@ -209,7 +212,7 @@ def _both(change: SettingChange) -> tuple[str, str]:
 
 
 def shown(name: str, value: object) -> str:
-    """The value of a setting, as it is read."""
+    """Return the value of a setting as text for people."""
     if value is None:
         return "none"
     if name == "alerts" and isinstance(value, list):
@@ -368,7 +371,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
 
 
 def print_groups(groups: list[GroupFigures], queue: str) -> None:
-    """Groups with their lag."""
+    """Print groups with their lag."""
     if not groups:
         click.echo(f"No groups. `tocsin consume {queue} --group NAME` makes one.")
         return
@@ -380,7 +383,7 @@ def print_groups(groups: list[GroupFigures], queue: str) -> None:
 
 
 def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings for people: durations with units, and without those that are not set."""
+    """Return settings for people: durations with units, and without those that are not set."""
     return {
         shown_name(name): shown(name, value)
         for name, value in settings.items()

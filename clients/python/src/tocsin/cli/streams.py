@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 class StreamFailed(Exception):
-    """A standard stream cannot be read or written. No OSError, which others have answers for."""
+    """A standard stream cannot be read or written. Not an OSError, because others handle that."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
@@ -24,11 +24,11 @@ class StreamFailed(Exception):
 
 
 class OutputFailed(StreamFailed):
-    """Standard output cannot be written: it is closed, full, or its reader has gone."""
+    """Standard output cannot be written, because it is closed, full, or its reader has gone."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is there any more to read it."""
+        """Whether the reader of the output has gone."""
         return self.errno == errno.EPIPE
 
 
@@ -38,8 +38,9 @@ class InputFailed(StreamFailed):
 
 @contextlib.contextmanager
 def watched_output(on_gone: Callable[[], None] | None) -> Iterator[None]:
-    """Within it, `on_gone` is called once when the reader of standard output, a pipe, has gone.
-    Without this a command learns of that only when it has something to write. None: watch nothing.
+    """Call `on_gone` once, inside this block, when the reader of standard output, a pipe, has gone.
+
+    Without this, a command learns of that only when it writes. None watches nothing.
     """
     if on_gone is None or not _is_pipe(1):
         yield
@@ -55,8 +56,8 @@ def watched_output(on_gone: Callable[[], None] | None) -> Iterator[None]:
 
     try:
         loop.add_reader(1, looked)  # a pipe that is written becomes readable when its reader goes
-    except (OSError, RuntimeError):  # also where the event loop has no such thing
-        yield  # it is noticed at the next message, as ever
+    except (OSError, RuntimeError):  # some event loops cannot watch it
+        yield  # it is noticed at the next write
         return
     try:
         yield
@@ -72,8 +73,8 @@ def _is_pipe(descriptor: int) -> bool:
 
 
 class _Output(io.FileIO):
-    """Standard output. What cannot be written raises OutputFailed, once: then it is dropped, so
-    that the interpreter does not find it in a buffer at its end and complains."""
+    """Standard output. A failed write raises OutputFailed, once. Later output is dropped, so that
+    the interpreter does not find it in a buffer at its end and complain."""
 
     _has_failed = False
 
@@ -88,7 +89,7 @@ class _Output(io.FileIO):
 
 
 class _Notices(io.FileIO):
-    """Standard error. A notice that cannot be written is no reason to end what is being done."""
+    """Standard error. A notice that cannot be written does not end the work."""
 
     def write(self, data: Any) -> int:
         try:
@@ -98,7 +99,7 @@ class _Notices(io.FileIO):
 
 
 def _written(stream: io.FileIO, data: Any) -> int:
-    """Write some of it; wait where another process has made the descriptor non-blocking."""
+    """Write some of the data. Waits if another process has made the descriptor non-blocking."""
     while True:
         count = io.FileIO.write(stream, data)
         if count is not None:
@@ -107,7 +108,7 @@ def _written(stream: io.FileIO, data: Any) -> int:
 
 
 def wrap_streams() -> None:
-    """Put streams in the place of Python's that fail in the ways that commands know."""
+    """Replace Python's standard streams by ones that fail in the ways that commands know."""
     if os.name != "posix":
         return  # a console of Windows is no file
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -116,8 +117,8 @@ def wrap_streams() -> None:
 
 
 def _wrapped(raw: io.FileIO, stream: TextIO | None) -> TextIO:
-    """A text stream over `raw`, as `stream` is (None: its descriptor was closed). A character that
-    its encoding does not have is written as an escape."""
+    """Return a text stream over `raw`, with the encoding of `stream`; None means that the
+    descriptor was closed. A character that the encoding does not have is written as an escape."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         if stream is not None:
             stream.flush()

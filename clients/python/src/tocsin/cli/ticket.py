@@ -1,4 +1,4 @@
-"""`tocsin ticket`: an address that lets a browser in."""
+"""The verb `tocsin ticket`, which prints an address that lets a browser in."""
 
 import click
 

@@ -1,7 +1,7 @@
 """Times as people write and read them, in every command alike.
 
-A time that is typed is local unless it ends in an offset (`2026-11-21T09:30+01:00`, or `Z`); or it
-says how long ago it was (`30m`, `12h`, `7d`). A time that is printed is local and has its offset.
+A typed time is local unless it ends in an offset (`2026-11-21T09:30+01:00`, or `Z`). It may also be
+an age (`30m`, `12h`, `7d`). A printed time is local and has its offset.
 """
 
 import contextlib
@@ -17,36 +17,37 @@ EXAMPLES: Final = "2026-11-21, 2026-11-21T09:30, 2026-11-21T09:30Z, or 12h for t
 _AGO: Final = re.compile(r"[0-9.]+ *[a-z]+( *[0-9.]+ *[a-z]+)*")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, which is the last one that has a date."""
+"""The last millisecond of the year 9999, the last one that has a date."""
 
 
 def parse_time(text: str, *, now: datetime | None = None) -> datetime:
-    """The time that `text` says, with an offset. `now`: what a time ago counts from.
+    """Return the time that `text` names, with an offset. Ages count from `now`, by default this
+    moment.
 
     Raises:
-        click.BadParameter: it says none, or one that no calendar of ours has.
+        click.BadParameter: the text names no time, or one that no calendar here has.
     """
     try:
         if _AGO.fullmatch(text.strip().lower()):
             return (now or datetime.now(UTC)) - timedelta(seconds=parse_duration(text))
         when = datetime.fromisoformat(text.strip())
-        # A time of the first or the last days may have no neighbour in another zone.
+        # A time of the first or the last days may have no neighbor in another zone.
         return when if when.tzinfo is not None else when.astimezone()
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(f"{text!r} is no time; write {EXAMPLES}") from None
 
 
 def unix_ms(when: datetime) -> int:
-    """Milliseconds since 1970 of a time with an offset, also where the platform's clock ends."""
+    """Return the Unix milliseconds of a time with an offset, even beyond the platform's clock."""
     return (when - _EPOCH) // timedelta(milliseconds=1)
 
 
 def local_time(unix_ms: int) -> str:
-    """A time for people: local, with its offset."""
+    """Return a time for people: local, with its offset."""
     if not 0 <= unix_ms <= _LAST_MS:
         return f"{unix_ms:,} ms since 1970"
     when = _EPOCH + timedelta(milliseconds=unix_ms)
-    # On the last day it is the next year already in some zones: then in UTC.
+    # On the last day some zones are already in the next year; UTC is shown then.
     with contextlib.suppress(OverflowError, ValueError, OSError):
         when = when.astimezone()
     return when.isoformat(" ", "seconds")

@@ -1,4 +1,4 @@
-"""`tocsin queue`: pause, resume, purge, peek."""
+"""Verbs of `tocsin queue` for operators: pause, resume, purge, peek."""
 
 import sys
 from typing import Any, Final
@@ -25,7 +25,7 @@ from tocsin.cli.times import local_time
 from tocsin.proto.message import Content
 
 BODY_SHOWN: Final = 60
-"""Characters of a body in a table."""
+"""The number of characters of a body that a table shows."""
 
 
 @click.command("pause")

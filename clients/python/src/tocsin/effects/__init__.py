@@ -1,8 +1,8 @@
-"""Effects that happen once, though messages may come twice.
+"""Effects that happen once, although messages may come twice.
 
-A message that was handled comes again when its ack did not arrive: the consumer died, the broker
-did, the lease ended. If what the handler does is a transaction in a database, that transaction can
-remember the message's place, and recognise it when it comes again:
+A handled message comes again when its ack did not arrive, because the consumer or the broker died,
+or the lease ended. If the effect of the handler is a transaction in a database, that transaction
+can remember the message's place, and recognize it when it comes again:
 
     effects = SqliteEffects("billing.sqlite", group="billing")
 
@@ -14,8 +14,9 @@ remember the message's place, and recognise it when it comes again:
     async with client.subscribe("orders", group="billing") as messages:
         await messages.run(handle, concurrency=8)
 
-`SqliteEffects` does it for SQLite; `Applied` for any database that has transactions and these
-statements, inside transactions of yours. What holds, and what does not, `Applied` says.
+`SqliteEffects` does this for SQLite. `Applied` does it for any database that has transactions and
+these statements, inside the caller's transactions. `Applied` states what is guaranteed and what is
+not.
 """
 
 from tocsin.effects.applied import POSTGRES, SQLITE, Applied, Cursor, Dialect

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from tocsin.proto.message import Content
 
 COMPACT_EVERY: Final = 256
-"""Claims of a log, after which its rows are to be joined."""
+"""The number of claims of a log after which its rows have to be joined."""
 _HIGHEST: Final = (1 << 63) - 1
 
 
@@ -22,20 +22,24 @@ class Cursor(Protocol):
         """Run a statement."""
 
     def fetchall(self) -> list[Any]:
-        """Return the rows that it found."""
+        """Return the rows that the last statement found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The differences of databases: how a parameter is written, and what is put behind a SELECT so
-    that nobody changes the row before this transaction ends."""
+    """The differences of databases.
+
+    `parameter` is the mark of a parameter. `share_lock` follows a SELECT, and keeps others from
+    changing the row before this transaction ends.
+    """
 
     parameter: str
     share_lock: str
 
 
 SQLITE: Final = Dialect("?", "")
-"""Needs no lock: a transaction that was begun with BEGIN IMMEDIATE is the only one that writes."""
+"""The dialect of SQLite. It needs no lock, because a transaction that was begun with BEGIN
+IMMEDIATE is the only one that writes."""
 POSTGRES: Final = Dialect("%s", " FOR SHARE")
 
 _SCHEMA: Final = (
@@ -74,38 +78,40 @@ _DROP: Final = "DELETE FROM tocsin_applied WHERE consumer = ? AND log = ? AND fi
 
 
 class Applied:
-    """The messages whose effects a group has applied, as ranges of offsets in the database that has
-    the effects. Each method runs in a transaction of the caller's, and raises what the cursor does.
+    """The messages whose effects a group has applied, as ranges of offsets beside the effects.
 
-    **What holds.** A transaction that `claim` returned True to and that was committed is the only
-    one for its message: whoever is given the message again, this process or another one, under
-    whatever lease, epoch or attempt, at the same time or years later, is answered False. A
-    transaction that was rolled back has claimed nothing. So ack a message when its transaction is
+    Each method runs in a transaction of the caller, and raises the cursor's errors.
+
+    **What is guaranteed.** If `claim` returned True to a transaction and that was committed, it is
+    the only one for its message. If the message is delivered again, to this process or another one,
+    under whatever lease, epoch or attempt, at the same time or years later, `claim` returns False.
+    A transaction that was rolled back has claimed nothing. So ack a message when its transaction is
     committed, or when it was claimed before.
 
-    **What a message is.** Its offset in its log (`message.log`: the queue's id, the log's
-    generation, the partition), and the group. Not its `id`, which publishers may use twice. So
+    **What identifies a message.** Its offset in its log (`message.log`: the queue's id, the log's
+    generation, the partition), and the group. Its `id` does not, because publishers may use it
+    twice. So:
 
-    * a queue that is deleted and made again under its name begins with nothing applied;
-    * after a restore of the broker's data the generation is another one, and what the restored
-      state does not know to be settled is applied again: what happened since the backup is another
-      history. Where that must not be, make the effect recognise itself;
-    * a group that is sent back (`seek`) is given its messages again, and they are recognised: their
-      effects are not applied again unless `forget` is called first. Likewise one that is deleted
-      and made again under its name;
-    * a dead letter that goes back into its queue (`redrive`) is a new message: its effect is
-      applied, also in a group that had applied it the first time, and where its handler had
-      committed before the letter died. Where that must not be, make the effect recognise itself.
+    * A queue that is deleted and created again under its name begins with nothing applied.
+    * After a restore of the broker's data the generation is another one. Messages that the restored
+      state does not know to be settled are applied again, because everything since the backup is
+      another history. If that must not happen, make the effect recognize itself.
+    * A group that is moved back (`seek`) receives its messages again, and they are recognized.
+      Their effects are not applied again unless `forget` is called first. The same holds for a
+      group that is deleted and created again under its name.
+    * A dead letter that is sent back into its queue (`redrive`) is a new message. Its effect is
+      applied, even in a group that had applied it the first time, and even if its handler had
+      committed before the letter died. If that must not happen, make the effect recognize itself.
 
-    **How much it keeps.** Nothing is ever forgotten by age, because a process that was paused may
-    come back with its message at any time. Offsets that are applied and next to each other are one
-    row (`compact`), so that what is kept is a row for each hole: messages that are in flight, wait
-    for a retry, are parked, or were settled without an effect (dead letters, what a handler acked
-    without a claim), and a row or two for each former generation of a log.
+    **How much is kept.** Nothing is forgotten by age, because a paused process may come back with
+    its message at any time. Adjacent applied offsets are one row (`compact`). So the table keeps a
+    row for each hole, and a row or two for each former generation of a log. Holes are messages that
+    are in flight, wait for a retry, are parked, or were settled without an effect (dead letters,
+    and messages that a handler acked without a claim).
 
     **Isolation.** READ COMMITTED or stricter; in SQLite begin with BEGIN IMMEDIATE. In a stricter
-    one PostgreSQL may refuse a transaction as not serializable: then begin it anew. Two claims of
-    one message: the second waits until the first transaction has ended.
+    level PostgreSQL may refuse a transaction as not serializable; then begin it again. Of two
+    claims of one message, the second waits until the first transaction has ended.
     """
 
     def __init__(self, group: str, dialect: Dialect) -> None:
@@ -113,19 +119,21 @@ class Applied:
         self._dialect = dialect
         self._claims: dict[str, int] = {}
         self._lowest: dict[str, int] = {}
-        """Below it nothing was claimed here since the log was compacted; 0: not known."""
+        """The lowest offset claimed here since the log was compacted; 0 if unknown."""
 
     def create(self, cursor: Cursor) -> None:
-        """Make the two tables, `tocsin_logs` and `tocsin_applied`, where they are not there."""
+        """Create the tables `tocsin_logs` and `tocsin_applied`, unless they exist."""
         for statement in _SCHEMA:
             cursor.execute(statement, ())
 
     def claim(self, cursor: Cursor, message: Content) -> bool:
-        """Whether the effect of this message is this transaction's to apply; False: it has been
-        applied. Waits for a transaction that has claimed the message and not ended.
+        """Return whether this transaction has to apply the effect of this message; False if it has
+        been applied.
+
+        Waits for a transaction that has claimed the message and has not ended.
 
         Raises:
-            ValueError: the message does not say of which log it is: it was pulled.
+            ValueError: the message does not state its log, because it was pulled.
         """
         log, offset = message.log, message.offset
         if not log:
@@ -141,12 +149,15 @@ class Applied:
         return claimed
 
     def due(self) -> list[str]:
-        """The logs that are to be compacted, since so much has been claimed here."""
+        """Return the logs that have to be compacted, because of the number of claims made here."""
         return [log for log, claims in self._claims.items() if claims >= COMPACT_EVERY]
 
     def compact(self, cursor: Cursor, log: str) -> None:
-        """Join the rows of a log whose offsets are next to each other. In a transaction without a
-        claim: it waits until those have ended that have one."""
+        """Join the rows of a log whose offsets are adjacent.
+
+        Run it in a transaction without a claim. It waits until the transactions with a claim have
+        ended.
+        """
         place = (self.group, log)
         self._run(cursor, _ALONE, place)
         lowest = self._lowest.get(log, 0)
@@ -165,11 +176,14 @@ class Applied:
     def forget(
         self, cursor: Cursor, queue_id: str, *, partition: int | None = None, from_offset: int = 0
     ) -> None:
-        """Let the effects of a queue's messages be applied again, from an offset on, in a partition
-        or in all of them; for when the group was sent back, and that is what is wanted. Stop its
-        consumers first: a message that one of them holds might be applied before and after.
+        """Let the effects of a queue's messages be applied again, from an offset on.
 
-        `queue_id` is in `await client.queue(name)`. Nothing of the queue: nothing happens.
+        `partition` restricts this to one partition; None means all. Call this after a group was
+        moved back, if its effects have to be applied again. Stop the group's consumers first: a
+        message that one of them holds might be applied before and after.
+
+        `queue_id` is a field of `await client.queue(name)`. Without a record of the queue, does
+        nothing.
         """
         for (log,) in self._find(cursor, _LOGS, (self.group,)):
             owner, _, number = log.rsplit("-", 2)

@@ -19,25 +19,27 @@ TransactionT_co = TypeVar("TransactionT_co", covariant=True)
 class EffectStore(Protocol[TransactionT_co]):
     """A store that applies effects once.
 
-    The port for stores of other databases, so that handlers need not know which one it is.
+    The port for stores of other databases, so that a handler does not depend on one.
     """
 
     def once(self, message: Content, /) -> AbstractAsyncContextManager[TransactionT_co | None]:
-        """A transaction for whoever is to apply the message's effect; None where it has been
-        applied. Committed together with the message's place when the block ends, and rolled back
-        together with it when that raises."""
+        """Return the transaction of the message's effect, as a context manager.
+
+        It gives the transaction, or None if the effect has been applied. When the block ends, the
+        effect is committed together with the message's place. When it raises, both are rolled back.
+        """
 
 
 class SqliteEffects:
-    """A SQLite database that holds effects, and with them the places of their messages. What holds
-    and what does not, see `Applied`.
+    """A SQLite database that holds effects, and the places of their messages.
 
-    `path`: of the database; the two tables are made in it. `group`: the one that the messages come
-    from. `timeout_s`: how long a transaction waits for those of other connections, in seconds.
-    Several processes may use one database at a time; their transactions take turns.
+    `Applied` states what is guaranteed. `path` is the database; its two tables are created if they
+    do not exist. `group` is the group that the messages come from. `timeout_s` is the time for
+    which a transaction waits for those of other connections, in seconds. Several processes may use
+    one database at a time; their transactions take turns.
 
     Raises:
-        sqlite3.Error: what SQLite says.
+        sqlite3.Error: SQLite's errors.
     """
 
     def __init__(self, path: str | Path, *, group: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -47,11 +49,11 @@ class SqliteEffects:
         )
         self._turn = asyncio.Lock()
         self._holder: asyncio.Task[object] | None = None
-        # Of its own: were the loop's threads all waiting to begin, nobody could commit.
+        # A thread of its own. If the loop's threads all waited to begin, none could commit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tocsin-effects")
         self._lock = threading.Lock()
         try:
-            # What is not on the disk must not be acked.
+            # An effect must be on disk before its message is acked.
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("BEGIN IMMEDIATE")
             self.applied.create(self._connection.cursor())
@@ -61,17 +63,20 @@ class SqliteEffects:
             raise
 
     def once(self, message: Content) -> "Once":
-        """The transaction of a message's effect: `async with` in a handler, or `with` in a program
-        without an event loop. It gives the connection, or None where the effect has been applied.
-        What the block has written is durable when it has ended, and undone when it has raised.
+        """Return the transaction of a message's effect.
 
-        The others of this object wait meanwhile: await in it only what is quick. Beginning and
-        committing happen in another thread, the statements of the block in the caller's.
+        Use it with `async with` in a handler, or with `with` in a program without an event loop. It
+        gives the connection, or None if the effect has been applied. Everything that the block has
+        written is durable when the block has ended, and undone when it has raised.
+
+        Other transactions of this object wait meanwhile, so await only quick calls in the block.
+        Beginning and committing happen in another thread, the statements of the block in the
+        caller's.
 
         Raises:
             sqlite3.OperationalError: the database was locked for `timeout_s`, the disk is full, ...
-            RuntimeError: the block has committed or rolled back itself; or it is the block of an
-                `async with` whose transaction would wait for itself.
+            RuntimeError: the block has committed or rolled back itself; or it is inside the block
+                of an `async with` of the same task, and would wait for itself.
         """
         return Once(self, message)
 
@@ -96,7 +101,7 @@ class SqliteEffects:
     # --- for Once ---------------------------------------------------------------------------------
 
     def _begin(self, message: Content) -> bool:
-        """Begin a transaction; False: the effect has been applied, and none is open."""
+        """Begin a transaction; False if the effect has been applied, and no transaction is open."""
         self._lock.acquire()
         claimed = False
         try:
@@ -124,7 +129,7 @@ class SqliteEffects:
             self._connection.execute("ROLLBACK")
 
     def _end(self, failed: bool) -> None:
-        """Commit, or where the block has failed roll back."""
+        """Commit, or roll back if the block has failed."""
         try:
             if not failed:
                 if not self._connection.in_transaction:
@@ -163,13 +168,13 @@ class Once:
         await store._take_turn()
         try:
             entering = asyncio.get_running_loop().run_in_executor(store._thread, self.__enter__)
-        except RuntimeError:  # it has been closed
+        except RuntimeError:  # the store has been closed
             store._pass_turn()
             raise
         try:
             connection = await asyncio.shield(entering)
         except asyncio.CancelledError:
-            store._holder = None  # the task may go on to its next message, and wait for its turn
+            store._holder = None  # the task may take its next message, and wait for its turn
             entering.add_done_callback(self._give_up)  # the thread cannot be stopped
             raise
         except BaseException:
@@ -197,10 +202,10 @@ class Once:
         ending = asyncio.get_running_loop().run_in_executor(
             self._store._thread, self._store._end, kind is not None
         )
-        self._store._holder = None  # as above, should this be cancelled
+        self._store._holder = None  # as above, in case this is cancelled
         ending.add_done_callback(self._ended)
         await asyncio.shield(ending)
 
     def _ended(self, ending: "asyncio.Future[None]") -> None:
         self._store._pass_turn()
-        ending.exception()  # perhaps nobody waits for it any more
+        ending.exception()  # it may have no waiter

@@ -1,4 +1,4 @@
-"""The port of a session to what carries its frames: a WebSocket, or long poll."""
+"""The port of a session to the carrier of its frames, a WebSocket or a long poll."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
@@ -6,27 +6,27 @@ from typing import Final, Literal, Protocol
 from tocsin.proto.connect_policy import Transport
 
 ABNORMAL: Final = 1006
-"""The close code of a transport that ended without a word (RFC 6455, 7.1.5)."""
+"""The close code of a transport that ended without a close frame (RFC 6455, 7.1.5)."""
 WRITE_BUFFER_BYTES: Final = 1_048_576
-"""The bytes unsent above which nothing is published until the broker has taken some."""
+"""The number of unsent bytes above which publishing waits until the broker has taken some."""
 SLOWEST_BYTES_PER_S: Final = 8 * 1024
-"""The rate of a connection that is slow, and not dead: what is large has more time, by its size."""
+"""The rate of a slow connection that is not dead. Large frames have more time, by their size."""
 
 Trace = Callable[[Literal["sent", "received"], Transport, bytes], None]
 """Called with every message as it goes over the wire: a frame, or an array of frames, as JSON."""
 
 
 class Listener(Protocol):
-    """The receiver of what a carrier brings. Nothing is called after `on_closed`."""
+    """The receiver of a carrier's messages. Nothing is called after `on_closed`."""
 
     def on_message(self, data: bytes) -> None:
-        """Take a whole message: a frame, or an array of frames."""
+        """Handle a whole message: a frame, or an array of frames."""
 
     def on_writable(self) -> None:
-        """Go on writing: `writable` has become True again."""
+        """Continue writing, because `writable` has become True again."""
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """Note the end of the carrier; ABNORMAL: it came without a close code."""
+        """Note the end of the carrier. ABNORMAL means that it came without a close code."""
 
 
 class Carrier(Protocol):
@@ -34,36 +34,36 @@ class Carrier(Protocol):
 
     transport: Transport
     writable: bool
-    """Whether there is room to write; False: too much waits to be sent."""
+    """Whether the carrier has room to write; False if too much waits to be sent."""
     received_at: float
-    """The time when something was received last, in the loop's seconds."""
+    """The time at which bytes were received last, in the loop's seconds."""
     is_receiving: bool
     """Whether a message has arrived in part."""
     patient_until: float
-    """The time until which silence is no bad sign, in the loop's seconds; 0: none.
+    """The time until which silence means nothing, in the loop's seconds; 0 if it always does.
 
-    Something large is being sent, and nothing else can be received meanwhile.
+    Until then a large post is being sent, and nothing else can be received.
     """
     refusal: Exception | None
-    """The reason why there was no session, where more is known than a close code says."""
+    """The reason why no session was opened, if more is known than a close code says."""
 
     def listen(self, listener: Listener | None) -> None:
-        """Hand what arrives to `listener` from now on; None: to nobody."""
+        """Give messages to `listener` from now on; None discards them."""
 
     def limit(self, message_bytes_max: int) -> None:
         """End when a larger message arrives."""
 
     def present(self, token: str) -> None:
-        """Send this token from now on, where each request carries one."""
+        """Send this token from now on, if each request carries one."""
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send frames; the first one is the hello. After the end nothing happens."""
+        """Send frames; the first one is the hello. After the end, does nothing."""
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """End in an orderly way: what was sent still arrives. `wait_closed` waits for it."""
+        """End in an orderly way: frames sent before still arrive. `wait_closed` waits for it."""
 
     async def wait_closed(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the carrier has ended."""
 
     def abort(self) -> None:
         """End at once."""

@@ -1,4 +1,4 @@
-"""The connector: it finds a carrier to the broker, and another one when that is lost.
+"""The search for a carrier to the broker, and for the next one when a carrier is lost.
 
 open ──► a session is open ──lost──► wait ──► open again, with the session's id
                │
@@ -36,31 +36,31 @@ from tocsin.proto.connect_policy import Mode, ReconnectDelay, Transport, Transpo
 logger = logging.getLogger("tocsin")
 
 NOT_A_BROKER_MAX: Final = 20
-"""The number of times in a row that something else may answer, perhaps a proxy whose broker is
-gone, before a client that was connected once gives up; a few minutes."""
+"""The number of times in a row that another server may answer, for example a proxy without its
+broker, before a client that was connected gives up. Reaching it takes a few minutes."""
 _UPGRADE_SHARE: Final = 0.5
-"""The share of the time for an attempt that a WebSocket has, if long poll may follow."""
+"""The share of an attempt's time for the WebSocket, if a long poll may follow."""
 
 OpenCarrier = Callable[[Transport, str | None], Awaitable[Carrier]]
 
 
 class ConnectorListener(Listener, Protocol):
-    """The session, which the connector serves. As a Listener it receives what the carrier brings.
+    """The session that the connector serves. As a Listener it receives the carrier's messages.
 
-    A protocol, because the session makes the connector: this module must not import it.
+    A protocol, because the session makes the connector, so this module must not import it.
     """
 
     def hello(self) -> bytes:
         """Return the frame to begin with."""
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
-        """Go on over this carrier; `on_loss` was called for the one before."""
+        """Continue over this carrier. `on_loss` was called for the one before."""
 
     def on_loss(self) -> None:
-        """Give up what was on its way; perhaps the session goes on over another carrier."""
+        """Give up the frames on their way. The session may continue over another carrier."""
 
     def on_failure(self, error: TocsinError) -> None:
-        """End the session for this reason: no other carrier follows."""
+        """End the session for this reason, because no other carrier follows."""
 
 
 class _Handshake:
@@ -72,7 +72,7 @@ class _Handshake:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(self, data: bytes) -> None:
-        """Take the welcome, or the reason why there is none."""
+        """Handle the welcome, or the error that comes in its place."""
         try:
             frames = wire.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -88,10 +88,10 @@ class _Handshake:
                 self._refused(frame.exception())
 
     def on_writable(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing, because nothing waits."""
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """Fail: there was no welcome."""
+        """Fail, because no welcome came."""
         error = self._carrier.refusal
         if error is None and close_code == close_codes.UNAUTHORIZED:
             error = Unauthorized("unauthorized", reason)
@@ -107,11 +107,12 @@ class _Handshake:
 
 
 class ConnectionInterrupted(ConnectionResetError):
-    """The connection ended before there was a session."""
+    """The connection ended before a session was opened."""
 
 
 class Connector:
-    """The way of one session to the broker. `open_carrier`: instead of the usual transports."""
+    """The connections of one session to the broker. `open_carrier` replaces the usual
+    transports."""
 
     def __init__(
         self,
@@ -150,11 +151,12 @@ class Connector:
     async def open(self) -> None:
         """Connect once, over the transport that gets through.
 
-        If too many clients connect, wait as the broker says, within the time for an attempt.
+        If too many clients connect, waits for the time that the broker names, within the time limit
+        of an attempt.
 
         Raises:
-            CannotConnect: nothing answers, or no broker.
-            BrokerError: the broker refused, e.g. Unauthorized.
+            CannotConnect: nothing answers, or something other than a broker.
+            BrokerError: the broker refused, for example with Unauthorized.
         """
         give_up_at = self._loop.time() + self._connect_timeout_s
         while True:
@@ -181,7 +183,7 @@ class Connector:
         try:
             if tasks:
                 await asyncio.wait(tasks)
-        finally:  # also where closing is cancelled: nothing is left open
+        finally:  # even a cancelled close leaves nothing open
             carrier = self.carrier
             if carrier is not None:
                 carrier.listen(None)
@@ -196,7 +198,7 @@ class Connector:
             logger.exception("the client breaks off")
             self._host.on_failure(
                 TocsinError(f"an unexpected error: {error!r}")
-            )  # nobody waits for it
+            )  # nobody awaits this task
 
     async def _go_on(self) -> None:
         while True:
@@ -215,7 +217,8 @@ class Connector:
                 return
 
     async def _reconnect(self) -> TocsinError | None:
-        """Try until a session is open. Returns None, or the reason why there will be none."""
+        """Try until a session is open. Returns None, or the reason why no session will be
+        opened."""
         strangers = 0
         while True:
             await asyncio.sleep(self._delay.next_delay_s(now=self._loop.time()))
@@ -238,7 +241,8 @@ class Connector:
                 return None
 
     def _limited_s(self, error: Busy) -> float | None:
-        """Return how long to wait for the limit that was reached; None: it was none."""
+        """Return the time to wait for the limit that was reached, in seconds; None for another
+        refusal."""
         if error.code != "rate_limited" or error.retry_after_s is None:
             return None
         self._delay.on_rate_limit(error.retry_after_s)
@@ -254,7 +258,8 @@ class Connector:
     # --- attempts -------------------------------------------------------------------------------
 
     async def _attempt_each(self) -> None:
-        """Attempt once, and again by long poll if it failed as if WebSockets were kept out."""
+        """Attempt once. If the failure suggests that WebSockets are blocked, attempt again by long
+        poll."""
         token = await fresh_token(self._token)
         transport = self._transport_choice.next
         try:
@@ -273,7 +278,7 @@ class Connector:
     async def _attempt(self, transport: Transport, token: str | None) -> None:
         """Open the session over this transport, or raise.
 
-        A carrier that is in use goes on meanwhile: its end counts only when this attempt fails.
+        A carrier in use stays in use meanwhile. Its end counts only if this attempt fails.
         """
         timeout_s = self._connect_timeout_s
         if transport == "websocket" and self._transport_choice.has_both:
@@ -289,7 +294,7 @@ class Connector:
                 await greeting.done
         except BaseException as error:
             if carrier is not None and carrier is not self.carrier:
-                carrier.listen(None)  # its end must not be taken for that of the next one
+                carrier.listen(None)  # its end must not be mistaken for that of the next one
                 carrier.abort()
             elif carrier is not None and isinstance(error, TimeoutError):
                 return  # the welcome came in the same turn of the loop
@@ -306,7 +311,7 @@ class Connector:
         return LongPoll(self._url, token, self._trace, self._tls)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
-        """Go on over this carrier; the frames behind the welcome in its message follow."""
+        """Continue over this carrier. The frames after the welcome in its message follow."""
         before, self.carrier = self.carrier, carrier
         if before is not None:
             before.listen(None)
@@ -325,7 +330,7 @@ class Connector:
         is_polled = carrier.transport == "long-poll" and self.carrier is carrier
         if is_polled and self._transport_choice.has_both and not self._is_closed:
             if self._return_task is not None:
-                self._return_task.cancel()  # it belongs to a long poll that is gone
+                self._return_task.cancel()  # it belongs to a long poll that has ended
             self._return_task = self._loop.create_task(self._return(), name="tocsin-return")
 
     async def _return(self) -> None:
@@ -334,7 +339,7 @@ class Connector:
         while True:
             await asyncio.sleep(self._transport_choice.next_return_delay_s())
             if self.carrier is not standing or self._is_attempting:
-                return  # lost meanwhile: a new long poll has a task of its own
+                return  # the long poll was lost; a new one has its own task
             with contextlib.suppress(OSError, TocsinError):
                 await self._attempt("websocket", await fresh_token(self._token))
                 return
@@ -342,11 +347,11 @@ class Connector:
     # --- for the session ------------------------------------------------------------------------
 
     def on_drain(self, after_s: float) -> None:
-        """Take the delay that a broker which drains has named."""
+        """Note the delay that a draining broker has named, in seconds."""
         self._delay.on_drain(after_s, now=self._loop.time())
 
     def on_carrier_closed(self, close_code: int, reason: str) -> None:
-        """Look for another carrier: the one in use has ended."""
+        """Find another carrier, because the one in use has ended."""
         if self.carrier is not None:
             self._transport_choice.on_loss(
                 self.carrier.transport,
@@ -365,7 +370,7 @@ class Connector:
 
 
 def _is_reached(error: Exception) -> bool:
-    """Whether something answered, and only the WebSocket did not get through."""
+    """Whether a server answered, and only the WebSocket did not get through."""
     if isinstance(error, CannotConnect):
         return True
     return isinstance(

@@ -1,9 +1,9 @@
 """A session's frames in requests: long poll (PROTOCOL.md).
 
-Two tasks: one posts what the session sends, one polls for what the broker has for it. Posts are
-numbered, and polls name the batch that arrived last. So either is repeated when its answer is
-lost, and no frame is lost or doubled. What fails for longer than PATIENCE_S ends the carrier; the
-session then goes on over another one.
+One task posts the frames of the session, another polls for the broker's frames. Posts are numbered,
+and polls name the batch that arrived last. So either request is repeated when its answer is lost,
+and no frame is lost or doubled. Requests that fail for longer than PATIENCE_S end the carrier. The
+session then continues over another one.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from tocsin.proto.wire import join_frames, without_tokens
 logger = logging.getLogger("tocsin")
 
 WAIT_S: Final = 20.0
-"""The time that a poll waits for frames."""
+"""The time for which a poll waits for frames, in seconds."""
 REQUEST_TIMEOUT_S: Final = 8.0
-"""The time for an answer to begin, and to go on. A poll has WAIT_S more, a post the time that the
-slowest connection needs for it."""
+"""The time for an answer to begin, and to continue, in seconds. A poll has WAIT_S more. A post has
+more time by its size, at the rate of the slowest connection."""
 BODY_TIMEOUT_S: Final = 30.0
-"""The time for the rest of an answer, and longer by what has arrived, at the rate of the slowest
-connection: an answer that trickles for ever is none."""
+"""The time for the rest of an answer, in seconds. It grows with the bytes that have arrived, at the
+rate of the slowest connection. So an answer that trickles forever fails."""
 PATIENCE_S: Final = 10.0
-"""The time of failed requests after which the carrier ends."""
+"""The time of failed requests after which the carrier ends, in seconds."""
 PAUSE_S: Final = 0.2
-"""The pause before a request is repeated."""
+"""The pause before a request is repeated, in seconds."""
 REQUEST_BYTES_AIM: Final = 512 * 1024
-"""The size of frames that are posted together; one frame may be larger. A post is a round trip."""
+"""The size of frames that are posted together. One frame may be larger. A post is a round trip."""
 ANSWER_BYTES_MAX: Final = 16 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 _SESSIONS: Final = "/v1/sessions"
@@ -97,7 +97,7 @@ class LongPoll:
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """End when a larger answer comes: a batch may hold the bytes of a frame, and one frame
+        """End when a larger answer comes. A batch may hold the bytes of a frame, and one frame
         more."""
         self._bytes_max = max(2 * message_bytes_max, ANSWER_BYTES_MAX)
 
@@ -113,12 +113,13 @@ class LongPoll:
         self._has_work.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Post what waits, then delete the session.
+        """Post the queued frames, then delete the session.
 
-        With a code that does not end the session, end at once: it goes on over another carrier.
+        A code that does not end the session ends the carrier at once, because the session continues
+        over another carrier.
         """
         if code not in _LAST_WORDS:
-            self._end(code, reason)  # deleted, the session could not go on elsewhere
+            self._end(code, reason)  # a deleted session could not continue elsewhere
         elif self._closing_with is None:
             self._closing_with = (code, reason)
             self._has_work.set()
@@ -133,7 +134,7 @@ class LongPoll:
     # --- the two tasks --------------------------------------------------------------------------
 
     async def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the carrier; its failure ends the carrier."""
+        """Run a task of the carrier. Its failure ends the carrier."""
         try:
             await work
         except NotFound:
@@ -144,7 +145,7 @@ class LongPoll:
         except (BrokerError, CannotConnect) as error:
             self.refusal = error
             self._end(ABNORMAL, str(error))
-        except Exception as error:  # half a carrier would be silent for ever
+        except Exception as error:  # with one of two tasks the carrier would be silent forever
             logger.exception("an unexpected error: the long poll ends")
             self._end(ABNORMAL, repr(error))
 
@@ -179,7 +180,7 @@ class LongPoll:
             await self._has_work.wait()
 
     def _next_message(self) -> tuple[bytes, int]:
-        """Return the next message of what waits, and the number of its frames."""
+        """Return the next message of the queued frames, and the number of its frames."""
         frames: list[bytes] = []
         size = 0
         for frame in self._unsent:
@@ -214,7 +215,7 @@ class LongPoll:
                 after = batch.batch
                 self._deliver(batch)
             elif batch.close is None and self._loop.time() < asked_at + PAUSE_S:
-                await asyncio.sleep(PAUSE_S)  # whatever answers does not wait
+                await asyncio.sleep(PAUSE_S)  # the server answers without waiting
             if batch.close is not None:
                 self._end(batch.close.code, batch.close.reason)
 
@@ -235,9 +236,9 @@ class LongPoll:
             raise NotABroker(f"what answers is not a Tocsin broker: {error}") from None
 
     async def _request_repeatedly(self, method: str, path: str, content: bytes | None) -> bytes:
-        """Request until there is an answer, or it has failed for PATIENCE_S.
+        """Request until an answer comes, or requests have failed for PATIENCE_S.
 
-        What is so large that it took longer than that alone is not sent again here.
+        A request so large that it alone took longer than that is not sent again here.
         """
         give_up_at: float | None = None
         while True:
@@ -259,7 +260,7 @@ class LongPoll:
             await asyncio.sleep(pause_s)
 
     async def _request(self, method: str, path: str, content: bytes | None) -> bytes:
-        up_s = len(content or b"") / SLOWEST_BYTES_PER_S  # what the kernel has taken may yet move
+        up_s = len(content or b"") / SLOWEST_BYTES_PER_S  # the kernel may still be sending some
         timeout_s = _timeout_s(method) + up_s
         is_post = method == "POST"
         if is_post:
@@ -289,7 +290,7 @@ class LongPoll:
         raise refusal_of(answer.status_code, data)
 
     async def _read_body(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
-        """Read the body of an answer; while it goes on, prolong `patience`."""
+        """Read the body of an answer, and prolong `patience` while bytes arrive."""
         began_at = self.received_at = self._loop.time()
         parts: list[bytes] = []
         size = 0

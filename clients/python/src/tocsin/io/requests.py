@@ -1,4 +1,4 @@
-"""Requests over HTTP: the broker's URL, paths, the token, and what refusals mean."""
+"""Requests over HTTP: the broker's URL, paths, the token, and the meaning of refusals."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -14,11 +14,11 @@ from tocsin.answers import Difference
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
 Token = str | Callable[[], str | Awaitable[str]] | None
-"""A bearer token, or a function that returns a fresh one at each use, perhaps as an awaitable."""
+"""A bearer token, or a function that returns a fresh one at each use, plain or as an awaitable."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of a proxy, or of a broker that starts: another attempt may succeed."""
+"""Statuses of a proxy, or of a broker that starts. Another attempt may succeed."""
 TIMEOUT_S: Final = 30.0
-"""The time for an answer; a pull has its `wait_s` more."""
+"""The time limit of an answer, in seconds; a pull adds its `wait_s`."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 _NO_TOKEN: Final = "{} is no token: a word of printable ASCII, without blanks or the end of a line"
 
@@ -39,7 +39,7 @@ def checked_url(url: str) -> str:
     """Return the URL of a broker without slashes at its end.
 
     Raises:
-        ValueError: it is none, and why.
+        ValueError: the text is no such URL, and why.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
@@ -54,23 +54,23 @@ def checked_url(url: str) -> str:
 
 
 def open_http(url: str, tls: SSLContext | None, *, timeout_s: float) -> httpx2.AsyncClient:
-    """Return a client for requests to this broker. `tls`: from `tls_context`."""
-    context = tls or SSLContext(PROTOCOL_TLS_CLIENT)  # or it would read the system's authorities
+    """Return a client for requests to this broker. `tls` is from `tls_context`."""
+    context = tls or SSLContext(PROTOCOL_TLS_CLIENT)  # None would read the system's authorities
     return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
 
 
 def path_to(*parts: str) -> str:
-    """Return the path of these names below /v1. Raises InvalidRequest: one is no name."""
+    """Return the path of these names below /v1. Raises InvalidRequest if one is no name."""
     for part in parts:
-        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
+        if part in ("", ".", ".."):  # quoting cannot keep these from meaning another path
             raise broker_error("invalid_name", f"{part!r} is not a name")
     return "/v1/" + "/".join(quote(checked_text(part), safe="") for part in parts)
 
 
 def checked_text(text: str) -> str:
-    """Return the text. Raises InvalidRequest: it has half of a character (a lone surrogate).
+    """Return the text. Raises InvalidRequest if it holds half of a character (a lone surrogate).
 
-    Such a text has no bytes that could be sent.
+    Such a text cannot be encoded, so it cannot be sent.
     """
     try:
         text.encode()
@@ -80,10 +80,10 @@ def checked_text(text: str) -> str:
 
 
 def checked_token(token: Token) -> Token:
-    """Return the token; what a function returns is checked when it is used.
+    """Return the token. The result of a token function is checked when it is used.
 
     Raises:
-        ValueError: it cannot be sent in a header. The text does not show it.
+        ValueError: the token cannot be sent in a header. The error text does not show the token.
     """
     if isinstance(token, str) and not _TOKEN.fullmatch(token):
         raise ValueError(_NO_TOKEN.format("the token"))
@@ -91,10 +91,10 @@ def checked_token(token: Token) -> Token:
 
 
 async def fresh_token(token: Token) -> str | None:
-    """Return the token to present now; None: there is none.
+    """Return the token to present now; None if there is none.
 
     Raises:
-        NoToken: the function that is to return one has failed, or returned none.
+        NoToken: the token function has raised, or returned no valid token.
     """
     if not callable(token):
         return token
@@ -111,7 +111,7 @@ async def fresh_token(token: Token) -> str | None:
 
 
 def bearer(token: str | None) -> dict[str, str]:
-    """Return the headers that carry a token."""
+    """Return the headers that carry a token; empty without one."""
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
@@ -136,9 +136,10 @@ def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
 
 
 def object_of(data: bytes) -> Any:
-    """Return the JSON object of an answer: a dict, of which the caller knows the fields.
+    """Return the JSON object of an answer, a dict whose fields the caller knows.
 
-    Raises CannotConnect: it is none.
+    Raises:
+        CannotConnect: the answer is no JSON object.
     """
     try:
         return msgspec.json.decode(data, type=dict[str, Any])

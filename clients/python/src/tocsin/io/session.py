@@ -1,7 +1,7 @@
-"""A client's session with the broker, whatever carries it.
+"""A client's session with the broker, over any carrier.
 
-A session outlives its carriers: the connector finds the next one when one is lost. Its parts
-(publisher, subscriptions, readers, the renewal of the token) say what is sent; all frames that they
+A session outlives its carriers, because the connector finds the next one when a carrier is lost.
+Its parts are the publisher, subscriptions, readers and the renewal of the token. Frames that they
 have to send in one turn of the event loop travel together.
 """
 
@@ -24,66 +24,69 @@ from tocsin.proto.connect_policy import Mode, Transport
 
 logger = logging.getLogger("tocsin")
 OnAnswer = Callable[[wire.Ok | wire.Error | None], None]
-"""Called with the answer to a request; None: what carried it was lost before."""
+"""Called with the answer to a request; None if its carrier was lost before."""
 SILENT_SHARE: Final = 0.5
-"""The share of the broker's heartbeat without a frame after which the client pings. After a whole
-heartbeat it gives the carrier up: sooner than the broker gives up this client."""
+"""The share of the broker's heartbeat without a frame after which the client pings.
+
+After a whole heartbeat the client gives the carrier up, earlier than the broker gives up the
+client.
+"""
 RENEW_SHARE: Final = 0.8
-"""The share of its life after which a token is followed by a fresh one."""
+"""The share of a token's life after which a fresh one follows."""
 AGAIN_S: Final = 5.0
-"""The least time between a failed attempt to renew the token and the next one."""
+"""The shortest time between a failed renewal of the token and the next one, in seconds."""
 NAME: Final = "tocsin-python"
-"""The name of a client that gives none."""
+"""The name of a client that has no given name."""
 _ENDING: Final = frozenset({"queue_not_found", "group_not_found", "unauthorized", "forbidden"})
-"""With these an error that answers nothing ends its subscription."""
+"""The codes with which an error without a request ends its subscription."""
 
 
 class SessionPart(Protocol):
     """A part of the session: a publisher, a subscription, a reader, or the token's renewal."""
 
     def opened(self) -> None:
-        """Begin, or go on: `Session.resumed` and `Session.is_known` say which.
+        """Begin, or continue; `Session.resumed` and `Session.is_known` say which.
 
-        What was on its way when `disconnected` was called may be lost.
+        Frames that were on their way when `disconnected` was called may be lost.
         """
 
     def disconnected(self) -> None:
-        """Note that the carrier is lost; perhaps another one follows."""
+        """Note that the carrier is lost. Another one may follow."""
 
     def failed(self, error: TocsinError) -> None:
-        """End for this reason: no other carrier follows."""
+        """End for this reason, because no other carrier follows."""
 
     def collect(self, *, now: float) -> list[bytes]:
         """Return the frames to send now."""
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire`, in the loop's seconds."""
+        """Return when to call `expire`, in the loop's seconds; None if nothing is timed."""
 
     def expire(self, *, now: float) -> None:
-        """Do what is due by now."""
+        """Do everything that is due by `now`."""
 
 
 class Subscriber(SessionPart, Protocol):
     """A part that receives pushes."""
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
-        """Take a push."""
+        """Queue the messages of a push."""
 
     def revoked(self, revoked: wire.Revoked) -> None:
         """Give up deliveries that the broker takes back."""
 
     def ended(self, error: TocsinError) -> None:
-        """End for this reason: the broker has ended the subscription."""
+        """End for this reason, because the broker has ended the subscription."""
 
 
 class Session:
     """The session of one client.
 
-    `url`: http or https. `token`: a text, or a function that returns a fresh one at each attempt.
-    `name`: the client's name in the broker's lists. `mode`: the transport, or "auto". `linger_s`:
-    how long the broker is to keep what this client holds while no carrier connects them.
-    `open_carrier`: instead of the usual transports. `tls`: from `tls_context`; None: the URL is
-    http.
+    `url` is http or https. `token` is a text, or a function that returns a fresh one for each
+    attempt. `name` is the client's name in the broker's lists. `mode` is the transport, or "auto".
+    `linger_s` is the time for which the broker keeps this client's deliveries without a carrier.
+    `open_carrier` replaces the usual transports. `tls` is from `tls_context`; None means that the
+    URL is http.
     """
 
     def __init__(
@@ -107,11 +110,11 @@ class Session:
         self.welcome = wire.Welcome()
         self.failure: TocsinError | None = None
         self.session_id = ""
-        """The broker's id of this session; empty: there is none yet."""
+        """The broker's id of this session; empty before the first welcome."""
         self.resumed: frozenset[int] = frozenset()
-        """The subscriptions that the last welcome says are still open."""
+        """The subscriptions that are still open according to the last welcome."""
         self.is_known = False
-        """Whether the session has kept its id at the last welcome."""
+        """Whether the session kept its id at the last welcome."""
         self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
         self._connector = Connector(
@@ -134,9 +137,9 @@ class Session:
         self._pending: dict[int, OnAnswer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        """The time of `_timer`: uvloop's handles do not know it when it has passed."""
+        """The time of `_timer`, because uvloop's handles do not know it once it has passed."""
         self._sent_at = 0.0
-        """The time when something was sent last, in the loop's seconds."""
+        """The time at which frames were sent last, in the loop's seconds."""
         self._pinged_at = 0.0
         """The time of the last ping, in the loop's seconds."""
         self.is_open = False
@@ -150,13 +153,13 @@ class Session:
         """Connect once.
 
         Raises:
-            CannotConnect: nothing answers, or no broker.
-            BrokerError: the broker refused, e.g. Unauthorized.
+            CannotConnect: nothing answers, or something other than a broker.
+            BrokerError: the broker refused, for example with Unauthorized.
         """
         await self._connector.open()
 
     async def close(self) -> None:
-        """Send what is queued, end the session and everything that still waits."""
+        """Send what is queued, then end the session and everything that still waits."""
         if self.is_open:
             self.flush()
         if self.failure is None:
@@ -167,13 +170,13 @@ class Session:
 
     @property
     def transport(self) -> Transport | None:
-        """The transport that carries the session now; None: nothing does."""
+        """The transport that carries the session now; None if none does."""
         return self._carrier.transport if self._carrier is not None and self.is_open else None
 
     # --- connector.ConnectorListener ------------------------------------------------------------
 
     def hello(self) -> bytes:
-        """Return the hello, with the name of the session that is to go on."""
+        """Return the hello, with the id of the session to continue."""
         hello = wire.Hello(
             producer=self.producer,
             client=self.name,
@@ -206,7 +209,7 @@ class Session:
                 part.disconnected()
 
     def on_failure(self, error: TocsinError) -> None:
-        """End everything that waits; also called when the client is closed."""
+        """End everything that waits. Closing the client calls this, too."""
         self.failure = error
         self.is_open = False
         self._lose_pending()
@@ -214,7 +217,8 @@ class Session:
             part.failed(error)
 
     def restart(self) -> None:
-        """End the session, and go on with another one: the broker contradicts itself about it."""
+        """End the session, and continue with another one, because the broker contradicts itself
+        about it."""
         self.session_id = ""
         self._break_off(1000, "another session is needed")
 
@@ -225,12 +229,12 @@ class Session:
         self._parts[part] = None
 
     def remove(self, part: SessionPart) -> None:
-        """Remove a part."""
+        """Remove a part. An unknown part is ignored."""
         self._parts.pop(part, None)
         self._dirty.pop(part, None)
 
     def route(self, subscription: int, part: Subscriber | None) -> None:
-        """Hand pushes of this subscription to `part`; None: to nobody."""
+        """Hand pushes of this subscription to `part`; None discards them."""
         if part is None:
             self._subscribers.pop(subscription, None)
         else:
@@ -246,8 +250,7 @@ class Session:
         self._pending[ref] = on_answer
 
     def request(self, frame: wire.SentFrame) -> None:
-        """Send a frame at once, behind what the parts have to send; without a carrier do
-        nothing."""
+        """Send a frame at once, after the frames of the parts. Without a carrier, does nothing."""
         self.flush()
         if self.is_open and self._carrier is not None:
             self._send(self._carrier, [wire.encode(frame)])
@@ -257,13 +260,12 @@ class Session:
         carrier.send(frames)
 
     def present(self, token: str) -> None:
-        """Use this token from now on, which the broker has taken in place of the one before."""
+        """Use this token from now on, because the broker has accepted it."""
         if self._carrier is not None:
             self._carrier.present(token)
 
     def mark_dirty(self, part: SessionPart) -> None:
-        """Call `collect` of a part at the end of this turn of the loop: it has something to
-        send."""
+        """Call `collect` of a part at the end of this turn of the loop."""
         self._dirty[part] = None
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -274,7 +276,7 @@ class Session:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the parts have to send, now."""
+        """Send the frames of all marked parts now."""
         if not self.is_open or not self._dirty or self._carrier is None:
             return
         now = self._loop.time()
@@ -287,7 +289,7 @@ class Session:
 
     @property
     def writable(self) -> bool:
-        """Whether to publish now; False: the socket's buffer is full, or the broker drains."""
+        """Whether to publish now; False if the socket's buffer is full, or the broker drains."""
         carrier = self._carrier
         return carrier is not None and carrier.writable and not self.is_draining
 
@@ -313,10 +315,10 @@ class Session:
             self.wake_at(part.next_deadline())
 
     def _beat(self, now: float) -> None:
-        """Ping after a long silence, and give the carrier up when nothing comes.
+        """Ping after a long silence, and give the carrier up if nothing comes.
 
-        While something large arrives, ping as well: the broker needs a sign of life, and its own
-        ping waits behind what is large.
+        Also pings while a large message arrives: the broker needs a sign of life, and its own ping
+        waits behind the large message.
         """
         carrier, heartbeat_s = self._carrier, self.welcome.heartbeat_s
         if not self.is_open or carrier is None:
@@ -344,7 +346,7 @@ class Session:
     # --- carrier.Listener -----------------------------------------------------------------------
 
     def on_message(self, data: bytes) -> None:
-        """Take a message: one frame or several."""
+        """Handle a message of one or several frames."""
         try:
             self._receive(wire.decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -355,7 +357,7 @@ class Session:
             self._break_off(close_codes.PROTOCOL_ERROR, "a message that cannot be")
 
     def _break_off(self, code: int, why: str) -> None:
-        """Go on over another carrier, without waiting for the end of this one."""
+        """Continue over another carrier, without waiting for the end of this one."""
         carrier = self._carrier
         if carrier is not None:
             carrier.listen(None)
@@ -402,7 +404,7 @@ class Session:
                 assert_never(frame)
 
     def _report(self, error: wire.Error) -> None:
-        """Log an error that answers nothing, or end its subscription."""
+        """Log an error that answers no request, or end its subscription."""
         number = -1 if error.subscription is None else error.subscription
         if error.code in _ENDING and (subscriber := self._subscribers.get(number)) is not None:
             subscriber.ended(error.exception())
@@ -412,12 +414,12 @@ class Session:
             logger.warning("the broker: %s", error.exception())
 
     def on_writable(self) -> None:
-        """Go on publishing: the socket has drained."""
+        """Continue publishing, because the socket has drained."""
         for part in self._parts:
             self.mark_dirty(part)
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """Lose the carrier, which has ended, and let the connector find another one."""
+        """Give up the carrier, which has ended, and let the connector find another one."""
         self.on_loss()
         self._connector.on_carrier_closed(close_code, reason)
 
@@ -428,10 +430,10 @@ class Session:
 
 
 class TokenRenewal:
-    """The part of a session that presents a fresh token before the present one is over.
+    """The part of a session that presents a fresh token before the present one expires.
 
-    A session has it where a function returns tokens. Otherwise the broker closes with 4401 when
-    the one token is over.
+    A session has this part if a function returns its tokens. Otherwise the broker closes with 4401
+    when the only token expires.
     """
 
     def __init__(self, session: "Session", token: Token) -> None:
@@ -446,7 +448,7 @@ class TokenRenewal:
         self._schedule(self._session.welcome.right_lasts_s)
 
     def disconnected(self) -> None:
-        """Stop: the next attempt to connect brings a fresh token."""
+        """Stop, because the next attempt to connect brings a fresh token."""
         self._due = None
         if self._task is not None:
             self._task.cancel()
@@ -468,7 +470,7 @@ class TokenRenewal:
     async def _renew(self) -> None:
         try:
             token = await fresh_token(self._token)
-        except NoToken as error:  # there may be one the next time, or when the broker has closed
+        except NoToken as error:  # the next call, or the next attempt to connect, may return one
             logger.warning("no fresh token yet: %s", error)
             self._retry_later()
             return

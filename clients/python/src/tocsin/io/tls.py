@@ -1,8 +1,9 @@
-"""The authorities that a client trusts over https, and the certificate that it shows.
+"""The authorities that a client trusts over https, and the certificate that it presents.
 
-Without an `ssl.SSLContext` of the program's own it trusts the authorities of this system, or those
-in the file TOCSIN_CA_FILE. If TOCSIN_CERT_FILE is set (with TOCSIN_KEY_FILE, unless the key is in
-the same file), it shows that certificate. The files are PEM, and read once.
+Without an `ssl.SSLContext` from the program, a client trusts the authorities of this system, or
+those in the file TOCSIN_CA_FILE. If TOCSIN_CERT_FILE is set, the client presents that certificate.
+TOCSIN_KEY_FILE names the key's file, unless the key is in the same file. The files are PEM, and are
+read once.
 """
 
 import os
@@ -19,12 +20,13 @@ _HINTS: Final = {
 
 
 def tls_context(url: str, given: SSLContext | None) -> SSLContext | None:
-    """Return the context for connections to this URL; None: it is http.
+    """Return the context for connections to this URL; None if it is http.
 
-    `given` goes before the environment. Reading the system's authorities is slow, and done once.
+    `given` takes precedence over the environment. Reading the system's authorities is slow, so it
+    is done once.
 
     Raises:
-        ValueError: `given` for an http URL; a file of the environment is not what it should be.
+        ValueError: `given` for an http URL, or an invalid file of the environment.
     """
     if not url.startswith("https:"):
         if given is not None:
@@ -59,7 +61,8 @@ def _why(error: OSError, what: str) -> str:
 
 
 def tls_complaint(error: BaseException | None) -> str | None:
-    """Return the complaint of TLS in an error or its causes, for people; None: there is none."""
+    """Return TLS's complaint in an error or its causes, for people; None if TLS did not
+    complain."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if error is None:

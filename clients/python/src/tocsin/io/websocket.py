@@ -1,6 +1,7 @@
 """A session's frames over a WebSocket: an asyncio.Protocol around websockets' sans-I/O client.
 
-No task, no queue and no future per message: whole messages go to a callback from `data_received`.
+No message costs a task, a queue entry or a future. Whole messages go from `data_received` to a
+callback.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from tocsin.proto.connect_policy import Transport
 from tocsin.proto.wire import join_frames, without_tokens
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
-"""The bound until the broker's welcome has named its own."""
+"""The largest message until the broker's welcome has named its own bound."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -53,12 +54,12 @@ class WebSocket(asyncio.Protocol):
         self.writable = True
         self.refusal: Exception | None = None
         self.received_at = self._loop.time()
-        """When something was received last, in the loop's seconds."""
+        """The time at which bytes were received last, in the loop's seconds."""
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the handshake: TCP, and TLS, are connected."""
+        """Send the handshake, because TCP, and TLS, are connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         request = self._ws.connect()
@@ -69,7 +70,7 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the protocol; hand on what is complete."""
+        """Feed the protocol, and give complete messages to the listener."""
         self.received_at = self._loop.time()
         self._ws.receive_data(data)
         events = self._ws.events_received()
@@ -106,24 +107,24 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def pause_writing(self) -> None:
-        """Stop writing: the socket's buffer is full."""
+        """Stop writing, because the socket's buffer is full."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """Go on writing: the buffer has drained."""
+        """Continue writing, because the buffer has drained."""
         self.writable = True
         if self._listener is not None:
             self._listener.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the listener the end, for whatever reason."""
+        """Notify the listener of the end, whatever its reason."""
         self._ws.receive_eof()
         if self._closing is not None:
             self._closing.cancel()
         if not self.opened.done():
             error: Exception = self._ws.handshake_exc or exc or ConnectionResetError()
             self.opened.set_exception(_refusal(error))
-            self.opened.exception()  # nobody may be waiting
+            self.opened.exception()  # it may have no waiter
         listener, self._listener = self._listener, None
         if listener is not None:
             rcvd = self._ws.close_rcvd or self._ws.close_sent
@@ -140,7 +141,7 @@ class WebSocket(asyncio.Protocol):
         self._ws.max_message_size = message_bytes_max
 
     def present(self, token: str) -> None:
-        """Do nothing: a WebSocket has shown its token once."""
+        """Do nothing, because a WebSocket presents its token only once."""
 
     def send(self, frames: Sequence[bytes]) -> None:
         if self._ws.state is not State.OPEN:
@@ -155,7 +156,7 @@ class WebSocket(asyncio.Protocol):
         await asyncio.wait((self._closed,))
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Begin the closing handshake; cut it off after CLOSE_TIMEOUT_S."""
+        """Begin the closing handshake. The connection is cut after CLOSE_TIMEOUT_S."""
         if self._ws.state is State.OPEN:
             self._ws.send_close(code, reason)
             self._flush()
@@ -173,7 +174,7 @@ class WebSocket(asyncio.Protocol):
             self._closing = self._loop.call_later(CLOSE_TIMEOUT_S, self._cut_off, unsent)
 
     def _cut_off(self, unsent_before: int) -> None:
-        """Cut the connection off, unless what was sent before the end still goes out."""
+        """Cut the connection, unless bytes that were sent before the end are still going out."""
         self._closing = None
         if self._transport is None:
             return
@@ -200,7 +201,7 @@ def _refusal(error: Exception) -> Exception:
     """Return the error of a failed handshake, for the user."""
     if isinstance(error, InvalidStatus):
         found = refusal_of(error.response.status_code, bytes(error.response.body or b""))
-        if isinstance(found, InvalidRequest):  # ours was valid: a proxy has made another one of it
+        if isinstance(found, InvalidRequest):  # the request was valid before a proxy changed it
             return NotABroker(f"no WebSocket gets through to the broker: {found.detail}")
         return found
     if isinstance(error, InvalidHandshake):
@@ -211,13 +212,13 @@ def _refusal(error: Exception) -> Exception:
 async def open_websocket(
     url: str, token: str | None, trace: Trace | None = None, tls: SSLContext | None = None
 ) -> WebSocket:
-    """Open a WebSocket to the broker at this http or https URL. `tls`: from `tls_context`.
+    """Open a WebSocket to the broker at this http or https URL. `tls` is from `tls_context`.
 
     Raises:
-        OSError: no connection; perhaps later.
+        OSError: no connection now; a later attempt may succeed.
         CannotConnect: something answers, and lets no WebSocket through now.
-        NotABroker: what answers is not a broker, or lets no WebSocket through.
-        BrokerError: the broker refused, e.g. Unauthorized.
+        NotABroker: something other than a broker answers, or lets no WebSocket through.
+        BrokerError: the broker refused, for example with Unauthorized.
     """
     parts = urlsplit(url)
     secure = parts.scheme == "https"

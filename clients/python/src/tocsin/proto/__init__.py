@@ -1,1 +1,1 @@
-"""The protocol and the ledgers of a client: pure, with time and chance handed in."""
+"""The protocol and the ledgers of a client. They are pure: time and chance are arguments."""

@@ -1,9 +1,9 @@
-"""A consumer's acks, nacks and marks, and what of them the broker has perhaps not received. Pure.
+"""A consumer's acks, nacks and marks, and those that the broker may not have received. Pure.
 
 An ack without an answer may be lost with the connection, or with a gateway that is killed before it
-has written the ack. So acks are kept until the broker, queried after them, says that they are
-durable. After a lost connection everything that is not confirmed is sent again, which settles
-nothing twice (R21).
+has written the ack. So acks are kept until the broker confirms, to a query sent after them, that
+they are durable. After a lost connection all unconfirmed acks are sent again, which settles nothing
+twice (R21).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +17,11 @@ from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
 UNHEARD_ROWS: Final = 64
 """The number of rows of acks after which the broker is queried."""
 UNHEARD_ROWS_MAX: Final = 4096
-"""The number of rows that are kept while the broker cannot say that they are durable. Beyond it the
-oldest ones are forgotten: what was handled may come again if the gateway is killed then, too."""
+"""The number of rows that are kept while the broker cannot confirm that they are durable. Beyond it
+the oldest rows are forgotten. If the gateway is killed then, too, handled messages may come
+again."""
 NAMED_MESSAGES_MAX: Final = 100_000
-"""The number of acked and not confirmed messages that are named: more than a subscription holds."""
+"""The largest number of unconfirmed acked messages to name. A subscription holds fewer."""
 Ticket = object
 _Waiting = tuple[Message, Ticket]
 _NackOptions = tuple[float | None, str | None, bool]
@@ -28,13 +29,14 @@ _NackOptions = tuple[float | None, str | None, bool]
 
 
 class Confirmations(NamedTuple):
-    """The tickets of one answer, by what became of their deliveries."""
+    """The tickets of one answer, by the outcome of their deliveries."""
 
     settled: list[Ticket]
     stale: list[Ticket]
     """Deliveries that the broker did not settle."""
     perhaps: list[Ticket]
-    """Deliveries that it did not settle now, and may have settled when they were sent first."""
+    """Deliveries that the broker did not settle now, and may have settled when they were sent
+    first."""
 
 
 class AckLedger:
@@ -48,20 +50,20 @@ class AckLedger:
         self._started: list[Message] = []
         self._acked: list[HeldPush] = []
         self._again: wire.DeliveryList = []
-        self._unconfirmed: wire.DeliveryList = []  # acked since the last question
+        self._unconfirmed: wire.DeliveryList = []  # acked since the last query
         self._queried: wire.DeliveryList = []  # acked before it
         self._query_ref: int | None = None
         self._confirm: list[_Waiting] = []
         self._confirming: dict[int, list[_Waiting]] = {}
-        self._repeated: set[Message] = set()  # of these, what was asked before
+        self._repeated: set[Message] = set()  # of these, those that were sent before
         self._nacked: dict[_NackOptions, list[Message]] = {}
         self._nacking: dict[int, tuple[_NackOptions, list[Message]]] = {}
-        self._tickets: dict[Message, Ticket] = {}  # of what is nacked, and is to be confirmed
+        self._tickets: dict[Message, Ticket] = {}  # of nacks to be confirmed
 
     # --- what the consumer says -----------------------------------------------------------------
 
     def start(self, message: Message) -> None:
-        """Mark a message as started: its handler begins (R19)."""
+        """Mark a message as started, because its handler begins (R19)."""
         self._started.append(message)
 
     def ack(self, message: Message) -> None:
@@ -84,11 +86,11 @@ class AckLedger:
     # --- what goes out --------------------------------------------------------------------------
 
     def take(self, refs: Iterator[int], closed: ClosedKeys) -> list[wire.SentFrame]:
-        """Return the frames to send now, in this order. `closed` learns of the nacks."""
+        """Return the frames to send now, in this order. Notes the nacks in `closed`."""
         subscription = self.subscription
         started = delivery_list(
             (m.held.place, m.offset) for m in self._started if m.state is State.HANDED
-        )  # what is settled in the same breath needs no mark
+        )  # a message that is settled in the same turn needs no mark
         self._started.clear()
         frames: list[wire.SentFrame] = [
             wire.Extend(subscription=subscription, started=part)
@@ -147,9 +149,10 @@ class AckLedger:
     # --- answers --------------------------------------------------------------------------------
 
     def on_durability_answer(self, ref: int, *, is_durable: bool = True) -> None:
-        """Take the answer to the query: what was acked before it is durable, or another's by now.
+        """Handle the answer to the query. Deliveries acked before it are durable, or no longer
+        ours.
 
-        Without `is_durable` the broker cannot say, and the acks are kept.
+        Without `is_durable` the broker cannot confirm, and the acks are kept.
         """
         if ref == self._query_ref:
             self._query_ref = None
@@ -158,13 +161,13 @@ class AckLedger:
             self._queried = []
 
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
-        """Take the answer to a nack; returns its tickets, sorted as by `on_ack_answer`."""
+        """Handle the answer to a nack; returns its tickets, sorted as by `on_ack_answer`."""
         _, nacked = self._nacking.pop(ref, (None, ()))
         waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
         return self._outcome(waiting, refused)
 
     def on_ack_answer(self, ref: int, refused: Sequence[list[int]]) -> Confirmations:
-        """Take the answer to a confirmed ack; returns its tickets.
+        """Handle the answer to a confirmed ack; returns its tickets.
 
         `refused` are the deliveries that the broker did not settle now.
         """
@@ -190,7 +193,7 @@ class AckLedger:
     # --- coming back ----------------------------------------------------------------------------
 
     def unconfirmed(self) -> wire.DeliveryList:
-        """Return what is settled or returned here, and perhaps not at the broker."""
+        """Return deliveries that are settled or returned here, and may not be at the broker."""
         messages = [message for message, _ in self._confirm]
         messages += [m for pairs in self._confirming.values() for m, _ in pairs]
         messages += [m for nacked in self._nacked.values() for m in nacked]
@@ -200,9 +203,9 @@ class AckLedger:
         return [*_last([*self._again, *self._queried, *self._unconfirmed]), *places]
 
     def repeat(self, handed: Iterable[Message]) -> list[Message]:
-        """Queue again what is not confirmed, and the marks of what is in hand (R19).
+        """Queue unconfirmed acks and nacks again, and the marks of messages in hand (R19).
 
-        Returns the messages that are to be nacked again.
+        Returns the messages that are nacked again.
         """
         self._again = [*self._again, *self._queried, *self._unconfirmed]
         self._queried, self._unconfirmed, self._query_ref = [], [], None
@@ -218,7 +221,7 @@ class AckLedger:
         return [message for messages in self._nacked.values() for message in messages]
 
     def on_session_loss(self) -> list[Ticket]:
-        """Forget everything: none of it counts. Returns the tickets that still wait."""
+        """Forget everything, because none of it counts. Returns the tickets that still wait."""
         tickets = [ticket for _, ticket in self._confirm]
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         tickets += self._tickets.values()

@@ -1,10 +1,10 @@
 """The offset of the broker's clock from this client's. Pure.
 
-A client says when it produced a message, by its own clock, and how far the broker's clock is ahead,
-so that the broker can tell how long the message took. The offset is found as NTP finds it: the
+A client states when it produced a message, by its own clock, and how far the broker's clock is
+ahead. From both the broker computes how long the message took. The offset is found as in NTP: the
 broker's time lies between a ping and its pong, and the shortest round trip is the most exact.
 
-This client's clock is the wall clock at its beginning, and monotonic from there on. `now` is in
+This client's clock is the wall clock at its beginning, and monotonic from then on. `now` is in
 seconds, of a monotonic clock.
 """
 
@@ -12,16 +12,16 @@ from collections import deque
 from typing import Final, NamedTuple
 
 EVERY_S: Final = 30.0
-"""The interval of pings while something is published."""
+"""The interval of pings while messages are published, in seconds."""
 FIRST_EVERY_S: Final = 0.25
-"""The interval of the first pings, FIRST of them."""
+"""The interval of the first pings, of which there are FIRST, in seconds."""
 FIRST: Final = 4
 SAMPLES: Final = 8
 """The number of round trips of which the best one counts."""
 NEWS_US: Final = 50
-"""An offset that has changed by less is not sent again."""
+"""The smallest change of the offset that is sent, in microseconds."""
 STEP_US: Final = 50_000
-"""A change that exceeds what round trips explain by this means that a clock was stepped."""
+"""The change, beyond what round trips explain, that means that a clock was stepped."""
 
 
 class _Sample(NamedTuple):
@@ -43,19 +43,19 @@ class BrokerClock:
         """Whether the broker sends its own time, and wants that of producers."""
 
     def unix_us(self, now: float) -> int:
-        """Return this client's time, in unix microseconds."""
+        """Return this client's time, in Unix microseconds."""
         return self._base_us + int(now * 1_000_000)
 
     def on_welcome(self, broker_unix_us: int | None, *, now: float) -> None:
-        """Begin with the time in a welcome; None: the broker must not be sent any.
+        """Begin with the time in a welcome. None means that the broker must not be sent any times.
 
-        Perhaps another broker than before has sent the welcome.
+        The welcome may come from another broker than the one before.
         """
         self._samples.clear()
         self._pings = 0
         self._sent_us = None
         self.is_wanted = broker_unix_us is not None
-        if broker_unix_us is not None:  # until a round trip is known, too early by the way back
+        if broker_unix_us is not None:  # until a round trip is known, early by the way back
             self._offset_us = broker_unix_us - self.unix_us(now)
 
     def is_due(self, now: float) -> bool:
@@ -69,7 +69,7 @@ class BrokerClock:
         self._pinged_at = now
 
     def on_pong(self, asked_at: float, broker_unix_us: int, *, now: float) -> None:
-        """Take the pong to the ping of `asked_at`."""
+        """Use the pong to the ping that was sent at `asked_at`."""
         sent_us, received_us = self.unix_us(asked_at), self.unix_us(now)
         fresh = _Sample(received_us - sent_us, broker_unix_us - (sent_us + received_us) // 2)
         if self._samples:
@@ -82,7 +82,7 @@ class BrokerClock:
 
     @property
     def offset_to_send_us(self) -> int | None:
-        """The offset of the broker's clock, if it is to be sent; None: it is not news."""
+        """The offset of the broker's clock, if it has to be sent; None if the broker has it."""
         if not self.is_wanted or self._offset_us is None:
             return None
         told_us = self._sent_us

@@ -1,20 +1,21 @@
-"""The close codes of a session, and after which of them a client reconnects. Pure.
+"""The close codes of a session, and those after which a client reconnects. Pure.
 
-4000-4499: reconnect. 4500-4999: do not, the same attempt would end the same way.
+A client reconnects after 4000-4499. It does not after 4500-4999, because the same attempt would end
+the same way.
 """
 
 from typing import Final
 
 PROTOCOL_ERROR: Final = 1002
-"""The peer has sent what is not the protocol (RFC 6455, 7.4.1)."""
+"""The peer has sent something that is not the protocol (RFC 6455, 7.4.1)."""
 DRAINING: Final = 4000
-"""The gateway is going down."""
+"""The gateway is shutting down."""
 HEARTBEAT: Final = 4001
 """The gateway received nothing from this client."""
 HELLO_LATE: Final = 4002
 OVERLOADED: Final = 4003
 UNAUTHORIZED: Final = 4401
-"""No valid credentials: reconnect with a fresh token."""
+"""The credentials are invalid; reconnect with a fresh token."""
 PROTOCOL: Final = 4500
 REVOKED: Final = 4501
 """The right to be here was revoked."""
@@ -26,7 +27,7 @@ TOO_LARGE: Final = 4509
 def may_reconnect(close_code: int) -> bool:
     """Whether a session that was closed with this code may be opened again.
 
-    It may after codes below 4000, which are the transport's (a lost connection, a proxy, a
-    restart).
+    It may after codes below 4000, because these are the transport's: a lost connection, a proxy, or
+    a restart.
     """
     return close_code < 4500 or close_code > 4999

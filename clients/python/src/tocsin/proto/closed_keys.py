@@ -1,15 +1,15 @@
-"""Keys that are closed: what still arrives of them was sent too early. Pure.
+"""Closed keys, whose messages arrive too early. Pure.
 
-The client returns a message, by a nack or because its own deadline has come, while later messages
+A client returns a message, by a nack or because its own deadline has passed, while later messages
 of the key may be on their way to it. The broker takes those back when it learns of the return, and
-gives everything again in order. Until then nothing of the key may be let in (R17).
+gives all of them again, in order. Until then no message of the key may be let in (R17).
 
     [m is nacked; m+1, pushed before the broker has read the nack, arrives and is handled; m comes
     again: the key is out of order.]
 
 A closed key opens when the broker has answered the nack, has revoked the message itself, or gives
-that very message again. After a lost connection the client says what it holds (`held`). The answer
-opens the keys that were closed before that was sent, and no others.
+that very message again. After a lost connection the client states what it holds (`held`). The
+answer opens the keys that were closed before that frame was sent, and no others.
 
     [m is named in `held`, and its time is over before the answer comes: the broker counts it as
     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
@@ -28,7 +28,7 @@ class _ClosedKey:
 
 
 class ClosedKeys:
-    """The closed keys, and which of its messages has closed each."""
+    """The closed keys, each with the message that has closed it."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, _ClosedKey] = {}
@@ -56,23 +56,23 @@ class ClosedKeys:
         self._by_place[partition, message.offset] = key
 
     def on_nack(self, ref: int, messages: list[Message]) -> None:
-        """Note that a nack names these messages; the answer to it opens their keys."""
+        """Note that a nack names these messages. The answer to it opens their keys."""
         keys = {message.key for message in messages if message.key in self._by_key}
         self._nacked[ref] = [(key, self._by_key[key]) for key in keys if key is not None]
 
     def on_nack_answer(self, ref: int) -> None:
-        """Open the keys of a nack: what the broker sends after its answer takes account of it."""
+        """Open the keys of a nack, because frames sent after its answer take account of it."""
         for key, closing in self._nacked.pop(ref, ()):
             if self._by_key.get(key) is closing:
                 self._open(key)
 
     def on_held_sent(self) -> None:
-        """Note that `held` is about to be sent; it says what is held, and what is not."""
+        """Note that `held` is about to be sent, which states what is held and what is not."""
         for closing in self._by_key.values():
             closing.is_sent = True
 
     def on_held_answer(self) -> None:
-        """Open what was closed before `held` was sent; nacks of before are not answered any
+        """Open the keys that were closed before `held` was sent. Earlier nacks get no answer any
         more."""
         for key in [key for key, closing in self._by_key.items() if closing.is_sent]:
             self._open(key)
@@ -90,7 +90,8 @@ class ClosedKeys:
                 self._open(key)
 
     def admit(self, key: str, partition: int, offset: int) -> bool:
-        """Let a message in, unless its key is closed; the message that closed the key opens it."""
+        """Return whether to let a message in. A closed key admits only the message that closed it,
+        and is opened by it."""
         closing = self._by_key.get(key)
         if closing is None:
             return True

@@ -1,16 +1,16 @@
-"""Which transport to try next, and when. Pure.
+"""The choice of the next transport to try, and when. Pure.
 
-A client uses a WebSocket where one gets through, long poll where none does, and returns from long
+A client uses a WebSocket if one gets through, and otherwise a long poll. It returns from a long
 poll to a WebSocket:
 
-* A WebSocket that was refused, swallowed or cut although something had been reached, or that dies
-  young three times in a row: the next attempt is a long poll.
-* A long poll that fails: the next attempt is a WebSocket.
+* After a WebSocket that was refused, swallowed or cut although a server was reached, the next
+  attempt is a long poll. The same holds after three WebSockets in a row that died young.
+* After a long poll that fails, the next attempt is a WebSocket.
 * While a long poll carries the session, a WebSocket is tried beside it, less and less often, and
   takes over.
 
-Delays are jittered and exponential, so that the clients of a gateway that died do not all come
-back at once. A gateway that drains names the delay itself.
+Delays are jittered and exponential, so that the clients of a gateway that died do not all come back
+at once. A gateway that drains names the delay itself.
 """
 
 from random import Random
@@ -22,22 +22,23 @@ Transport = Literal["websocket", "long-poll"]
 Mode = Literal["auto", "websocket", "long-poll"]
 MODES: Final = ("auto", "websocket", "long-poll")
 YOUNG_S: Final = 60.0
-"""The age below which a WebSocket that is cut off died young."""
+"""The age below which a WebSocket that is cut has died young, in seconds."""
 DIED_YOUNG_MAX: Final = 3
 RETURN_S: Final = 10.0
-"""The time after which a WebSocket is tried beside a long poll; it doubles with each failure."""
+"""The time after which a WebSocket is tried beside a long poll, in seconds; each failure doubles
+it."""
 RETURN_S_MAX: Final = 300.0
 DELAY_S: Final = 0.1
-"""The longest delay before the first attempt; the bound doubles from attempt to attempt."""
+"""The longest delay before the first attempt, in seconds; each attempt doubles this bound."""
 DELAY_S_MAX: Final = 15.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit."""
+"""The longest wait for a limit, in seconds."""
 UNAUTHORIZED_MAX: Final = 3
 """The number of fresh tokens that are tried in a row."""
 
 
 class TransportChoice:
-    """The transport of the next attempt. `mode`: the one that is allowed, or "auto"."""
+    """The transport of the next attempt. `mode` is the only one allowed, or "auto"."""
 
     def __init__(self, mode: Mode, *, rng: Random) -> None:
         self.mode = mode
@@ -59,7 +60,7 @@ class TransportChoice:
     def on_failure(self, transport: Transport, *, reached: bool) -> bool:
         """Note that an attempt has failed; returns whether to try the other transport at once.
 
-        `reached`: something had answered.
+        `reached` states that a server had answered.
         """
         if self.has_both and transport == "websocket" and reached:
             self._next = "long-poll"
@@ -69,14 +70,15 @@ class TransportChoice:
         return False
 
     def on_welcome(self, transport: Transport) -> None:
-        """Stay with the transport that has got a welcome through."""
+        """Stay with the transport that brought a welcome."""
         if self.has_both:
             self._next = transport
         if transport == "websocket":
             self._return_s = RETURN_S
 
     def on_loss(self, transport: Transport, *, lived_s: float, had_reason: bool) -> None:
-        """Note that a session's transport has ended; `had_reason`: the broker had said why."""
+        """Note that a session's transport has ended. `had_reason` means that the broker gave a
+        reason."""
         if transport != "websocket":
             return
         died_young = lived_s < YOUNG_S and not had_reason
@@ -93,9 +95,9 @@ class TransportChoice:
 
 
 class ReconnectDelay:
-    """The delay before the next attempt, which grows with those that failed.
+    """The delay before the next attempt, which grows with failed attempts.
 
-    `fresh_tokens`: each attempt brings a token of its own.
+    `fresh_tokens` means that each attempt brings its own token.
     """
 
     def __init__(self, *, rng: Random, fresh_tokens: bool) -> None:
@@ -107,17 +109,18 @@ class ReconnectDelay:
         self._limited_s = 0.0
 
     def on_connect(self) -> None:
-        """Begin anew with the delays: a session is open."""
+        """Start the delays again, because a session is open."""
         self._attempts_before, self._attempts = self._attempts, 0
         self._unauthorized = 0
         self._advised_at = None
 
     def on_protocol_error(self) -> None:
-        """Count the session as a failed attempt: what it sent was not the protocol."""
+        """Count the session as a failed attempt, because it brought something that is not the
+        protocol."""
         self._attempts = max(self._attempts, self._attempts_before)
 
     def on_drain(self, after_s: float, *, now: float) -> None:
-        """Take the delay that a broker which drains has named."""
+        """Note the delay that a draining broker has named."""
         self._advised_at = now + after_s
 
     def on_rate_limit(self, after_s: float) -> None:

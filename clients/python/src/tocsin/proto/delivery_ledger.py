@@ -4,17 +4,18 @@
                  |         |                 |
                  └─────────┴───── GONE <─────┘   revoked, lease over, session lost
 
-* Of one key, a message is handed out only when the one before it has been settled (R17): the first
-  one of a key is READY, the others are QUEUED in the key's line.
-* When a message is returned or goes, the later ones of its key that are held go with it, and those
-  on their way are not let in (R17; see `closed_keys`). While its handler still runs, the message
-  stays before the key's line: what arrives again waits until `on_handler_end`.
-* A lease that is over by this client's own clock (see `leases`) is treated as revoked (R17), so
+* A message is handed out only after the message of its key before it has been settled (R17). The
+  first message of a key is READY, the others are QUEUED in the key's line.
+* When a message is returned or lost, the later held messages of its key are lost with it. Those on
+  their way are not let in (R17; see `closed_keys`). While its handler still runs, the message stays
+  at the head of the key's line, and messages that arrive again wait until `on_handler_end`.
+* A lease that is over by this client's own clock (see `leases`) is treated as revoked (R17). So
   nothing is handed out that another consumer may have by now.
-* Behind a message that is in hand for longer than a lease, no more than AHEAD of its key are
-  extended: the others go back when their leases end, uncounted, and make room (P8).
-* Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
-  (`report_held`), and goes on with what is still its own (`on_resume`, R22).
+* If a message is in hand for longer than a lease, at most AHEAD later messages of its key are
+  extended. The others return when their leases end, uncounted, and make room (P8).
+* Without a carrier nothing is handed out (`pause`). On a new carrier the client states what it
+  holds (`report_held`), and continues with the deliveries that are still its own (`on_resume`,
+  R22).
 * Credit is granted in total: the first window, and one for each message that was released (R25).
 """
 
@@ -34,9 +35,10 @@ from tocsin.proto.message import HeldPush, Message, Settler, State
 from tocsin.proto.wire import ranges_of
 
 CREDIT_SHARE: Final = 4
-"""Credit is granted anew when a quarter of the window has been used up."""
+"""The share of the window after which credit is granted again: a quarter."""
 AHEAD: Final = 8
-"""The messages of a key that stay held behind one that is in hand for longer than a lease."""
+"""The number of messages of a key that stay held behind one that is in hand for longer than a
+lease."""
 _READY_GONE_MIN: Final = 64
 _LAST: Final = 1 << 62
 """An offset above every other."""
@@ -61,8 +63,8 @@ _WHY: Final = {
 class DeliveryLedger:
     """The deliveries that one consumer holds. `now` is in seconds of a monotonic clock.
 
-    `credit` bounds the deliveries that are held; `lease_s` is the group's; `settler` carries out
-    what is called on the messages; `auto_extend`: leases are extended in time.
+    `credit` bounds the held deliveries. `lease_s` is the group's. `settler` carries out calls on
+    the messages. `auto_extend` means that leases are extended in time.
     """
 
     def __init__(
@@ -76,15 +78,15 @@ class DeliveryLedger:
     ) -> None:
         self.subscription = subscription
         self._settler = settler
-        self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
-        self._unfinished: dict[str, Message] = {}  # per key, what is gone while its handler runs
+        self._lines: dict[str, deque[Message] | None] = {}  # per held key, all but its first
+        self._unfinished: dict[str, Message] = {}  # per key, a lost message whose handler runs
         self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self.leases = Leases(self._pushes, lease_s=lease_s, auto_extend=auto_extend)
         self.acks = AckLedger(subscription)
         self.begin(credit=credit, lease_s=lease_s)
 
     def begin(self, *, credit: int, lease_s: float) -> None:
-        """Begin with nothing held: the subscription has been opened anew.
+        """Begin with nothing held, because the subscription has been opened again.
 
         `on_session_loss` was called before.
         """
@@ -94,20 +96,24 @@ class DeliveryLedger:
         self._ready: deque[Message] = deque()
         self._ready_gone = 0  # of these, no longer READY
         self._newest: dict[int, tuple[int, int]] = {}  # partition -> (epoch, push)
-        self._doubtful: dict[int, int] = {}  # partition -> how many more may have been given before
+        # partition -> the number of messages to come that may have been given before
+        self._doubtful: dict[int, int] = {}
         self._closed = ClosedKeys()
         self.is_paused = False
         self.received = 0
         self.released = 0
         self.uncounted = 0
-        """The messages received that the broker gave before it was restarted."""
+        """The number of received messages that the broker gave before it was restarted."""
         self._released_granted = 0
 
     # --- what comes in --------------------------------------------------------------------------
 
     def receive(self, push: wire.Push, *, now: float) -> None:
-        """Take in a push. One that is not newer than the newest of its partition is discarded
-        (R16); what it gives again supersedes what is held of it."""
+        """Hold the messages of a push.
+
+        A push that is not newer than the newest of its partition is discarded (R16). A newer push
+        supersedes held deliveries of the same messages.
+        """
         self.received += len(push.messages)
         number = (push.epoch, push.push)
         newest = self._newest.get(push.partition)
@@ -158,7 +164,7 @@ class DeliveryLedger:
                     self._lose(held, first, last)
 
     def revoke(self, deliveries: wire.DeliveryList) -> None:
-        """Give up deliveries that the broker has taken back; leave alone what is not held."""
+        """Give up deliveries that the broker has taken back; others are ignored."""
         for partition, epoch, number, *pairs in deliveries:
             held = self._pushes.get((partition, epoch, number))
             for first, last in zip(pairs[::2], pairs[1::2], strict=False):
@@ -168,24 +174,25 @@ class DeliveryLedger:
                     self._closed.on_revoke(partition, first, last)
 
     def expire(self, *, now: float) -> None:
-        """Discard what has been held for as long as its lease."""
+        """Discard messages that have been held for as long as their lease."""
         for message in self.leases.expire(now=now):
-            if message.state <= _HANDED:  # else it went with an earlier one of its key
+            if message.state <= _HANDED:  # otherwise it went with an earlier one of its key
                 self._close(message, _GONE)
                 self._closed.close(message)
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire`, if nothing else happens before."""
+        """Return when to call `expire`, if nothing else happens before; None if nothing is held."""
         return self.leases.next_deadline()
 
     # --- resuming -------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hand out nothing more: nothing carries the session."""
+        """Stop handing out messages, because nothing carries the session."""
         self.is_paused = True
 
     def report_held(self) -> wire.DeliveryList:
-        """Return what `held` is to name: what is held, settled or returned, and not confirmed."""
+        """Return the deliveries for `held` to name: held, or settled or returned without
+        confirmation."""
         self._closed.on_held_sent()
         held = [
             [*held.place, *ranges_of(offsets)]
@@ -195,7 +202,7 @@ class DeliveryLedger:
         return held + self.acks.unconfirmed()
 
     def restart_count(self) -> None:
-        """Count from here on, as the broker does: it has been restarted."""
+        """Restart the counts, as the broker does after its own restart."""
         self.uncounted = self.received = self.received - self.released
         self.released = self._released_granted = 0
 
@@ -206,14 +213,16 @@ class DeliveryLedger:
 
     @property
     def received_at_broker(self) -> int:
-        """The messages ever received, as the broker counts."""
+        """The number of messages ever received, as the broker counts."""
         return self.received - self.uncounted
 
     def on_resume(self, revoked: wire.DeliveryList) -> None:
-        """Go on after the answer to `held`; `revoked` is no longer this consumer's.
+        """Continue after the answer to `held`. The deliveries in `revoked` are no longer this
+        consumer's.
 
-        What the broker sends from now on takes account of what is held. So keys open, except
-        those whose nack it may not have received, and those closed since `held` was sent.
+        Frames that the broker sends from now on take account of the held deliveries. So keys open,
+        except those whose nack the broker may not have received, and those closed since `held` was
+        sent.
         """
         self.revoke(revoked)
         self._closed.on_held_answer()
@@ -223,18 +232,19 @@ class DeliveryLedger:
         for message in self.acks.repeat(handed):
             self._closed.close(message)
         self.leases.restart()
-        self._released_granted = -self.credit  # the grant, too, is said again
+        self._released_granted = -self.credit  # the grant, too, is sent again
         self.is_paused = False
 
     def on_session_loss(self) -> list[Ticket]:
-        """Give up every delivery: the session is lost. Returns the tickets that still wait."""
+        """Give up every delivery, because the session is lost. Returns the tickets that still
+        wait."""
         for held in list(self._pushes.values()):
             self._lose(held, 0, _LAST)
         self._ready.clear()
         self._ready_gone = 0
         self._closed = ClosedKeys()
         self.leases.restart()
-        self._released_granted = self.released  # there is nobody left to grant it
+        self._released_granted = self.released  # nobody is left to grant it
         return self.acks.on_session_loss()
 
     # --- handing out and settling ---------------------------------------------------------------
@@ -245,7 +255,7 @@ class DeliveryLedger:
         return 0 if self.is_paused else len(self._ready) - self._ready_gone
 
     def next(self, *, now: float) -> Message | None:
-        """Hand out a message whose key is free; None: there is none now."""
+        """Hand out a message whose key is free; None if there is none now."""
         if self.is_paused:
             return None
         ready = self._ready
@@ -264,17 +274,20 @@ class DeliveryLedger:
         return None
 
     def put_back(self, message: Message) -> None:
-        """Take back a message that was handed out and not taken, unless it is gone meanwhile."""
+        """Take back a message that was handed out and not taken, unless it has been lost
+        meanwhile."""
         if message.state is _HANDED:
             message.state = _READY
             self._ready.appendleft(message)
 
     def ack(self, message: Message, *, now: float, ticket: object = None) -> None:
-        """Settle a message that was handed out. With a ticket the ack is confirmed: see
-        `AckLedger.on_ack_answer`. Without, an ack of what was acked already does nothing.
+        """Settle a message that was handed out.
+
+        With a ticket the ack is confirmed; see `AckLedger.on_ack_answer`. Without a ticket, acking
+        an acked message does nothing.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
+            StaleDelivery: the message is no longer this consumer's.
         """
         if message.state is _ACKED and ticket is None:
             return
@@ -293,7 +306,7 @@ class DeliveryLedger:
             self._promote(message.key)
 
     def _promote(self, key: str) -> None:
-        """Make the next message of a key READY: the one before it is settled."""
+        """Make the next message of a key READY, because the one before it is settled."""
         line = self._lines[key]
         if line is None:
             del self._lines[key]
@@ -305,7 +318,7 @@ class DeliveryLedger:
             self._lines[key] = None
 
     def on_handler_end(self, message: Message) -> None:
-        """Let the key of a message go on, if the message was gone before its handler ended."""
+        """Release the key of a message that was lost before its handler ended."""
         key = message.key
         if key is not None and self._unfinished.get(key) is message:
             del self._unfinished[key]
@@ -321,11 +334,12 @@ class DeliveryLedger:
         reject: bool = False,
         ticket: Ticket | None = None,
     ) -> None:
-        """Return a message that was handed out; the later ones of its key that are held go too.
-        With a ticket the nack is confirmed: see `on_nack_answer`.
+        """Return a message that was handed out, and with it the later held messages of its key.
+
+        With a ticket the nack is confirmed; see `on_nack_answer`.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
+            StaleDelivery: the message is no longer this consumer's.
         """
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
@@ -347,10 +361,10 @@ class DeliveryLedger:
     # --- answers --------------------------------------------------------------------------------
 
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
-        """Take the answer to a nack: what the broker sends from now on may be let in.
+        """Handle the answer to a nack. Messages that the broker sends from now on may be let in.
 
-        Returns the tickets as `AckLedger.on_ack_answer` does; `refused` are the deliveries that
-        the broker did not return now.
+        Returns the tickets as `AckLedger.on_ack_answer` does. `refused` are the deliveries that the
+        broker did not return now.
         """
         self._closed.on_nack_answer(ref)
         return self.acks.on_nack_answer(ref, refused)
@@ -364,7 +378,7 @@ class DeliveryLedger:
                 self._close(message, _GONE)
 
     def _close(self, message: Message, state: State) -> None:
-        """Take a held message out, and with it what is held behind it in its key's line (R17)."""
+        """Take out a held message, and with it the messages after it in its key's line (R17)."""
         was = message.state
         self._drop(message, state)
         if message.key is not None:
@@ -409,7 +423,7 @@ class DeliveryLedger:
         return (self.released - self._released_granted) * CREDIT_SHARE >= max(self.credit, 1)
 
     def take(self, refs: Iterator[int], *, now: float) -> list[wire.SentFrame]:
-        """Return the frames to send now, in this order; none while it is paused."""
+        """Return the frames to send now, in this order; none while the ledger is paused."""
         if self.is_paused:
             return []
         frames = self.acks.take(refs, self._closed)

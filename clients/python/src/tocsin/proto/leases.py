@@ -1,13 +1,13 @@
-"""The leases of the deliveries held here, as this client counts them, and their extension. Pure.
+"""Leases of the deliveries held here, as this client counts them, and their extension. Pure.
 
-A lease is counted from the moment the push was received, less a margin, so that it ends here
-before it ends at the broker. More time is requested while enough of it is left to try again.
+A lease is counted from the moment at which the push was received, less a margin. So it ends here
+before it ends at the broker. More time is requested while enough is left to try again.
 
-A message that only waits behind one that is in hand for long is not extended with it for ever:
-that is up to the owner of the leases, which learns from `long_in_hand` what is in hand for long.
+A message that only waits behind one that is in hand for long is not extended with it forever. The
+owner of the leases decides this, with the result of `long_in_hand`.
 
-Pushes arrive in the order of their deadlines, so nearly all, which are settled in time, cost a
-deque; only what is held for long is sorted.
+Pushes arrive in the order of their deadlines. Nearly all of them are settled in time and cost a
+deque; only those that are held for long are sorted.
 """
 
 import heapq
@@ -29,15 +29,16 @@ EXTEND_SHARE: Final = 0.5
 
 
 def usable_s(lease_s: float) -> float:
-    """Return how long a delivery may be worked on here when the broker grants `lease_s`."""
+    """Return how long a delivery may be worked on here if the broker grants `lease_s`, in
+    seconds."""
     return lease_s - min(MARGIN_S_MAX, MARGIN_SHARE * lease_s)
 
 
 class Leases:
     """The leases of the held pushes.
 
-    `pushes`: the held pushes, by (partition, epoch, push); their owner keeps them. `lease_s`: the
-    group's. `auto_extend`: leases are extended until the broker refuses.
+    `pushes` are the held pushes, by (partition, epoch, push); their owner keeps them. `lease_s` is
+    the group's. `auto_extend` means that leases are extended until the broker refuses.
     """
 
     def __init__(
@@ -46,21 +47,21 @@ class Leases:
         self._pushes = pushes
         self._auto_extend = auto_extend
         self._deadlines = Deadlines()
-        self._late: list[HeldPush] = []  # more time is to be asked for
+        self._late: list[HeldPush] = []  # more time has to be requested
         self._requested: dict[int, tuple[wire.DeliveryList, float]] = {}
         self._in_hand: dict[Message, int] = {}
         """The number of times that more time was requested for a message while it was in hand."""
         self.begin(lease_s)
 
     def begin(self, lease_s: float) -> None:
-        """Begin with leases of this duration, in seconds, for the pushes that are held."""
+        """Begin with leases of this duration, in seconds, for the held pushes."""
         self.usable_s = usable_s(lease_s)
         self.lead_s = EXTEND_SHARE * self.usable_s
-        """The time before the end of a lease at which more is requested."""
+        """The time before the end of a lease at which more is requested, in seconds."""
         self.restart()
 
     def restart(self) -> None:
-        """Request again what was requested."""
+        """Request again all extensions that were requested."""
         self._late.clear()
         self._requested.clear()
         for held in self._pushes.values():
@@ -73,7 +74,7 @@ class Leases:
         return until, until - self.lead_s if self._auto_extend else NEVER
 
     def on_push(self, held: HeldPush) -> None:
-        """Take a held push that has its `times`."""
+        """Add a held push that has its `times`."""
         self._deadlines.append(held)
 
     def on_extension(self, message: Message, *, until: float) -> None:
@@ -98,11 +99,12 @@ class Leases:
         return over
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire`, if nothing else happens before."""
+        """Return when to call `expire`, if nothing else happens before; None if nothing is held."""
         return self._deadlines.next()
 
     def long_in_hand(self) -> list[Message]:
-        """Return what was in hand when more time was requested, this time and the time before."""
+        """Return messages that were in hand at the last request for more time, and at the one
+        before."""
         self._in_hand = {
             message: times
             for message, times in self._in_hand.items()
@@ -118,10 +120,10 @@ class Leases:
         *,
         now: float,
     ) -> list[wire.Extend]:
-        """Return the frames that request more time for what needs it and is not `far` from its
-        turn.
+        """Return the frames that request more time for all due messages that are not `far` from
+        their turn.
 
-        `on_answer` takes the answers.
+        `on_answer` handles the answers.
         """
         if not self._late:
             return []
@@ -150,9 +152,9 @@ class Leases:
         return frames
 
     def on_answer(self, ref: int, refused: wire.DeliveryList) -> None:
-        """Extend the leases that were requested, but for the refused ones.
+        """Extend the requested leases, except the refused ones.
 
-        What was refused ends with its lease, and is not requested again.
+        A refused delivery ends with its lease, and is not requested again.
         """
         part, asked_at = self._requested.pop(ref, ([], 0.0))
         until = asked_at + self.usable_s
@@ -173,7 +175,7 @@ class Leases:
             self._deadlines.put(held)
 
     def on_failure(self, ref: int) -> None:
-        """Leave the leases as they are, and request more time again: there was no answer."""
+        """Leave the leases as they are, and request more time again, because no answer came."""
         part, asked_at = self._requested.pop(ref, ([], 0.0))
         for row in part:
             held = self._pushes.get((row[0], row[1], row[2]))
@@ -187,10 +189,10 @@ class Leases:
 
 
 class Deadlines:
-    """The held pushes by what is due next: a lease to be extended, or one that is over.
+    """The held pushes by the next event: a lease to be extended, or the end of one.
 
-    A push that is settled drops out by itself. An entry counts if its push is due when the entry
-    says; a push whose times have changed was put again.
+    A settled push drops out by itself. An entry counts if its push is due when the entry says. A
+    push whose times have changed was put again.
     """
 
     def __init__(self) -> None:
@@ -199,7 +201,7 @@ class Deadlines:
         self._numbers = itertools.count()
 
     def append(self, held: HeldPush) -> None:
-        """Add a push with the latest deadline so far."""
+        """Add a push with the latest deadline up to now."""
         self._fresh.append((held.due, held))
 
     def put(self, held: HeldPush) -> None:
@@ -207,18 +209,18 @@ class Deadlines:
         heapq.heappush(self._others, (held.due, next(self._numbers), held))
 
     def reset(self, pushes: Iterable[HeldPush]) -> None:
-        """Begin anew with these pushes."""
+        """Replace all entries by these pushes."""
         self._fresh.clear()
         self._others = [(held.due, next(self._numbers), held) for held in pushes]
         heapq.heapify(self._others)
 
     def take(self, *, now: float) -> list[HeldPush]:
-        """Take out the pushes of which something is due; the caller puts each back when done."""
+        """Take out the pushes that are due; the caller puts each back when done."""
         fresh, others = self._fresh, self._others
         due: list[HeldPush] = []
         while fresh and (not fresh[0][1].left or fresh[0][0] <= now):
             when, held = fresh.popleft()
-            if held.left and when == held.due:  # else it was put again since
+            if held.left and when == held.due:  # otherwise it was put again since
                 due.append(held)
         while others and (not others[0][2].left or others[0][0] <= now):
             when, _, held = heapq.heappop(others)
@@ -227,7 +229,7 @@ class Deadlines:
         return due
 
     def next(self) -> float | None:
-        """Return when something will be due; None: nothing is held."""
+        """Return when a push will be due; None if nothing is held."""
         fresh, others = self._fresh, self._others
         while fresh and not (fresh[0][1].left and fresh[0][0] == fresh[0][1].due):
             fresh.popleft()

@@ -1,6 +1,6 @@
-"""Messages as a program is given them. Pure.
+"""Messages as a program receives them. Pure.
 
-A body is decoded when it is read. `HeldPush` is what the held messages of one push have in common.
+A body is decoded when it is read. `HeldPush` is the common part of the held messages of one push.
 """
 
 import base64
@@ -26,9 +26,9 @@ class Content:
     __slots__ = ("_message", "_push", "key", "offset")
 
     key: str | None
-    """The routing and ordering key; None: the message is promised no order."""
+    """The routing and ordering key. None means that the message has no promised order."""
     offset: int
-    """The place in its partition."""
+    """The offset of the message in its partition."""
 
     def __init__(self, push: wire.Push, offset: int, message: wire.PushedMessage) -> None:
         self._push = push
@@ -38,11 +38,11 @@ class Content:
 
     @property
     def body(self) -> Any:
-        """The JSON value, or for a binary message its bytes.
+        """The JSON value, or the bytes of a binary message. Decoded at each access.
 
         Raises:
             UndecodableBody: a number in it is out of range (`1e400`, or an integer of more than
-                4,300 digits). `body_bytes` has it nevertheless.
+                4,300 digits). `body_bytes` has the body nevertheless.
         """
         message = self._message
         if message.body_base64 is not None:
@@ -54,7 +54,7 @@ class Content:
 
     @property
     def body_bytes(self) -> bytes:
-        """The JSON text as it was published, byte for byte, or for a binary message its bytes."""
+        """The JSON text as it was published, byte for byte, or the bytes of a binary message."""
         message = self._message
         if message.body_base64 is not None:
             return base64.b64decode(message.body_base64)
@@ -67,41 +67,42 @@ class Content:
 
     @property
     def content_type(self) -> str | None:
-        """The type of the body, if the publisher has named one."""
+        """The type of the body that the publisher named; None if it named none."""
         return self._message.content_type
 
     @property
     def headers(self) -> dict[str, str]:
-        """The publisher's headers; empty when there are none."""
+        """The publisher's headers; empty if it gave none."""
         return self._message.headers or _NO_HEADERS.copy()
 
     @property
     def id(self) -> str:
-        """The publisher's id, or a name made of its place."""
+        """The publisher's id, or a name made of the message's place."""
         return self._message.id or f"{self._push.id_prefix}{self.offset}"
 
     @property
     def partition(self) -> int:
-        """The number of its partition."""
+        """The number of the message's partition."""
         return self._push.partition
 
     @property
     def log(self) -> str:
-        """The name of the history that its offset counts in: "<queue's
+        """The name of the history that the offset counts in: "<queue's
         id>-<generation>-<partition>".
 
-        A log and an offset never name two messages. Empty where the message was pulled.
+        A log and an offset never name two messages. Empty if the message was pulled.
         """
         return self._push.id_prefix[:-1]
 
     @property
     def published_unix_ms(self) -> int:
-        """The time when the broker accepted it, in milliseconds since 1970."""
+        """The time at which the broker accepted the message, in Unix milliseconds."""
         return self._push.published_unix_ms
 
     @property
     def sent_unix_ms(self) -> int | None:
-        """The time when the publisher says to have sent it, in milliseconds since 1970."""
+        """The time at which the publisher says that it sent the message, in Unix milliseconds; None
+        if it does not say."""
         return self._message.sent_unix_ms
 
     def __repr__(self) -> str:
@@ -109,7 +110,7 @@ class Content:
 
 
 class ReadMessage(Content):
-    """A message that a reader was given; it is not settled."""
+    """A message of a reader. It cannot be settled."""
 
     __slots__ = ()
 
@@ -122,7 +123,7 @@ class State(IntEnum):
     HANDED = 2
     ACKED = 3
     NACKED = 4
-    GONE = 5  # revoked, its lease over, or the connection lost
+    GONE = 5  # revoked, its lease over, or the session lost
 
 
 class Settler(Protocol):
@@ -132,7 +133,7 @@ class Settler(Protocol):
         """Queue an ack."""
 
     async def ack_confirmed(self, message: "Message") -> None:
-        """Ack, and wait until it is durable."""
+        """Ack, and wait until the ack is durable."""
 
     def nack(
         self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
@@ -142,7 +143,7 @@ class Settler(Protocol):
     async def nack_confirmed(
         self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Nack, and wait until it is durable."""
+        """Nack, and wait until the nack is durable."""
 
     async def extend(self, message: "Message", lease_s: float | None) -> None:
         """Extend the lease, and wait for the answer."""
@@ -150,12 +151,12 @@ class Settler(Protocol):
     def gone(self, message: "Message") -> bool:
         """Note that a message in hand is no longer this consumer's. Returns whether a handler runs.
 
-        Then nothing of its key is handed out until `DeliveryLedger.on_handler_end`.
+        If so, no message of its key is handed out until `DeliveryLedger.on_handler_end`.
         """
 
 
 class HeldPush:
-    """A push of which deliveries are held."""
+    """A push with held deliveries."""
 
     __slots__ = (
         "acked",
@@ -177,7 +178,7 @@ class HeldPush:
         self.deadline = deadline
         """The earliest deadline of its messages."""
         self.extend_at = extend_at
-        """The time to request an extension; infinity: never."""
+        """The time at which to request an extension; infinity for never."""
         self.place = (push.partition, push.epoch, push.push)
         self.left = len(push.messages)
         self.deliveries: list[Message] = []
@@ -186,13 +187,13 @@ class HeldPush:
         self.doubtful = False
         """Whether its messages may have been in the hands of a consumer that died.
 
-        Then each is marked as started before its handler runs, so that a message that kills its
+        If so, each is marked as started before its handler runs, so that a message that kills its
         process is counted (R19).
         """
 
     @property
     def due(self) -> float:
-        """The time when something is to be done about its lease."""
+        """The time at which its lease ends or has to be extended, whichever is earlier."""
         return min(self.deadline, self.extend_at)
 
     def held_messages(self) -> Iterator["Message"]:
@@ -201,7 +202,7 @@ class HeldPush:
 
 
 class Message(Content):
-    """A message that this consumer was given, until it is settled."""
+    """A message that this consumer received, until it is settled."""
 
     __slots__ = ("deadline", "held", "state")
 
@@ -220,13 +221,16 @@ class Message(Content):
         return self._push.attempt
 
     async def ack(self, *, confirm: bool = False) -> None:
-        """Settle the message. Returns when the ack is queued; with `confirm` when it is durable
+        """Settle the message. Returns when the ack is queued, or with `confirm` when it is durable
         (P5).
 
+        Acking an acked message again without `confirm` does nothing.
+
         Raises:
-            StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
-                broker cannot say any more whether the ack counted: it may come again, or not.
+            StaleDelivery: the message is no longer this consumer's; it is or will be delivered
+                again.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer, and the
+                broker can no longer tell whether the ack counted. The message may come again.
         """
         if confirm:
             await self.held.settler.ack_confirmed(self)
@@ -236,19 +240,22 @@ class Message(Content):
     async def nack(
         self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
     ) -> None:
-        """Return the message: it comes again after `delay_s` seconds, or the queue's backoff. Later
-        messages of its key wait for it. Returns when the nack is queued: count, delay and reason
-        may still be lost with the connection or the broker. With `confirm` it returns when they
-        are durable.
+        """Return the message to the group. Later messages of its key wait for it.
+
+        It is delivered again after `delay_s` seconds, or after the group's backoff if that is None.
+        `reason`, up to 1,024 characters, is stored with the attempt. Returns when the nack is
+        queued: count, delay and reason may still be lost with the connection or the broker. With
+        `confirm`, returns when they are durable.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
-                broker cannot say any more whether the nack counted. It comes again either way.
-            InvalidRequest: no such delay, or a `reason` that is no text of at most 1,024
-                characters.
+            StaleDelivery: the message is no longer this consumer's.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer, and the
+                broker can no longer tell whether the nack counted. The message comes again either
+                way.
+            InvalidRequest: `delay_s` is not between 0 and 86,400 seconds, or `reason` is no text of
+                at most 1,024 characters.
         """
-        # Here, because the broker would refuse all that travels with it.
+        # Checked here, because the broker would refuse all frames that travel with it.
         if delay_s is not None and not (_is_number(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
             detail = f"delay_s is between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
             raise InvalidRequest("invalid_request", detail)
@@ -259,16 +266,18 @@ class Message(Content):
             self.held.settler.nack(self, delay_s, reason)
 
     async def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
-        """Return the message for good: no further attempt can help. It moves to the dead letters at
-        once, or its key is parked where the queue says so, as after its last attempt. Returns when
-        the rejection is queued: where it is lost with the connection or the broker, the message
-        comes again. With `confirm` it returns when it is durable.
+        """Return the message for good, because no further attempt can help.
+
+        It moves to the dead letters at once, or its key is parked if the queue's settings say so,
+        as after its last attempt. Returns when the rejection is queued; if that is lost with the
+        connection or the broker, the message comes again. With `confirm`, returns when the
+        rejection is durable.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
-                broker cannot say any more whether it counted: it may come again, or not.
-            InvalidRequest: a `reason` that is no text of at most 1,024 characters.
+            StaleDelivery: the message is no longer this consumer's.
+            OutcomeUnknown: only with `confirm`: the connection was lost before the answer, and the
+                broker can no longer tell whether the rejection counted. The message may come again.
+            InvalidRequest: `reason` is no text of at most 1,024 characters.
         """
         _check_reason(reason)
         if confirm:
@@ -277,12 +286,14 @@ class Message(Content):
             self.held.settler.nack(self, None, reason, reject=True)
 
     async def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to `lease_s` seconds from now (None: the group's). Returns when the
-        broker has agreed.
+        """Extend the lease to `lease_s` seconds from now; None takes the group's lease.
+
+        Returns when the broker has agreed.
 
         Raises:
-            StaleDelivery: it is no longer this consumer's, or its lease may not be extended.
-            InvalidRequest: `lease_s` is no such time.
+            StaleDelivery: the message is no longer this consumer's, or its lease may not be
+                extended.
+            InvalidRequest: `lease_s` is not above 0 and at most 43,200 seconds.
         """
         if lease_s is not None and not (_is_number(lease_s) and 0 < lease_s <= LEASE_S_MAX):
             detail = f"lease_s is above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
@@ -305,5 +316,5 @@ def _check_reason(reason: str | None) -> None:
         raise InvalidRequest("invalid_request", detail)
     try:
         reason.encode()
-    except UnicodeEncodeError:  # it would take with it what travels in the same message
+    except UnicodeEncodeError:  # it would spoil everything in the same WebSocket message
         raise InvalidRequest("invalid_request", "reason is no text: a lone surrogate") from None

@@ -1,8 +1,8 @@
-"""A message to be published, its encoding, and what JSON would lose of it. Pure.
+"""A message to be published, its encoding, and values of it that JSON would lose. Pure.
 
-Encoders write NaN as null, bytes inside a value as text, and number keys as texts, without a word.
-`loss_in` finds such values before they are sent. A value for which a text exists that says all of
-it (times, a finite Decimal, UUID) is sent as that text.
+Encoders silently write NaN as null, bytes inside a value as text, and number keys as texts.
+`loss_in` finds such values before they are sent. Times, a finite Decimal and a UUID are sent as
+texts that lose nothing.
 """
 
 import base64
@@ -28,12 +28,14 @@ Loss = tuple[str, list[object]]
 class NewMessage(msgspec.Struct):
     """A message to be published.
 
-    `body`: any value that JSON can say (dataclasses, msgspec structs, datetimes, Decimal and sets
-    included; not NaN, bytes inside of it, or keys that are no texts), `bytes` for a binary body, or
-    `msgspec.Raw` for JSON text that is sent as it is. `key` orders: messages of one key arrive in
-    the order of their publishing. `id` makes publishing repeatable: the same key and id within the
-    queue's window is stored once. `ttl_s`: the seconds after which it is no longer given out.
-    `sent_unix_ms` travels with it unchanged.
+    `body` is any value with a JSON form, `bytes` for a binary body, or `msgspec.Raw` for JSON text
+    that is sent as it is. Dataclasses, msgspec structs, datetimes and Decimal have a JSON form.
+    NaN, sets, bytes inside a value, and keys that are not texts have none.
+
+    `key` orders: messages of one key arrive in the order of their publishing. `id` makes publishing
+    repeatable, because a message of the same key and id within the queue's `dedup_window_s` is
+    stored once. After `ttl_s` seconds the message is no longer delivered. `sent_unix_ms` travels
+    with it unchanged.
     """
 
     body: Any
@@ -83,7 +85,8 @@ def encode_message(message: NewMessage) -> bytes:
 def _culprit(message: NewMessage) -> str:
     """Return the name of the field that has no JSON form.
 
-    A text with half of a character (a byte that is not UTF-8, of a command line), else the body.
+    That is a text with half of a character (a byte that is not UTF-8, of a command line), or else
+    the body.
     """
     texts = [("key", message.key), ("id", message.id), ("content_type", message.content_type)]
     for name, value in (message.headers or {}).items():
@@ -103,7 +106,8 @@ def _is_text(text: str) -> bool:
 
 
 def _check(message: NewMessage) -> None:
-    """Refuse what the broker could only refuse together with all other messages of the frame."""
+    """Refuse fields that the broker could only refuse together with all other messages of the
+    frame."""
     key = message.key
     if key is not None and (key.__class__ is not str or not key):
         raise InvalidRequest("invalid_message", "a key is a text of at least one character")
@@ -127,7 +131,8 @@ def _check(message: NewMessage) -> None:
 
 
 def loss_in(value: Any, name: str) -> str | None:
-    """Return what JSON would lose of a value, with the path to it from `name`; None: nothing.
+    """Return what JSON would lose of a value, with the path to it from `name`; None if it loses
+    nothing.
 
     The value must have been encoded before, which shows that it is not endless.
     """
@@ -158,7 +163,7 @@ def _loss(value: Any) -> Loss | None:
         return None
     try:
         fields = msgspec.to_builtins(value, builtin_types=(*_BYTES, Decimal))
-    except TypeError:  # something in it is msgspec.Raw
+    except TypeError:  # the value holds msgspec.Raw
         return None
     return _loss(fields) if fields.__class__ not in _PLAIN else None
 

@@ -1,17 +1,18 @@
-"""The lane of a producer into one queue: sequences, retries, and their order. Pure.
+"""A producer's lane into one queue: sequences, retries, and their order. Pure.
 
-A `Lane` numbers the messages, keeps each one until its final answer, and decides what is sent when:
+A `Lane` numbers the messages, keeps each one until its final answer, and decides what to send when:
 
-* Frames hold consecutive sequences. `resolved` says that everything below has been answered (R6).
-* When a message is refused for the moment, or its outcome is unknown, nothing new is sent until
-  what is in flight has been answered. Then everything refused is sent again in sequence order, and
-  new messages go behind it. So no message of a key ever overtakes another (R7), even where the
-  broker would let it.
-* After a limit was reached, one frame at a time is sent, when the broker has said, until nothing
-  is left to be sent again. A frame that is refused although it came in time, because other clients
-  sent too, is halved.
-* After a lost connection everything unanswered is sent again, in order, under its old sequences.
-  What was stored meanwhile is answered as a duplicate, with the original's place (P4).
+* Frames hold consecutive sequences. `resolved` states that everything below has been answered (R6).
+* When a message is refused for the moment, or its outcome is unknown, nothing new is sent until all
+  frames in flight have been answered. Then all refused messages are sent again in sequence order,
+  and new messages follow. So no message of a key ever overtakes another (R7), even if the broker
+  would let it.
+* After a limit was reached, one frame at a time is sent, at the time that the broker names, until
+  no message is left to be sent again. A frame that is refused although it came in time, because
+  other clients sent too, is halved.
+* After a lost connection all unanswered messages are sent again, in order, under their old
+  sequences. Those that were stored meanwhile are answered as duplicates, with the original's place
+  (P4).
 
     add -> waiting -- take --> in flight -- final answer --> its ticket
                        ^           |
@@ -31,21 +32,21 @@ from tocsin.proto import wire
 
 LIMITED: Final = "rate_limited"
 BACKOFF_S: Final = 0.05
-"""Before the first repetition, on average; it doubles from refusal to refusal."""
+"""The pause before the first repetition, on average, in seconds; each refusal doubles it."""
 BACKOFF_S_MAX: Final = 5.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit; then the frame is sent again."""
+"""The longest wait for a limit, in seconds; then the frame is sent again."""
 FRAME_BYTES_AIM: Final = 256 * 1024
 """The size at which a publish frame is closed; one message may be larger."""
 LANE_BYTES_MAX: Final = 16 * 1_048_576
-"""Unanswered bytes of one lane; beyond, publishing waits."""
+"""The number of unanswered bytes of one lane above which publishing waits."""
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """The place at which the broker has stored a message; `durability` says how safely.
+    """The place at which the broker has stored a message, and in `durability` how safely.
 
-    `duplicate`: the message was stored before, under the same id or sequence. `id` is the
-    publisher's, or the name that the broker made; None where the broker did not say.
+    `duplicate` means that the message was stored before, under the same id or sequence. `id` is the
+    publisher's, or the name that the broker made; None if the broker gave none.
     """
 
     id: str | None
@@ -59,10 +60,10 @@ Outcome = Receipt | TocsinError
 
 
 class OutcomeListener(Protocol):
-    """The receiver of the outcomes of messages: a ticket."""
+    """The receiver of the outcomes of messages, called a ticket."""
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """Take the final outcome of message `index`; called once for each."""
+        """Note the final outcome of message `index`. Called once for each."""
 
 
 class BatchTicket:
@@ -76,7 +77,7 @@ class BatchTicket:
         self.done = done
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """Take the final outcome of message `index`; with the last one call `done`."""
+        """Note the final outcome of message `index`; the last one calls `done`."""
         self.outcomes[index] = outcome
         self.left -= 1
         if not self.left:
@@ -106,13 +107,13 @@ class Bounds:
 
 
 class Lane:
-    """The lane of a producer into a queue. `now` is in seconds, of any monotonic clock."""
+    """A producer's lane into a queue. `now` is in seconds, of any monotonic clock."""
 
     def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
         self.queue = queue
         self.bounds = bounds or Bounds()
         self.sends_time = False
-        """Whether frames say when their messages were produced."""
+        """Whether frames state when their messages were produced."""
         self.deferred: dict[str, int] = {}
         """The number of messages that the broker has refused for the moment, by the error code of
         the first refusal. Messages that wait for an earlier one count with it."""
@@ -124,13 +125,14 @@ class Lane:
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
         self._again: list[_Entry] = []  # of these, to be sent again
-        self._in_flight: dict[int, list[_Entry]] = {}  # ref -> what the frame carried
+        self._in_flight: dict[int, list[_Entry]] = {}  # ref -> messages of the frame
         self._next = 0
         self._resolved = 0
         self._bytes = 0
         self._refusals = 0
         self._pace: int | None = None
-        """The messages in a frame, with one frame in flight; None: no limit was reached."""
+        """The number of messages in a frame, with one frame in flight; None if no limit was
+        reached."""
         self._limited = 0
         """The number of times in a row that the frame in flight was over a limit."""
         self._not_before = 0.0
@@ -138,16 +140,16 @@ class Lane:
 
     @property
     def unanswered(self) -> int:
-        """Messages without a final answer."""
+        """The number of messages without a final answer."""
         return len(self._entries)
 
     @property
     def resolved(self) -> int:
-        """Every sequence below this one has its final answer."""
+        """The sequence below which every message has its final answer."""
         return self._resolved
 
     def room(self) -> int:
-        """Return the number of messages that may be added now. 0: wait for answers."""
+        """Return the number of messages that may be added now; 0 means to wait for answers."""
         if self._bytes >= LANE_BYTES_MAX:
             return 0
         return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
@@ -179,7 +181,7 @@ class Lane:
     ) -> list[tuple[int, bytes]]:
         """Return the (ref, frame) pairs to send now, in this order, with refs from `refs`.
 
-        The first frame carries `clock_offset_us`; None: the offset is not news.
+        The first frame carries `clock_offset_us`, unless that is None.
         """
         is_slow = self._pace is not None
         if self._again or is_slow:
@@ -214,7 +216,7 @@ class Lane:
         return frames
 
     def _runs(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
-        """Split entries into runs of consecutive sequences that fit in a frame each."""
+        """Split entries into runs of consecutive sequences, each small enough for a frame."""
         run: list[_Entry] = []
         size, count_max = 0, self._pace or self.bounds.messages_per_publish_max
         for entry in entries:
@@ -231,7 +233,7 @@ class Lane:
             yield run
 
     def on_answer(self, answer: wire.Ok, *, now: float) -> None:
-        """Take the broker's answer to a frame; a ref of an earlier connection does nothing."""
+        """Handle the broker's answer to a frame. A ref of an earlier connection is ignored."""
         run = self._in_flight.pop(answer.ref, None)
         if run is None:
             return
@@ -248,7 +250,8 @@ class Lane:
             else:
                 error = _missing() if isinstance(outcome, list) else outcome.exception()
                 if error.code == LIMITED and now >= self._not_before:
-                    # As many as came before it pass at once: ask for no more of them at a time.
+                    # The messages before this one passed at once, so send no more than their
+                    # number.
                     self._limited = 0
                     passed = entry.sequence - run[0].sequence
                     self._on_rate_limit(max(1, passed), error.retry_after_s or 0.0, now)
@@ -260,7 +263,7 @@ class Lane:
         self._advance()
 
     def on_refusal(self, ref: int, error: BrokerError, *, now: float) -> None:
-        """Take the refusal of a whole frame."""
+        """Handle the refusal of a whole frame."""
         run = self._in_flight.pop(ref, [])
         if error.code == LIMITED and now >= self._not_before and run:
             self._on_rate_limit(len(run), error.retry_after_s or 0.0, now)
@@ -269,11 +272,11 @@ class Lane:
         self._advance()
 
     def _on_rate_limit(self, count: int, after_s: float, now: float) -> None:
-        """Reduce the pace: a frame of `count` messages was over a limit, until `after_s` from
-        now."""
+        """Reduce the pace, because a frame of `count` messages was over a limit, until `after_s`
+        from now."""
         pause_s = min(LIMITED_S_MAX, after_s * self._rng.uniform(1.0, 1.1))
         self._pace = count if not self._limited else max(1, count // 2)
-        if self._limited:  # others are faster: make room for them, too
+        if self._limited:  # others are faster, so make room for them, too
             pause_s += self._backoff_s(self._limited)
         self._limited += 1
         self._not_before = now + max(pause_s, BACKOFF_S / 10)
@@ -291,7 +294,7 @@ class Lane:
         return pause_s * self._rng.uniform(0.5, 1.5)
 
     def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
-        """Settle or keep a refused message. Returns whether it is to be sent again."""
+        """Settle or keep a refused message. Returns whether it will be sent again."""
         if not error.retry:
             self._settle(entry, error)
             return False
@@ -300,7 +303,7 @@ class Lane:
         self._again.append(entry)
         self._defer(entry, error.code)
         if error.code == "out_of_sequence" and entry.sequence != self._resolved:
-            return True  # only waits for those before it; their backoff is enough
+            return True  # it only waits for earlier ones, whose backoff is enough
         entry.last = error
         if now >= self._not_before:
             self._refusals += 1
@@ -331,7 +334,8 @@ class Lane:
             self._resolved += 1
 
     def on_disconnect(self) -> None:
-        """Queue what was in flight to be sent again, at once: the connection is lost."""
+        """Queue the messages in flight to be sent again, at once, because the connection is
+        lost."""
         for run in self._in_flight.values():
             self._again += [entry for entry in run if entry.sequence in self._entries]
         self._in_flight.clear()
@@ -346,7 +350,7 @@ class Lane:
         return self._earliest
 
     def expire(self, *, now: float) -> None:
-        """End what has no final answer by its deadline with PublishTimeout."""
+        """End messages without a final answer by their deadline, with PublishTimeout."""
         if now < self._earliest:
             return
         late = [entry for entry in self._entries.values() if entry.deadline <= now]
@@ -359,7 +363,7 @@ class Lane:
         self._earliest = min((e.deadline for e in self._entries.values()), default=float("inf"))
 
     def fail(self, error: TocsinError) -> None:
-        """End everything unanswered with this error: nothing more will be sent."""
+        """End all unanswered messages with this error, because nothing more will be sent."""
         self._in_flight.clear()
         self._again.clear()
         self._waiting.clear()

@@ -1,12 +1,13 @@
 """A reader's buffer, its credit and its positions. Pure.
 
-A reader settles nothing: what has been handed out is past. It has three positions at a time:
+A reader settles nothing: a message that has been handed out is past. It has three positions at a
+time:
 
-* wanted: behind the last message received. From there a new connection goes on, because the
-  buffer outlives the connection.
-* handed: behind the last message handed out. The user sees this position.
-* handled: the same, but for the message handed out last, until the next one is asked for. This
-  position is saved for after a restart.
+* wanted: after the last message received. A new connection continues from there, because the buffer
+  outlives the connection.
+* handed: after the last message handed out. The user sees this position.
+* handled: the same without the message handed out last, until the next one is requested. This
+  position is saved for a restart.
 """
 
 from collections import deque
@@ -18,14 +19,15 @@ from tocsin.proto import wire
 from tocsin.proto.message import ReadMessage
 
 CREDIT_SHARE: Final = 4
-"""Credit is granted anew when a quarter of the window has been handed out."""
+"""The share of the window after which credit is granted again: a quarter."""
 
 Places = dict[str, tuple[int, int]]
 """The log's generation and the next offset, by partition, as text."""
 
 
 class _HistoryChange:
-    """The place in the buffer from where some partitions, or a whole queue, are another history."""
+    """The place in the buffer after which some partitions, or a whole queue, have another
+    history."""
 
     __slots__ = ("places", "queue_id")
 
@@ -41,20 +43,21 @@ class ReadLedger:
         self.credit = credit
         self.subscription = 0
         self.is_open = False
-        """Whether the broker has opened it, on this connection."""
+        """Whether the broker has opened the reader, on this connection."""
         self.handled_count = 0
         """The number of messages and gaps that were handled."""
         self.moves = 0
-        """A count of the changes of the handled position."""
+        """The number of changes of the handled position."""
         self._items: deque[ReadMessage | Gap | wire.Push | _HistoryChange] = (
             deque()
-        )  # a push: it ends here
+        )  # a push marks its own end
         self._buffered = 0
         self._received = 0  # on this connection
         self._granted = 0
         self._queue_id = ""
         self._queue_id_handed = ""
-        """The id of the queue of what is handed out: perhaps still that of a deleted queue."""
+        """The id of the queue of the message handed out last, which may be that of a deleted
+        queue."""
         self._wanted: Places = {}
         self._handed: Places = {}
         self._handled: Places = {}
@@ -65,7 +68,7 @@ class ReadLedger:
     ) -> None:
         """Begin at the positions at which the broker has opened the reader, on this connection.
 
-        In the partitions of `unknown` no position of before means anything any more.
+        In the partitions of `unknown` no earlier position has a meaning any more.
         """
         self.subscription = subscription
         self.is_open = True
@@ -78,7 +81,7 @@ class ReadLedger:
                 if verdict.partition in unknown:
                     turned[name] = place
                 else:
-                    begin = place if gap is None else (place[0], gap[0])  # until it is given
+                    begin = place if gap is None else (place[0], gap[0])  # until the gap is given
                     self._handed.setdefault(name, begin)
                     self._handled.setdefault(name, begin)
             if gap is not None:
@@ -104,7 +107,7 @@ class ReadLedger:
         return self._granted, self._position(self._wanted, self._queue_id)
 
     def receive(self, push: wire.Push) -> None:
-        """Take in a push."""
+        """Buffer the messages of a push."""
         if push.gap is not None:
             self._items.append(Gap(push.partition, *push.gap))
         for offset, message in zip(push.places(), push.messages, strict=False):
@@ -116,11 +119,11 @@ class ReadLedger:
 
     @property
     def ready(self) -> int:
-        """The number of items that could be taken now: messages, and some more."""
+        """The number of buffered items: messages, gaps and marks."""
         return len(self._items)
 
     def next(self) -> ReadMessage | Gap | None:
-        """Hand out the next message, or the gap before it; None: the buffer is empty.
+        """Hand out the next message, or the gap before it; None if the buffer is empty.
 
         The message that was handed out before counts as handled.
         """
@@ -143,7 +146,7 @@ class ReadLedger:
         return None
 
     def mark_handled(self) -> None:
-        """Count what was handed out last as handled."""
+        """Count the message or gap that was handed out last as handled."""
         last, self._last = self._last, None
         if last is not None:
             self.handled_count += 1
@@ -160,7 +163,7 @@ class ReadLedger:
         self._handled |= turn.places
 
     def position(self) -> wire.Position | None:
-        """Return the position behind the last message handed out; None: there is none yet."""
+        """Return the position after the last message handed out; None before the first opening."""
         places = dict(self._handed)
         for item in self._items:
             if not isinstance(item, wire.Push):
@@ -169,7 +172,7 @@ class ReadLedger:
         return self._position(places, self._queue_id_handed)
 
     def handled_position(self) -> wire.Position | None:
-        """Return the position behind the last message handled; None: there is none yet."""
+        """Return the position after the last message handled; None before the first opening."""
         return self._position(self._handled, self._queue_id_handed)
 
     def take(self) -> list[wire.SentFrame]:

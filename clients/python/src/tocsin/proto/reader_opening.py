@@ -1,8 +1,8 @@
-"""The opening of a reader at a position that may mean nothing any more (R26). Pure.
+"""The opening of a reader at a position that may have lost its meaning (R26). Pure.
 
-Where a position is unknown, the reader goes on at the earliest message, which the broker does
-unless asked otherwise, or at the latest. A reader that begins there without credit learns from the
-broker where that is; the partitions whose position is good keep theirs.
+If a position is unknown, the reader continues at the earliest message, which is the broker's
+default, or at the latest. A reader that begins at the latest without credit learns from the broker
+where that is. Partitions with a good position keep theirs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tocsin.proto.read_ledger import Places
 GoOn = Literal["earliest", "latest"]
 OnUnknown = Literal["raise"] | GoOn | Callable[[PositionUnknown], GoOn]
 Where = tuple[Literal["earliest", "latest"] | wire.StartAt | None, wire.Position | None]
-"""A start or a position, of which one is set."""
+"""A start or a position, of which exactly one is set."""
 
 _ADVICE: Final = (
     "; open the reader anew with a `start`, or let its `on_unknown` say whether to go on at the "
@@ -32,14 +32,14 @@ _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
 class ReaderOpening:
     """The opening of a reader, over one or more subscribes.
 
-    `where`: the place at which the reader wants to go on. `on_unknown`: what to do if that means
-    nothing.
+    `where` is the place at which the reader wants to continue. `on_unknown` says what to do if that
+    has lost its meaning.
     """
 
     def __init__(self, where: Where, on_unknown: OnUnknown) -> None:
         self.where = where
         self.leaves_first = False
-        """Whether the subscription of the subscribe before is to be ended first."""
+        """Whether the subscription of the subscribe before has to be ended first."""
         self._on_unknown = on_unknown
         self._seeks_the_end = False
         self._ends: wire.Position | None = None
@@ -53,10 +53,10 @@ class ReaderOpening:
         return not self._seeks_the_end
 
     def on_answer(self, answer: wire.Ok | wire.Error) -> bool:
-        """Take an answer; returns whether it is the last one, else subscribe again.
+        """Handle an answer; returns whether it is the last one. If not, subscribe again.
 
         Raises:
-            PositionUnknown: the position is unknown, and `on_unknown` says "raise", or has raised.
+            PositionUnknown: the position is unknown, and `on_unknown` is "raise", or has raised.
         """
         self.leaves_first = False
         if isinstance(answer, wire.Error):
@@ -81,7 +81,7 @@ class ReaderOpening:
             str(v.partition): (v.generation, v.gap[0]) if v.gap is not None else v.place
             for v in answer.positions
             if v.place is not None and v.partition not in self._unknown
-        }  # before a gap, so that the next answer tells of it again
+        }  # before a gap, so that the next answer reports it again
         partitions = ", ".join(str(verdict.partition) for verdict in unknown)
         detail = f"the position means nothing in partitions {partitions}: {unknown[0].reason}"
         error = PositionUnknown("position_unknown", detail + _ADVICE, verdicts=unknown)
@@ -91,13 +91,13 @@ class ReaderOpening:
 
     def _go_on(self, error: PositionUnknown) -> None:
         if self._ends is not None:
-            raise error  # of a position that the broker gave itself: there would be no end of it
+            raise error  # the broker itself gave this position, so repeating would never end
         choice = _choice(self._on_unknown, error)
         self._seeks_the_end = choice == "latest"
         self.where = (choice, None)
 
     def unknown(self, answer: wire.Ok) -> frozenset[int]:
-        """Return the partitions in which the position meant nothing."""
+        """Return the partitions in which the position had lost its meaning."""
         if self._all_unknown is not None:
             return frozenset(verdict.partition for verdict in answer.positions)
         return frozenset(self._unknown)

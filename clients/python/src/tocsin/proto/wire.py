@@ -1,4 +1,4 @@
-"""The frames of `tocsin.v1` as this client writes and reads them. Pure.
+"""Frames of `tocsin.v1` as this client writes and reads them. Pure.
 
 A WebSocket message carries one frame, an object, or several, an array of objects. Deliveries are
 named in columns: `[partition, epoch, push, first, last, first, last, ...]` are the offsets
@@ -20,13 +20,13 @@ DeliveryList = list[list[int]]
 """[[partition, epoch, push, first, last, first, last, ...], ...]"""
 
 FRAMES_PER_MESSAGE_MAX: Final = 256
-"""Frames that the broker takes in one WebSocket message."""
+"""The number of frames that the broker accepts in one WebSocket message."""
 MESSAGE_BYTES_AIM: Final = 64 * 1024
 """The size at which a WebSocket message is closed; one frame may be larger. The broker handles a
-message in one go: larger ones are no faster, and other clients wait for longer.
-measured: docs/benchmarks/noisy.md"""
+message in one go. Larger ones are no faster, and other clients wait for longer. measured:
+docs/benchmarks/noisy.md"""
 RANGES_PER_FRAME_MAX: Final = 1000
-"""Ranges named in one ack, nack or extend; the broker takes a few more."""
+"""The number of ranges named in one ack, nack or extend; the broker accepts a few more."""
 
 
 # --- what this client sends ---------------------------------------------------------------------
@@ -46,9 +46,9 @@ class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A reader's place: per partition, as text, the log's generation and the next offset.
+    """A reader's position: per partition, as text, the log's generation and the next offset.
 
-    `msgspec.json.encode(position)` and `Position.from_json` carry it through a file.
+    Keep it with `to_json`, and read it again with `from_json`.
     """
 
     queue_id: str
@@ -56,17 +56,18 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ring_epoch: int = 1
 
     def to_json(self) -> bytes:
-        """The position as JSON text, for storing it."""
+        """Return the position as JSON text, for storing it."""
         return msgspec.json.encode(self)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> "Position":
-        """Read what `to_json` made. Raises ValueError when it is not a position."""
+        """Return the position that `to_json` wrote. Raises ValueError if the text is no
+        position."""
         return msgspec.json.decode(text, type=cls)
 
 
 class StartAt(msgspec.Struct):
-    """Start at the first message published at or after this time."""
+    """A start at the first message published at or after this time."""
 
     unix_ms: int
 
@@ -86,7 +87,7 @@ class Hello(_Sent, tag="hello"):
 
 
 class Auth(_Sent, tag="auth"):
-    """A fresh token, before the one before is over."""
+    """A fresh token, sent before the present one expires."""
 
     ref: int
     token: str
@@ -102,7 +103,7 @@ class Subscribe(_Sent, tag="subscribe"):
     group: str | None = None
     start: Literal["earliest", "latest"] | StartAt | None = None
     deletes_max: int | None = None
-    """The number of messages that may go which were kept for the first group."""
+    """The number of messages kept for the first group that the call may delete."""
     position: Position | None = None
     keys: list[str] | None = None
     held: bool | None = None
@@ -117,14 +118,14 @@ class Unsubscribe(_Sent, tag="unsubscribe"):
 
 
 class Credit(_Sent, tag="credit"):
-    """`granted` counts all messages ever granted on the subscription (R25)."""
+    """A grant of credit. `granted` counts all messages ever granted on the subscription (R25)."""
 
     subscription: int
     granted: int
 
 
 class Ack(_Sent, tag="ack"):
-    """The ack of deliveries; with `ref` it is answered once durable."""
+    """The ack of deliveries; with `ref` it is answered once it is durable."""
 
     subscription: int
     deliveries: DeliveryList
@@ -144,7 +145,7 @@ class Nack(_Sent, tag="nack"):
 
 
 class Extend(_Sent, tag="extend"):
-    """The request to extend leases, and the marks of what has started (R19)."""
+    """The request to extend leases, and the marks of started messages (R19)."""
 
     subscription: int
     deliveries: DeliveryList = []
@@ -154,7 +155,7 @@ class Extend(_Sent, tag="extend"):
 
 
 class Held(_Sent, tag="held"):
-    """The deliveries that a client which resumes holds (R22, R25).
+    """The deliveries that a resuming client holds (R22, R25).
 
     `received` counts all messages ever received.
     """
@@ -167,7 +168,7 @@ class Held(_Sent, tag="held"):
 
 
 class Ping(_Sent, tag="ping"):
-    """The question that pong answers."""
+    """The request that pong answers."""
 
     ref: int | None = None
 
@@ -187,9 +188,9 @@ def publish_frame(
     produced_unix_us: int | None = None,
     clock_offset_us: int | None = None,
 ) -> bytes:
-    """Make a publish frame of encoded messages; message i has the sequence `sequence + i`.
+    """Return a publish frame of encoded messages; message i has the sequence `sequence + i`.
 
-    The times are for brokers that send theirs.
+    The times are only for brokers that send theirs.
     """
     head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,' % (
         ref,
@@ -216,7 +217,7 @@ class ErrorBody(msgspec.Struct, gc=False):
     retry_after_s: float | None = None
 
     def exception(self) -> BrokerError:
-        """Return the exception that it means."""
+        """Return the exception for this error."""
         return broker_error(
             self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s
         )
@@ -230,16 +231,18 @@ class Durability(msgspec.Struct, frozen=True):
 
 
 PublishAnswer = list[int | bool] | ErrorBody
-"""[partition, offset], of a duplicate [partition, offset, true], or why it was not stored."""
+"""[partition, offset], [partition, offset, true] of a duplicate, or the error of a message that was
+not stored."""
 
 
 class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
-    """The verdict on a reader's position in one partition (R26), and where it goes on."""
+    """The verdict on a reader's position in one partition (R26), and where reading continues."""
 
     partition: int
     verdict: str
     first: int | None = None
-    """A gap: the first and the last offset that are gone. Else: where it goes on."""
+    """The first lost offset of a gap, up to `last`. Otherwise the offset at which reading
+    continues."""
     last: int | None = None
     generation: int = 0
     next: int | None = None
@@ -247,14 +250,14 @@ class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """The first and last offset that are gone."""
+        """The first and last lost offset; None without a gap."""
         if self.verdict != "gap" or self.first is None or self.last is None:
             return None
         return self.first, self.last
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """(generation, next offset)."""
+        """The generation and the next offset; None if unknown."""
         following = self.next
         if following is None:
             gap = self.gap
@@ -275,9 +278,10 @@ class Welcome(_Received, tag="welcome"):
     linger_s: float = 0.0
     resumed: list[int] | None = None
     right_lasts_s: float | None = None
-    """The time until the credentials are over; None: until they are revoked."""
+    """The time until the credentials expire, in seconds; None if they hold until they are
+    revoked."""
     clock_unix_us: int | None = None
-    """The broker's clock; None: it takes no times of production."""
+    """The broker's clock, in Unix microseconds; None if it accepts no times of production."""
     frame_bytes_max: int = 2 * 1_048_576
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
@@ -299,14 +303,14 @@ class Ok(_Received, tag="ok"):
     positions: list[Verdict] = []
     """subscribe of a reader: where it starts, per partition."""
     settled: int = 0
-    """ack, nack, extend: the number of deliveries it applied to; `stale` names the others."""
+    """ack, nack, extend: the number of deliveries to which it applied; `stale` names the others."""
     stale: DeliveryList = []
     revoked: DeliveryList = []
-    """held: the deliveries that are not this client's any more."""
+    """held: the deliveries that are no longer this client's."""
     right_lasts_s: float | None = None
-    """auth: the time that the token is good; None: until it is revoked."""
+    """auth: the time for which the token is valid, in seconds; None if until it is revoked."""
     clock_unix_us: int | None = None
-    """ping: the broker's clock; the session takes a pong as an answer."""
+    """ping: the broker's clock, because the session treats a pong as an answer."""
 
 
 class Error(_Received, tag="error"):
@@ -318,15 +322,15 @@ class Error(_Received, tag="error"):
     retry_after_s: float | None = None
     ref: int | None = None
     subscription: int | None = None
-    """Without ref: the subscription that has ended, or of which a frame was wrong."""
+    """Without ref: the subscription that has ended, or whose frame was wrong."""
     deliveries: DeliveryList = []
-    """not_delivered: the deliveries that this session was never given."""
+    """not_delivered: the deliveries that this session never received."""
     stale: DeliveryList = []
     deleted: int = 0
     """would_delete: the number of messages."""
 
     def exception(self) -> BrokerError:
-        """Return the exception that it means."""
+        """Return the exception for this error."""
         return broker_error(
             self.code,
             self.detail,
@@ -349,7 +353,7 @@ class PushedMessage(msgspec.Struct, gc=False):
 
 
 class Push(_Received, tag="push"):
-    """Messages of one partition: consecutive from `offset` but for `skips`, or at `offsets`
+    """Messages of one partition: consecutive from `offset` except for `skips`, or at `offsets`
     (filtered readers)."""
 
     subscription: int
@@ -371,7 +375,7 @@ class Push(_Received, tag="push"):
     """Filtered readers: their progress, as in Position, in a push without messages."""
 
     def places(self) -> Sequence[int]:
-        """The offset of each message, in order."""
+        """Return the offset of each message, in order."""
         if self.offsets is not None:
             return self.offsets
         first = self.offset or 0
@@ -405,7 +409,7 @@ class Pong(_Received, tag="pong"):
 
 
 class Announce(_Received, tag="announce"):
-    """The size of the next message, about. This client needs no warning, and ignores it."""
+    """The approximate size of the next message. This client needs no warning, and ignores it."""
 
     bytes: int
 
@@ -419,10 +423,10 @@ _KNOWN: Final = {"welcome", "ok", "error", "push", "revoked", "drain", "pong", "
 
 
 def decode(data: bytes) -> list[ReceivedFrame]:
-    """The frames of one WebSocket message; frames of a type that is not known are left out.
+    """Return the frames of one WebSocket message; frames of an unknown type are left out.
 
     Raises:
-        msgspec.DecodeError: it is not JSON, or a known frame has a field of a wrong type.
+        msgspec.DecodeError: the data is not JSON, or a known frame has a field of a wrong type.
     """
     try:
         return _MANY.decode(data) if data[:1] == b"[" else [_ONE.decode(data)]
@@ -437,7 +441,7 @@ _TOKEN: Final = re.compile(rb'("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*
 
 
 def without_tokens(message: bytes) -> bytes:
-    """The message as a trace shows it: without the tokens that it carries."""
+    """Return the message as a trace shows it: without the tokens that it carries."""
     return _TOKEN.sub(b"\\1\xe2\x80\xa6", message) if b'"type":"auth"' in message else message
 
 
@@ -467,7 +471,7 @@ def _joined(frames: Sequence[bytes]) -> bytes:
 
 
 def ranges_of(offsets: list[int]) -> list[int]:
-    """Offsets as first, last, first, last, ... in order. Sorts the list in place."""
+    """Return offsets as first, last, first, last, ... in order. Sorts the list in place."""
     offsets.sort()
     first, last = offsets[0], offsets[-1]
     if last - first == len(offsets) - 1:
@@ -484,13 +488,13 @@ def ranges_of(offsets: list[int]) -> list[int]:
 
 
 def offsets_of(row: Sequence[int]) -> Iterator[int]:
-    """The offsets that a row of a delivery list names."""
+    """Yield the offsets that a row of a delivery list names."""
     for first, last in zip(row[3::2], row[4::2], strict=False):
         yield from range(first, last + 1)
 
 
 def delivery_list(places: Iterable[tuple[tuple[int, int, int], int]]) -> DeliveryList:
-    """The delivery list of (place, offset) pairs."""
+    """Return the delivery list of (place, offset) pairs."""
     offsets: dict[tuple[int, int, int], list[int]] = {}
     for place, offset in places:
         offsets.setdefault(place, []).append(offset)
