@@ -248,6 +248,7 @@ class Consumer:
         held: bool = False,
     ) -> None:
         self._runtime = runtime
+        self._end_of_turn = runtime.tail.end_of_turn
         self._link = link
         self.subscription = subscription
         self._place = f"{link.session_id}.{subscription}"
@@ -385,7 +386,7 @@ class Consumer:
         """Let its slots give, soon."""
         if not self._scheduled and not self.left:
             self._scheduled = True
-            self._runtime.tail.end_of_turn.call(self._pump)
+            self._end_of_turn.call(self._pump)
 
     def _pump(self) -> None:
         """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""

@@ -221,7 +221,7 @@ class DeadLetters:
 
     def _count(self, slot: OwnedPartition, count: int) -> None:
         self.moved_total += count
-        slot.delivery.tally.dead_lettered += count
+        slot.count_dead_letters(count)
 
     # --- Reading -------------------------------------------------------------------------------
 

@@ -215,6 +215,13 @@ class GroupRuntime:
         """Whether somebody has still to say what of a partition is held (R22)."""
         return number in self.assignment and self._stays(self.assignment[number])
 
+    def has_expired(self, now: float) -> bool:
+        """Whether the group has had no members here for as long as its settings allow (R11)."""
+        expires_s = self.group.settings.expires_s
+        if expires_s is None or self.members or self.closed:
+            return False
+        return now - self.left_at >= expires_s
+
     def rebalance(self) -> None:
         """A member does not stay any more, is unresponsive, or is back: partitions may move."""
         self.part.write_soon()

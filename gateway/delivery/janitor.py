@@ -71,13 +71,11 @@ class Expiry:
 
     async def look_here(self, *, now: float) -> None:
         """As `look`, at the groups alone that have had consumers here: cheap."""
-        due = []
-        for runtime in self._groups.runtimes.values():
-            expires_s = runtime.group.settings.expires_s
-            if expires_s is None or runtime.members or runtime.closed:
-                continue
-            if now - runtime.left_at >= expires_s:
-                due.append((runtime.queue, runtime.group))
+        due = [
+            (runtime.queue, runtime.group)
+            for runtime in self._groups.runtimes.values()
+            if runtime.has_expired(now)
+        ]
         await self._end(due, now)
 
     async def _end(self, due: list[tuple[Queue, Group]], now: float) -> None:

@@ -284,6 +284,7 @@ class OwnedPartition:
         self._presence = presence
         self._cursor_writer = context.cursor_writer
         self._deadlines = context.deadlines
+        self._tail = tail = context.tail
         self.queue, self.group = queue, group
         self.partition = partition = place.partition
         self.place = place
@@ -309,7 +310,7 @@ class OwnedPartition:
         """The number of deliveries in flight that its owner knows of."""
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
-        self.fetch = LogPrefetch(context.storage, context.tail, partition, self._woken)
+        self.fetch = LogPrefetch(context.storage, tail, partition, self._woken)
         self._unsent: list[UnsentPush] = []
         self._writing_unsent: list[UnsentPush] = []
         self._ack_waiters = AckWaiters()
@@ -317,9 +318,9 @@ class OwnedPartition:
         self.log.on_own(delivery.epoch, owned.cursor)
         self._abandoned = 0
         """Messages that were in flight when the consumer went, and are in nobody's count now."""
-        context.tail.follow(partition, self._certified)
+        tail.follow(partition, self._certified)
         # Records may have been certified while the epoch was on its way.
-        delivery.certify(context.tail.ends.get(partition, 0))
+        delivery.certify(tail.ends.get(partition, 0))
         if delivery.has_dead_letters:  # the owner before left some
             self._move_dead_letters()
 
@@ -339,7 +340,7 @@ class OwnedPartition:
     # --- Giving --------------------------------------------------------------------------------
 
     def _certified(self, partition: Partition) -> None:
-        self.delivery.certify(self._context.tail.ends[partition])
+        self.delivery.certify(self._tail.ends[partition])
         self.owner.pump()
 
     def _woken(self) -> None:
@@ -532,6 +533,10 @@ class OwnedPartition:
         for letter in letters if self.reasons else ():
             self.reasons.pop(letter.offset, None)
         self._after(asyncio.get_running_loop().time())
+
+    def count_dead_letters(self, count: int) -> None:
+        """Count messages that arrived in the dead letters, also after this has ended."""
+        self.delivery.tally.dead_lettered += count
 
     async def find_reasons(self, letters: Sequence[DeadLetter]) -> None:
         """Why these were nacked last, where they were: under an owner before, or long ago."""
@@ -761,7 +766,7 @@ class OwnedPartition:
             is_clean=not self.delivery.dirty and not self.delivery.is_writing,
         )
         self.fetch.cancel()
-        self._context.tail.unfollow(self.partition, self._certified)
+        self._tail.unfollow(self.partition, self._certified)
         for waiter in self._ack_waiters.end():
             waiter.on_written(durable=False)
         self.decisions.end()

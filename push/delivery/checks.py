@@ -80,7 +80,7 @@ def _check_lines(delivery: Delivery, in_flight: dict[int, int]) -> None:
         marks = list(line.leaving.values())
         assert marks == sorted(marks, reverse=True), f"R16: {line} {line.leaving}"
         assert not {*line.dying} & {*here}
-    for push in delivery.leases.pushes.values():
+    for push in delivery.pushes.values():
         for offset in offsets_of(push.watched & push.open, push.first):
             key = push.hashes[offset - push.first]
             assert key in lines, f"P8: {offset} is in flight, and no line waits for it"
@@ -105,7 +105,7 @@ def _check_order(delivery: Delivery, in_flight: dict[int, int]) -> None:
     highest: dict[int, int] = {}
     for offset, key in in_flight.items():
         highest[key] = max(highest.get(key, -1), offset)
-    for key, line in delivery.waiting.lines.by_key.items():
+    for key, line in delivery.lines.items():
         for offset in (*line.leaving, *line.waiting, *line.dying):
             assert highest.get(key, -1) < offset, (
                 f"R17: {highest[key]} is in flight and {offset} of its key waits"
@@ -131,17 +131,17 @@ def _check_schedules(delivery: Delivery) -> None:
     assert lines._hungry.keys() <= lines.by_key.keys()
     assert len(lines._due) <= 2 * len(lines.by_key) + 65 or not lines._due, "P9"
     heap = set(delivery.leases._deadlines)
-    for number, push in delivery.leases.pushes.items():
+    for number, push in delivery.pushes.items():
         assert (push.due_at, number) in heap, f"P6: nobody looks at push {number}"
 
 
 def _check_writes(delivery: Delivery) -> None:
     waiting = delivery.waiting
-    unwritten = sum(line.aside_unwritten for line in waiting.lines.by_key.values())
+    unwritten = sum(line.aside_unwritten for line in delivery.lines.values())
     assert waiting.pending.aside_count == unwritten, "R18: set aside and not waited for"
     recording = [
         offset
-        for line in waiting.lines.by_key.values()
+        for line in delivery.lines.values()
         for offset, sendable in line.leaving.items()
         if not sendable
     ]
@@ -157,9 +157,10 @@ def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outsid
             places.setdefault(offset, []).append(place)
 
     at("in flight", in_flight)
-    at("dying", _offsets(delivery.waiting.pending.going_to_die()))
+    pending = delivery.waiting.pending
+    at("dying", _offsets(pending.going_to_die()))
     at("dead", _offsets(delivery.waiting.dead))
-    for line in delivery.waiting.lines.by_key.values():
+    for line in delivery.lines.values():
         at("waiting", line.waiting)
         at("leaving", line.leaving)
     for name, ranges in (("settled", outside.settled), ("aside", outside.aside)):

@@ -191,6 +191,10 @@ class Line:
         stands behind it may be exhausted, and would park the key before the try."""
         return self.once >= 0 and (self.once in self.leaving or self.once in self.in_flight)
 
+    def decide(self, verb: str, head: int | None) -> None:
+        """Take up an operator's decision about the parked key, as he has seen it."""
+        self.decision = Decision(verb, head)
+
     def lower(self, offset: int) -> None:
         """It stands aside; where the line is parked it may be its head."""
         if self.parked and (self.head is None or offset < self.head):

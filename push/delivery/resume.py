@@ -41,7 +41,7 @@ def hold(
     so.
     """
     taken: list[Taken] = []
-    for push in [*delivery.leases.pushes.values()]:
+    for push in [*delivery.pushes.values()]:
         held = 0
         for first, last in pushes.get(push.number, ()):
             held |= push.within(first, last)
@@ -83,7 +83,7 @@ def _lost(
 
 
 def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:
-    push = delivery.leases.pushes.get(number)
+    push = delivery.push(number)
     if push is not None and push.within(offset, offset) & push.open:
         return False
     waiting = delivery.waiting

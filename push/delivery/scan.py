@@ -515,21 +515,21 @@ class Scan:
         share: Share | None,
     ) -> bool:
         """Whether a message of the log may be given now; else it is put where it belongs."""
-        waiting = self._waiting
-        line = waiting.lines.by_key.get(key) if key else None
+        waiting, lines = self._waiting, self._waiting.lines
+        line = lines.by_key.get(key) if key else None
         expires = record.expires_unix_ms(offset)
         is_expired = bool(expires) and expires <= wall_unix_ms
         if line is not None and not self._lets_through(line, share, is_expired=is_expired):
             waiting.join(line, offset, now)
             return False
         if is_expired:  # R13: judged now, when it would be given out
-            waiting.die(waiting.lines.line(key or loose(offset)), offset, "expired")
+            waiting.die(lines.line(key or loose(offset)), offset, "expired")
             return False
         if offset in waiting.attempts:
-            waiting.join(waiting.lines.line(key or loose(offset)), offset, now)
+            waiting.join(lines.line(key or loose(offset)), offset, now)
             return False
         if self._settings.pulls and key:
-            line = waiting.lines.line(key)
+            line = lines.line(key)
             line.pull = waiting.pull
             line.in_flight.add(offset)
         return True

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from push import limits
 from push.delivery.cursor_write import PendingWrite
-from push.delivery.key_lines import Decision, Line, Lines
+from push.delivery.key_lines import Line, Lines
 from push.delivery.values import Notices, Tally
 from push.places import CursorPlace, ParkedLine, Verb
 from push.ranges import Dead, DeadRanges, RangeSet
@@ -490,7 +490,7 @@ class Waiting:
         line = self.lines.by_key.get(seen.key_hash)
         if line is None or line.parked_unix_ms != seen.since_unix_ms or line.decision is not None:
             return False
-        line.decision = Decision(verb, seen.head)
+        line.decide(verb, seen.head)
         self._go_on(line)
         self.lines.settle_down(line, now)
         return True
