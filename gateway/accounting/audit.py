@@ -256,9 +256,9 @@ class AccessCounts:
         self._keys_max = keys_max
         self._granted: dict[tuple[Actor, str], int] = {}
         self._refused: dict[tuple[Actor, str, str | None], int] = {}
-        """By actor, code and the word that says why."""
+        """Counts by actor, code and the word that says why."""
         self._more: dict[str, int] = {}
-        """By outcome, for actors beyond `keys_max`."""
+        """Counts by outcome, for actors beyond `keys_max`."""
 
     def grant(self, actor: Actor, action: str = ACCESS) -> None:
         """Count a credential that was good; of another action, what it was good for."""

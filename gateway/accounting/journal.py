@@ -43,7 +43,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 class Journal:
-    """One folder's files, to be written by one thread of one process. Raises OSError: nothing was
+    """Files of one folder, to be written by one thread of one process. Raises OSError: nothing was
     written."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Journal:
             self.close()  # the next one ends what is torn, and goes on
 
     def _drop_oldest(self, files: list[Path]) -> None:
-        """So many that there is room for one more."""
+        """Remove the oldest files, so that there is room for one more."""
         sizes = [path.stat().st_size for path in files]
         whole = sum(sizes)
         for path, size in zip(files, sizes, strict=True):
@@ -133,7 +133,7 @@ class Journal:
             whole -= size
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns."""
+        """Wait until what was written is on the disk."""
         if self._file >= 0:
             os.fsync(self._file)
 

@@ -202,14 +202,14 @@ class Usage:
         self._counters: dict[Key, UsageCounter] = {}
         self._overflow = UsageCounter((None, None, None), is_overflow=True)
         self._refused: dict[str, int] = {}
-        """By code, in the minutes that are over."""
+        """Refusals by code, in the minutes that are over."""
         self._minute, self._begun = _minute_of(wall), now
 
     def __len__(self) -> int:
         return len(self._counters)
 
     def counter(self, tenant: str | None, principal: str | None, queue: str | None) -> UsageCounter:
-        """That of a key. Add to it at once, or `hold` it."""
+        """Return the counter of a key. Add to it at once, or `hold` it."""
         key = (tenant, principal, queue)
         found = self._counters.get(key)
         if found is None:
@@ -223,7 +223,7 @@ class Usage:
         return MINUTE_S - wall % MINUTE_S
 
     def lines(self, *, now: float, wall: float) -> list[UsageLine]:
-        """What was counted in the minute that is over; none, where it is not."""
+        """Return what was counted in the minute that is over; nothing, where it is not."""
         return self.end(now=now, wall=wall) if _minute_of(wall) != self._minute else []
 
     def end(self, *, now: float, wall: float) -> list[UsageLine]:

@@ -22,7 +22,7 @@ POINTER_NAME: Final = "admin.path"
 TIMEOUT_S: Final = 60.0
 """How long an answer may take: dropping a queue of many partitions takes a while."""
 ADMINISTRATOR: Final = Principal("administrator")
-"""Who acts over the admin socket."""
+"""Principal of acts over the admin socket."""
 
 
 class AdminError(Exception):
@@ -66,7 +66,7 @@ def url_of(data_dir: Path) -> str:
 
 
 def status(data_dir: Path) -> dict[str, Any]:
-    """What the broker on this data folder says of itself. Raises AdminError."""
+    """Return what the broker on this data folder says of itself. Raises AdminError."""
     return _ask(data_dir, "GET", "/status", None)
 
 

@@ -60,7 +60,7 @@ UNUSED: Final = (
     "TOCSIN_JWT_KEYS or TOCSIN_AUTH=required, and start it anew"
 )
 _NOTED: Final = ("master_key_id", "master_key_id_before", "data_keys")
-"""What the audit trail says of a rotation."""
+"""Fields of a rotation in the audit trail."""
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,8 +95,8 @@ class PartitionsOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a token is to be; `certificate`: the name of a client certificate that stands for it;
-    `limits`: what it may at most (gateway.limits.spec)."""
+    """Properties of a new token; `certificate`: the name of a client certificate that stands for
+    it; `limits`: what it may at most (gateway.limits.spec)."""
 
     name: str
     tenant: str = "default"
@@ -218,7 +218,7 @@ class AdminSocket:
 
 
 def _administrator(tenant: str) -> tuple[Principal, Actor]:
-    """Who acts in this tenant, and how that is noted."""
+    """Return who acts in this tenant, and how that is noted."""
     who = Principal(ADMINISTRATOR.name, tenant)
     return who, msgspec.structs.replace(LOCAL, principal=who)
 
@@ -311,7 +311,7 @@ class _Backup:
         return self._task.result()
 
     async def response(self) -> Response:
-        """What is refused at once is a problem document, as everywhere."""
+        """Return a response; what is refused at once is a problem document, as everywhere."""
         await asyncio.wait((self._task,), timeout=PROGRESS_S)
         if self._task.done():
             self._result()
@@ -425,7 +425,8 @@ def token_routes(
 
 
 def _noted(record: TokenRecord) -> dict[str, Any]:
-    """What the audit trail says of a new one. A wrong name may be anything: it is left out."""
+    """Return the fields of a new token in the audit trail. A wrong name may be anything: it is left
+    out."""
     fields = {**_described(record), "rights": list(record.rights)}
     names = ("name", "tenant")
     wrong = [one for one in names if not NAME.fullmatch(fields[one])]

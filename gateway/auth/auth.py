@@ -267,8 +267,8 @@ class Authenticator:
         return self.cookies.make(self._pass_of(admission), lasts_s, wall=wall)
 
     def _pass_of(self, admission: Admission) -> Pass:
-        """What a cookie says of an admission. Of an API token only which one: what it gives, its
-        record says each time."""
+        """Return what a cookie says of an admission. Of an API token it says the id only: its
+        record says each time what it gives."""
         if admission.credential == OPERATORS.credential or admission.credential.startswith(_TOKEN):
             return Pass(admission.credential)
         name, tenant = admission.principal.name, admission.principal.tenant

@@ -34,7 +34,7 @@ _VALUE: Final = re.compile(r"2\.([0-9]{1,12})\.([A-Za-z0-9_-]{1,8192})\.[A-Za-z0
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a cookie says: the credential that it was made for, and what that gave where nothing
+    """Contents of a cookie: the credential that it was made for, and what that gave where nothing
     here remembers it."""
 
     credential: str
@@ -54,7 +54,7 @@ def is_ticket(text: str) -> bool:
 
 
 class Tickets:
-    """Those that wait to be used. `now`: monotonic seconds."""
+    """Tickets that wait to be used. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, tuple[float, float, Admission]] = {}
@@ -84,7 +84,7 @@ class Tickets:
         self._waiting[_digest(ticket)] = (now + TICKET_S, now + admission.lasts_s, admission)
 
     def use(self, ticket: str, *, now: float) -> Admission | None:
-        """What it gives; it is used up. None: it is wrong, used or over."""
+        """Use a ticket up, and return what it gives. None: it is wrong, used or over."""
         self._expire(now)
         found = self._waiting.pop(_digest(ticket), None)
         if found is None or found[1] <= now:

@@ -63,8 +63,8 @@ _MEMBERS: Final = {
     "RSA": ("e", "kty", "n"),
     "oct": ("k", "kty"),
 }
-"""Of each type those that make the key, in the order of RFC 7638, 3.2. What else a key has, its
-private part or a certificate, is not looked at."""
+"""Members that make a key of each type, in the order of RFC 7638, 3.2. Other members, such as the
+private part or a certificate, are not looked at."""
 
 
 LEEWAY_S: Final = 10.0
@@ -92,8 +92,8 @@ UNKNOWN_EVERY_S: Final = 10.0
 FETCH_S: Final = 5.0
 """For one reading, all in all; and for each wait within it."""
 STALE_S: Final = 86_400.0
-"""So long keys count that cannot be read any more: whoever keeps us from the address must not keep
-alive a key that its owner has taken back."""
+"""Time for which keys count that cannot be read any more: an attacker that keeps us from the
+address must not keep alive a key that its owner has taken back."""
 HTTPS: Final = "https://"
 logger = logging.getLogger("tocsin.auth")
 
@@ -106,18 +106,18 @@ class KeysError(ValueError):
 
 
 class JwtKey(NamedTuple):
-    """One that tokens may be signed with."""
+    """A key that tokens may be signed with."""
 
     kid: str | None
     algorithm: str
     material: Any
-    """As jwt.decode takes it."""
+    """Key in the form of jwt.decode."""
     credential: str
     """Names it without any secret: what it has admitted ends when it is gone."""
 
 
 class JwtKeys(NamedTuple):
-    """Those that count, by `kid`; None: one that has none."""
+    """Keys that count, by `kid`; None: a key that has none."""
 
     by_kid: Mapping[str | None, JwtKey]
     skipped: tuple[str, ...] = ()
@@ -209,7 +209,8 @@ def _material(members: dict[str, Any], algorithm: str) -> Any:
 
 
 def _credential(members: dict[str, Any]) -> str:
-    """By the thumbprint of RFC 7638: a key that is exchanged under its kid is another one."""
+    """Name a key by the thumbprint of RFC 7638: a key that is exchanged under its kid is
+    another."""
     digest = sha256(msgspec.json.encode(members)).digest()
     return f"jwt:{urlsafe_b64encode(digest).decode()[:22]}"
 
@@ -218,10 +219,10 @@ def _credential(members: dict[str, Any]) -> str:
 
 
 class JwtTerms(NamedTuple):
-    """What is believed of a token that is signed by a key of ours."""
+    """Claims that are believed of a token that is signed by a key of ours."""
 
     audience: str
-    """One of its `aud`s: it is meant for this broker."""
+    """Value that must be among its `aud`s: it is meant for this broker."""
     issuer: str | None = None
     templates: tuple[str, ...] = ()
     """Rights of every holder, as metadata.rights.fill_in takes them."""
@@ -285,11 +286,11 @@ class JwtVerifier:
         self._credentials: frozenset[str] = frozenset()
         self._kept: OrderedDict[bytes, _VerifiedJwt] = OrderedDict()
         self.hit_rate = HitRate()
-        """Of what is remembered: a hit costs no signature."""
+        """Hit rate of what is remembered: a hit costs no signature."""
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
-        """Of what is kept here, by its name."""
+        """Hit rates of what is kept here, by name."""
         return {"jwts": self.hit_rate, "rights_of_jwts": FunctionHitRate(_rights_of)}
 
     def put_keys(self, keys: JwtKeys) -> frozenset[str]:
@@ -542,7 +543,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def fetch(url: str) -> bytes:
-    """What stands at an https address, at most KEYS_BYTES_MAX + 1 bytes of it, within about
+    """Fetch what stands at an https address, at most KEYS_BYTES_MAX + 1 bytes of it, within about
     FETCH_S. Certificates are checked; a redirection is not followed: keys come from where the
     operator has said, and from nowhere else.
 

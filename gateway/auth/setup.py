@@ -33,7 +33,8 @@ class Credentials:
         is_required: bool,
         issuer: JwtIssuer | None,
     ) -> None:
-        """`token`, `origins`, `is_required`: see Auth. `issuer` None: no JWT is good."""
+        """`token`, `origins`, `is_required`: those of `Authenticator`. `issuer` None: no JWT is
+        good."""
         self.jwts: JwtVerifier | None = None
         self._source: JwksSource | None = None
         if issuer is not None:
@@ -57,7 +58,7 @@ class Credentials:
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
-        """Of what is remembered of identities, by its name."""
+        """Hit rates of what is remembered of identities, by name."""
         of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
         return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
 
@@ -76,6 +77,6 @@ class Credentials:
             await self._source.start()
 
     async def stop(self) -> None:
-        """Nothing is read any more."""
+        """Read nothing any more."""
         if self._source is not None:
             await self._source.stop()

@@ -383,7 +383,7 @@ class GuardedMetadata:
         return self.inner.mark(name)
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """What is known here is right before the listener is called."""
+        """Names that are known here are right before the listener is called."""
         self.inner.on_queue_changed(listener)
 
     def _on_queue_changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -521,8 +521,8 @@ class GuardedMetadata:
         return self.inner.age_s
 
     async def state(self) -> tuple[bool, str]:
-        """Who does not answer does not make this gateway unready: what is known here
-        goes on, and `facts` tells."""
+        """A metadata that does not answer does not make this gateway unready: what is known here
+        goes on, and `facts` shows it."""
         try:
             state, _ = await self._calls.run_shared(
                 "state", None, self.inner.state, limits.MEMBERSHIP_DEADLINE_S, is_change=False
@@ -551,7 +551,7 @@ class GuardedMetadata:
         }
 
     async def close(self) -> None:
-        """What is under way is waited for, for METADATA_DEADLINE_S at most."""
+        """Wait for what is under way, for METADATA_DEADLINE_S at most, and close."""
         self._memberships.close()
         self._queues.close()
         self._groups.close()

@@ -50,7 +50,7 @@ since_option: Final = click.option(
 
 
 def since_unix_ms(text: str | None, *, wall: float) -> int:
-    """What `--since` means. None: from the beginning. Raises click.BadParameter."""
+    """Parse `--since`. None: from the beginning. Raises click.BadParameter."""
     if text is None:
         return 0
     return unix_ms(parse_time(text, now=datetime.fromtimestamp(wall, UTC)))

@@ -29,7 +29,7 @@ from storage.redis import target as redis_target
 from storage.redis.target import Target
 
 OLD_S = 10.0
-"""What is told that was seen longer ago is not how it is."""
+"""Age from which on a report is outdated."""
 
 
 @click.group("manager")
@@ -201,7 +201,7 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
 
 
 async def _told(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[ClusterTold]]:
-    """Who leads, and what he says. Raises Refused: the database does not answer."""
+    """Return who leads, and what the leader says. Raises Refused: the database does not answer."""
     shard = await manager.database_of(clusters[0][1])
     try:
         said = await RedisLeaderRow(shard).told()

@@ -1,4 +1,4 @@
-"""What the commands over the admin socket share."""
+"""Options and errors that the commands over the admin socket share."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> Config:
-    """What these flags say, else these variables of the environment; what is wrong ends the
-    command. No others are read: whoever deletes a queue need not have them right."""
+    """Read the settings of these flags, else of these variables of the environment; a wrong one
+    ends the command. No others are read: deleting a queue does not need them right."""
     try:
         return load({n: v for n, v in os.environ.items() if n in variables}, flags)[0]
     except ConfigError as error:
@@ -143,5 +143,5 @@ def admin_errors() -> Iterator[None]:
 
 
 def to_json(value: object) -> str:
-    """One line of JSON."""
+    """Write a value as a line of JSON."""
     return msgspec.json.encode(value).decode()

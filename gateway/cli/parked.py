@@ -84,7 +84,7 @@ def _name(key: dict[str, Any]) -> str:
 
 
 def _decision(verb: str, done: str, help_text: str) -> None:
-    """One of the three commands, which differ in what the broker makes of them."""
+    """Add one of the three commands, which differ in what the broker makes of them."""
 
     @park.command(verb, help=help_text)
     @click.argument("queue")

@@ -118,7 +118,8 @@ def serve(as_json: bool, **flags: Any) -> None:
 
 
 def start_line(url: str, config: Config, *, as_json: bool) -> str:
-    """What a started broker says: where it is, where it keeps things, what a receipt means."""
+    """Return the line of a started broker: where it is, where it keeps things, what a receipt
+    means."""
     if as_json:
         fields = {
             "event": "started",
@@ -189,8 +190,8 @@ def status(data_dir: str | None, as_json: bool) -> None:
 
 
 def shown_status(answer: dict[str, Any], path: str = "") -> dict[str, object]:
-    """What a broker says of itself, for people: a line for each figure, times and durations as
-    people write them."""
+    """Return what a broker says of itself, for people: a line for each figure, times and durations
+    as people write them."""
     shown: dict[str, object] = {}
     for name, value in answer.items():
         called = f"{path} {name.replace('_', ' ')}".strip()

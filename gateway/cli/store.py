@@ -251,7 +251,7 @@ def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> Non
 
 
 async def _set_replicas(target: Target, replicas: int) -> list[str]:
-    """What is to be known besides."""
+    """Set the number of replicas, and return what is to be known besides."""
     notes = await _remembered(target, replicas) if target.kind == "sentinel" else []
     parts = await target.parts()
     errors: list[TocsinError] = []

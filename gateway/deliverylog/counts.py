@@ -43,7 +43,7 @@ _PAGE_FORM: Final = struct.Struct(f"<{_HEAD + KINDS}Q")
 
 
 class LeftCounts(NamedTuple):
-    """What a process has left behind."""
+    """Counts that a process has left behind."""
 
     gateway: str
     number: int
@@ -64,12 +64,12 @@ def memory() -> Path | None:
 
 
 def page_of(gateway: str) -> str:
-    """What a gateway's page is called there."""
+    """Return the name of a gateway's page in the tmpfs."""
     return f"tocsin-counts-{gateway}"
 
 
 class SharedCounts:
-    """See the module. Raises OSError: there is none to be had."""
+    """Counts of a gateway, in memory and on disk. Raises OSError: the file cannot be made."""
 
     def __init__(
         self, folder: Path, gateway: str, began_unix_us: int, tmpfs: Path | None = None
@@ -120,7 +120,8 @@ class SharedCounts:
 
 
 def left_in(folder: Path, tmpfs: Path | None = None) -> LeftCounts | None:
-    """What the process that counted here before has left. None: nothing, or it cannot be read."""
+    """Return what the process that counted here before has left. None: nothing, or it cannot be
+    read."""
     try:
         words = _FORM.unpack_from((folder / NAME).read_bytes())
     except (OSError, struct.error):
@@ -150,7 +151,7 @@ def _own(path: Path) -> bytes:
 
 
 def forget(folder: Path, left: LeftCounts, tmpfs: Path | None = None) -> None:
-    """It was told."""
+    """Remove what a process left: it was reported."""
     (folder / NAME).unlink(missing_ok=True)
     if tmpfs is not None:
         with contextlib.suppress(OSError):

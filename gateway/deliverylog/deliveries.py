@@ -64,13 +64,13 @@ offsets have six digits or more."""
 
 
 SETTLED_US: Final = 500
-"""What is settled within so many microseconds may share its time, and a line."""
+"""Time within which settlements may share a time, and a line."""
 PUSHES_BYTES_MAX: Final = 32 * 1024
 """Bytes of the pushes in a settled line; what comes then is in another one."""
 
 
 class LoggedPlace:
-    """One place in a group. `session` None: that of the pulls, or with `is_internal` of the broker
+    """A place in a group. `session` None: that of the pulls, or with `is_internal` of the broker
     itself."""
 
     __slots__ = (
@@ -208,8 +208,8 @@ class LoggedPlace:
 
 
 class OwnedPartitionLog:
-    """What an owned partition gives out and settles. `place`: its owner's; `end`: everything below
-    it in the partition had been certified when the epoch began."""
+    """Log of what an owned partition gives out and settles. `place`: its owner's; `end`: everything
+    below it in the partition had been certified when the epoch began."""
 
     __slots__ = (
         "_blocked_by",
@@ -539,7 +539,7 @@ def _ranges(offsets: Iterable[int]) -> list[Range]:
 
 
 class ReadsLog:
-    """What the readers of one queue are given."""
+    """Log of what the readers of one queue are given."""
 
     __slots__ = ("_counters", "_log", "_queue")
 
@@ -626,7 +626,7 @@ class ReadsLog:
 
 
 class FanOutLog:
-    """One turn of a fan-out. Nothing but a list of names is made."""
+    """Log of one turn of a fan-out. Nothing but a list of names is made."""
 
     __slots__ = ("_messages", "_number", "_readers", "_reads", "_record", "_stages")
 

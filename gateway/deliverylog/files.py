@@ -89,7 +89,7 @@ class LogFile:
         self._crc = zlib.crc32(data, self._crc)
 
     def finish(self, gateway: str, *, is_last: bool = False) -> Path:
-        """Its last line, and its name. Returns what it is called now."""
+        """Write the last line, and rename the file. Returns its new path."""
         end = end_line(self.path, gateway, self.lines, self._crc, is_last=is_last)
         written = os.write(self._file, end)
         if written < len(end):
@@ -104,7 +104,7 @@ class LogFile:
         return finished
 
     def drop(self) -> None:
-        """It has nothing, and goes."""
+        """Remove the file, which has nothing in it."""
         os.close(self._file)
         self.path.unlink(missing_ok=True)
 
@@ -134,12 +134,12 @@ def end_line(
 
 
 def finished_name(part: Path) -> Path:
-    """What a file is called when it is finished."""
+    """Return the name of a file when it is finished."""
     return part.with_name(part.name.removesuffix(PART) + SUFFIX)
 
 
 def name_of(gateway: str, began_unix_ms: int, number: int) -> str:
-    """What a file is called while it is written."""
+    """Return the name of a file while it is written."""
     return f"{gateway}-{began_unix_ms}-{number:06}{PART}"
 
 
@@ -156,7 +156,7 @@ def place_of(path: Path) -> tuple[str, int, int] | None:
 
 
 class LogFolder:
-    """One folder's files, written by one process. Raises OSError: nothing was written."""
+    """Files of one folder, written by one process. Raises OSError: nothing was written."""
 
     def __init__(self, folder: Path, gateway: str, began_unix_ms: int, bounds: Bounds) -> None:
         self._folder = folder
@@ -165,7 +165,7 @@ class LogFolder:
         self._bounds = bounds
         self._current: LogFile | None = None
         self.number = 1
-        """Of the file that is being written, or of the next one."""
+        """Number of the file that is being written, or of the next one."""
 
     def append(self, data: bytes, lines: int, *, now: float) -> None:
         """Write whole lines, all of them or none."""
@@ -213,12 +213,12 @@ class LogFolder:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the file that is being written."""
+        """Size of the file that is being written."""
         return self._current.bytes if self._current is not None else 0
 
 
 def finished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """Those of all gateways that wrote here, by age."""
+    """Return the finished files of all gateways that wrote here, by age."""
     found: list[tuple[Path, os.stat_result]] = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -229,7 +229,7 @@ def finished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def drop_oldest(folder: Path, bounds: Bounds, *, wall: float) -> None:
-    """What is too old, and so many that there is room for one more."""
+    """Remove files that are too old, and the oldest ones until there is room for one more."""
     files = finished_files(folder)
     whole = sum(stat.st_size for _, stat in files) + bounds.file_bytes
     for path, stat in files:
@@ -244,7 +244,7 @@ logger = logging.getLogger("tocsin.deliverylog")
 
 
 class _Seen(msgspec.Struct):
-    """What of a line counts."""
+    """Fields of a line that are counted."""
 
     kind: str
     runs: list[tuple[int, int, int]] = []
@@ -270,7 +270,7 @@ class WholeLines:
     has_end: bool = False
 
     def add(self, line: bytes) -> bool:
-        """One more. False: it is torn, or no line; nothing behind it counts."""
+        """Add a line. False: it is torn, or no line; nothing behind it counts."""
         if not line.endswith(b"\n"):
             return False
         try:

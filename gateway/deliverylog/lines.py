@@ -21,10 +21,11 @@ Named = list[int | str | None]
 when, first, mask], the mask hexadecimal with 0x: its lowest bit is `first`, the next one is the
 offset behind it."""
 Pushes = list[Named]
-"""One of each push."""
+"""An entry for each push."""
 Packed = bytes
 Carrier = Literal["websocket", "long_poll", "http", "internal"]
-"""What carried it: `http` is a request, a publish or a pull; `internal` the broker itself."""
+"""Carrier of a publish or delivery: `http` is a request, a publish or a pull; `internal` the broker
+itself."""
 Cause = Literal[
     "none",
     "backlog",
@@ -57,7 +58,7 @@ replay       a reader started in the past, or had fallen behind
 SettlementOutcome = Literal[
     "acked", "nacked", "expired", "returned", "dying", "dead_lettered", "parked", "gone"
 ]
-"""What became of deliveries:
+"""Outcomes of deliveries:
 
 acked          an ack took effect
 nacked         returned by their consumer
@@ -77,20 +78,21 @@ Event = Literal["owned", "kept", "released"]
 class _Line(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, gc=False):
     schema: int
     gateway: str
-    """One start of a process: 16 hexadecimal digits."""
+    """Name of one start of a process: 16 hexadecimal digits."""
 
 
 class _Span(_Line, kw_only=True, gc=False):
     stepped_us: int = 0
-    """By how much the wall clock was stepped since the gateway began. All times of a line have it
-    in them; without it they are exact within one gateway."""
+    """Sum of the wall clock's steps since the gateway began. All times of a line have it in them;
+    without it they are exact within one gateway."""
     tenant: str
     queue: str
     queue_id: str
 
 
 class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
-    """What a session, or a request, published to a queue at one time and went with one commit."""
+    """Messages that a session, or a request, published to a queue at one time and went with one
+    commit."""
 
     runs: Runs = []
     outcome: Literal["certified", "unknown", "late"] = "certified"
@@ -103,7 +105,7 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     transport: Carrier
     level: Durability | None = None
     produced_unix_us: int | None = None
-    """Of the oldest message; by the client's own clock where there is no `clock_offset_us`."""
+    """Time of the oldest message; by the client's own clock where there is no `clock_offset_us`."""
     clock_offset_us: int | None = None
     """This clock less the client's, as the client estimated it."""
     accepted_unix_us: int
@@ -113,7 +115,7 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     """When the storage said that they are as safe as the level wants. At `local` they may have to
     wait then until what stands before them is safe, too."""
     bytes: int = 0
-    """Of new messages, as JSON."""
+    """Size of the new messages, as JSON."""
     keys: Packed | None = None
     """The key hashes, 8 bytes each, little-endian, in the order of the runs; 0: no key. In base64
     in the line."""
@@ -125,7 +127,8 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
 
 
 class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
-    """What a subscription, or a pull, was given at once, for one cause and in one attempt."""
+    """Messages that a subscription, or a pull, was given at once, for one cause and in one
+    attempt."""
 
     runs: Runs = []
     group: str | None = None
@@ -140,7 +143,7 @@ class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
     certified_unix_us: int | None = None
     """None: this gateway was not there, or it is not the first time."""
     published_unix_ms: int
-    """By the clock of the gateway that published it."""
+    """Time by the clock of the gateway that published it."""
     dispatched_unix_us: int
     written_unix_us: int | None = None
     """When its socket took it (up to 64 KiB may wait there), or a poll or pull did. None: nobody
@@ -148,7 +151,7 @@ class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
 
 
 class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
-    """What came to an end, or returned, in one place of a group at once."""
+    """Deliveries that came to an end, or returned, in one place of a group at once."""
 
     group: str
     session: str | None = None
@@ -156,14 +159,14 @@ class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
     """None: its session had none at that moment."""
     outcome: SettlementOutcome
     reason: str | None = None
-    """Of dead letters: exhausted, rejected, expired, overflow, skipped."""
+    """Reason of dead letters: exhausted, rejected, expired, overflow, skipped."""
     settled_unix_us: int
     pushes: Pushes
     """A time of None: that is not known."""
 
     @property
     def runs(self) -> Runs:
-        """As of the other spans."""
+        """Runs, like those of the other spans."""
         return runs_of(self.pushes)
 
 
@@ -182,19 +185,19 @@ class PositionLine(_Span, tag="position", kw_only=True, gc=False):
     """In flight, back, held, aside or dying; of `owned` those aside and dying alone, since what
     else was passed and is not settled stands above the frontier."""
     dying: int = 0
-    """Of the open ones: on their way to the dead letters."""
+    """Number of the open ones that are on their way to the dead letters."""
     ahead: int | None = None
-    """Of `owned`: owners before had passed something below this offset. None: nothing above the
+    """In `owned`: offset below which owners before had passed something. None: nothing above the
     frontier."""
     certified_below: int | None = None
-    """Of `owned`: below it everything had been certified by then, so that owners before may have
-    given it. Later messages are new to the epoch."""
+    """In `owned`: offset below which everything had been certified by then, so that owners before
+    may have given it. Later messages are new to the epoch."""
     is_clean: bool = False
-    """Of `released`: everything that was settled is durable."""
+    """Whether, in `released`, everything that was settled is durable."""
 
 
 class UnloggedLine(_Line, tag="unlogged", kw_only=True, gc=False):
-    """What is not in the log: so many spans, with so many messages of each kind."""
+    """Numbers of spans, and of messages of each kind, that are not in the log."""
 
     stepped_us: int = 0
     since_unix_us: int
@@ -221,7 +224,7 @@ class EndLine(_Line, tag="end", kw_only=True, gc=False):
 
     lines: int
     crc32: int
-    """Of all bytes before this line."""
+    """Checksum of all bytes before this line."""
     began_unix_ms: int | None = None
     """When the process began, by its own clock."""
     number: int | None = None
@@ -245,12 +248,13 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def as_written(pushes: list[bytes]) -> Pushes:
-    """What was encoded push by push, for a Settled that is only to be encoded."""
+    """Return pushes that were encoded one by one, for a line that is only to be encoded."""
     return cast(Pushes, msgspec.Raw(b"[" + b",".join(pushes) + b"]"))
 
 
 def runs_of(pushes: Pushes) -> Runs:
-    """What stands in them, in order. ValueError, TypeError, IndexError: something is no push."""
+    """Return the runs of pushes, in order. ValueError, TypeError, IndexError: something is no
+    push."""
     runs: list[tuple[int, int, int]] = []
     for push in pushes:
         numbers = cast(list[int], push)

@@ -56,15 +56,15 @@ from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
 CHUNK_BYTES_MAX: Final = 256 * 1024
-"""So much goes to the writer at once, whatever the time."""
+"""Size at which a chunk goes to the writer at once, whatever the time."""
 LOOK_US: Final = 1_000_000
 """Between two looks at whether the wall clock was stepped."""
 STOP_S: Final = 5.0
-"""What is left has to be written in."""
+"""Time in which what is left has to be written."""
 RUN_US: Final = 100
-"""What came within so many microseconds may share its time, and a line."""
+"""Time within which publishes may share a time, and a line."""
 LINE_MESSAGES_MAX: Final = 2000
-"""Of an origin; what comes then is another one."""
+"""Number of messages of an origin; what comes then has another one."""
 
 Run = tuple[int, int, int]
 """(partition, first offset, count)."""
@@ -188,7 +188,7 @@ class SettledSpan:
     """Each as it stands in the line: hundreds of numbers that came with acks are written down as
     they come, and nothing looks at them again, the garbage collector neither."""
     bytes: int = 0
-    """Of these."""
+    """Size of these."""
     messages: int = 0
     is_open: bool = True
     """Whether more may be added: it has no line yet."""
@@ -229,7 +229,7 @@ class PublishOrigin:
     clock_offset_us: int | None = None
     trace: str | None = None
     stages: CommitTimes | None = None
-    """Of the commit that the runs are of; None: it has none."""
+    """Times of the commit that the runs are of; None: there are no runs."""
     runs: list[Run] = field(default_factory=list)
     messages: int = 0
     """In the runs."""
@@ -358,7 +358,7 @@ def _extend(runs: list[Run], number: int, first: int, count: int) -> None:
 
 
 class OriginTracker:
-    """What a session has said of its clock, and the origin of what came last."""
+    """Clock of a session as it has said, and the origin of its last publish."""
 
     __slots__ = ("_offset_us", "_origin", "_shift_us")
 
@@ -461,10 +461,10 @@ class DeliveryLog:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwritten: list[DispatchedSpan] = []
-        """What the next flush of the sockets writes."""
+        """Spans that the next flush of the sockets writes."""
         self._held: dict[object, list[DispatchedSpan]] = {}
-        """What waits until it is taken, by whom: a session by long poll, or whose socket is full; a
-        pull."""
+        """Spans that wait until they are taken, by taker: a session by long poll, or whose socket
+        is full; a pull."""
         self._apart: dict[str, bool] = {}
         """Sessions whose sockets do not take what they are given in this turn: they will (True), or
         they are gone."""

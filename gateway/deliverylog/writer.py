@@ -116,9 +116,9 @@ class LogWriter:
         """The thread's, as is all that follows."""
         self._accounted = [0] * KINDS
         self._finished = [0] * KINDS
-        """Of what is accounted for, what stands in finished files."""
+        """Part of what is accounted for that stands in finished files."""
         self._missing: list[Missing] = []
-        """One of each reason, that no line has told of."""
+        """Missing lines of each reason that no line has reported."""
         self._unlogged = [0] * KINDS
         self._written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="delivery log", daemon=True)

@@ -1,10 +1,7 @@
-"""What the demo has seen, and how it is shown: a table for a terminal, lines for a log.
+"""Show the demo: its counts, as a table for a terminal or lines for a log, and the machine's load.
 
-Times are monotonic seconds, handed in.
-
-The live figures of this machine for the demo, from /proc: one JSON object per device.
-
-Where there is no /proc (not Linux), the load average is all there is.
+Times are monotonic seconds, handed in. The load of the machine is published as one JSON object for
+each device, from /proc; where there is none (not Linux), the load average is all there is.
 """
 
 import os
@@ -30,7 +27,7 @@ class Meter:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_MAX)
 
     def count(self, now: float, latency_s: float = 0.0) -> None:
-        """One more."""
+        """Count one more."""
         self.total += 1
         self._recent.append((now, latency_s))
 
@@ -40,7 +37,7 @@ class Meter:
         return len(self._recent) / max(0.1, min(WINDOW_S, now - since))
 
     def percentile_ms(self, now: float, percent: float) -> float:
-        """Of the latencies in the window, in milliseconds; 0 without any."""
+        """Return a percentile of the latencies in the window, in milliseconds; 0 without any."""
         self._forget(now)
         latencies = sorted(latency for _, latency in self._recent)
         if not latencies:
@@ -68,7 +65,7 @@ class Board:
     """Everything that is shown."""
 
     url: str
-    """Of the broker."""
+    """Address of the broker."""
     began: float
     watched: str
     """The key that the reader watches."""
@@ -80,7 +77,7 @@ class Board:
     owners: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Partition → (worker that was given its last message, when)."""
     address: str = ""
-    """What to open in a browser."""
+    """Address to open in a browser."""
     redelivered: int = 0
     others: int = 0
     """Messages in the queue that this run did not publish."""
@@ -89,7 +86,7 @@ class Board:
         self.address = self.address or f"{self.url}/demo"
 
     def partitions_of(self, worker: str) -> list[int]:
-        """What this worker is being given."""
+        """Return the partitions that this worker is being given."""
         return sorted(number for number, (owner, _) in self.owners.items() if owner == worker)
 
     def keys_of(self, worker: str) -> list[str]:
@@ -106,7 +103,7 @@ def first_line(url: str, *, has_token: bool) -> str:
 
 
 def plain_line(board: Board, now: float) -> str:
-    """One line that sums up the last seconds, for a log."""
+    """Return a line that sums up the last seconds, for a log."""
     delivered = sum(meter.per_s(now, board.began) for meter in board.workers.values())
     busiest = max(board.workers.values(), key=lambda meter: meter.total)
     parts = [
@@ -219,7 +216,7 @@ Figures = dict[str, dict[str, float]]
 """Device (the message's key) → figures (its body)."""
 
 _SECTOR_BYTES: Final = 512
-"""Of /proc/diskstats, whatever the disk's own sectors are."""
+"""Size of a sector of /proc/diskstats, whatever the disk's own sectors are."""
 _WHOLE_DISK: Final = re.compile(r"sd[a-z]+|[vh]d[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+|md\d+")
 _DISKS_MAX, _NETWORKS_MAX, _CPUS_MAX = 4, 4, 64
 

@@ -314,7 +314,7 @@ async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: s
 
 
 async def _work(url: str, config: Config, board: Board, name: str, run: str) -> None:
-    """One worker: a client of its own, as it would be on a machine of its own."""
+    """Run one worker: a client of its own, as it would be on a machine of its own."""
     async with (
         tocsin.connect(url, token=config.token, name=name, ssl=_trust(config)) as client,
         client.subscribe(QUEUE, group=GROUP) as messages,

@@ -46,7 +46,7 @@ _SEALED: Final = _NONCE + NONCE_BYTES
 _PLACES_MAX: Final = 4096
 _PLACE: Final = struct.Struct("<HI")
 AHEAD: Final = 7 / 8
-"""Of each bound: from there on the successor is made, so that it is there when it is needed."""
+"""Part of each bound from which on the successor is made, so that it exists when it is needed."""
 
 
 @lru_cache(_PLACES_MAX)

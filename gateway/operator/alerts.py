@@ -33,7 +33,7 @@ EVERY_S: Final = 10.0
 POST_S: Final = 5.0
 PUBLISH_S: Final = 10.0
 TRIES: Final = 5
-"""Of a webhook, one each time that the queue is looked at."""
+"""Number of calls of a webhook, one each time that the queue is evaluated."""
 _LOG: Final = logging.getLogger("tocsin.alerts")
 CLEARS_S: Final = 60.0
 """Longest time for which a value must be below its threshold before the alarm clears."""
@@ -77,19 +77,19 @@ class Alarm:
 
 
 class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the catalog keeps of an alert that fires, or whose end is still to be told."""
+    """State that the catalog keeps of an alert that fires, or whose end is still to be sent."""
 
     state: Literal["firing", "cleared"]
     since_unix_ms: int
     value: float
     owed: list[Literal["queue", "webhook"]] = []
-    """Who has not heard it yet."""
+    """Receivers that have not got it yet."""
     tries: int = 0
-    """Of the webhook."""
+    """Number of calls of the webhook."""
 
 
 class AlertNotice(msgspec.Struct, kw_only=True):
-    """What is told; see PROTOCOL.md."""
+    """Message about an alert; PROTOCOL.md describes it."""
 
     alert: str
     queue: str
@@ -108,7 +108,8 @@ async def post(address: str, body: bytes) -> None:
 
 
 class AlertEvaluator:
-    """See the module. `webhooks`: addresses by name, and no other one is ever called."""
+    """Alerts of the queues that this gateway evaluates. `webhooks`: addresses by name, and no other
+    one is ever called."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class AlertEvaluator:
         self._post = post
         self._alarms: dict[tuple[str, str], Alarm] = {}
         self._kept: dict[str, dict[str, AlertState]] = {}
-        """By queue id, of the queues that are looked at here."""
+        """States by queue id, of the queues that are evaluated here."""
         self._task: asyncio.Task[None] | None = None
         self._posts: Counter[str] = Counter({"told": 0, "failed": 0, "refused": 0})
 
@@ -228,7 +229,8 @@ class AlertEvaluator:
         await self._metadata.set_mark(_mark(queue), text)
 
     async def _value(self, queue: Queue, alert: QueueAlert) -> float:
-        """What the alert is about, now. Raises TocsinError: the storage does not answer."""
+        """Return the value that the alert is about, now. Raises TocsinError: the storage does not
+        answer."""
         principal = Principal(queue.holder, queue.tenant)
         if alert.when == "dead_letters":
             try:

@@ -1,4 +1,4 @@
-"""What operators do to queues: pause, seek, purge, peek, and send dead letters back.
+"""Operators' acts on queues: pause, seek, purge, peek, and send dead letters back.
 
 A change that has begun is finished, also when its caller is gone: what is durable then counts here
 at once.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class QueueOperations:
-    """See the module. `touched`: something of this queue may be deleted now."""
+    """Operators' acts. `touched` is called when something of a queue may be deleted."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class QueueOperations:
         return Purged(messages=await self._changes.run(self._anew(work, queue, groups)))
 
     async def _anew(self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]) -> T:
-        """It makes the cursors of these groups fresh ones; where nobody knows, it has perhaps:
-        owners would go on from where they were until they write."""
+        """Do work that makes the cursors of these groups fresh ones. Where nobody knows whether it
+        did, it may have: owners would go on from where they were until they write."""
         try:
             done = await work
         except Unknown:

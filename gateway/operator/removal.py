@@ -51,11 +51,11 @@ def kept_alone(own: RangeSet, others: Sequence[RangeSet], first: int, end: int) 
 
 
 SIDE_OFFSETS: Final = 10_000
-"""Of one side line, read at a time."""
+"""Number of offsets of a side line that are read at a time."""
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act does to messages."""
+    """Numbers of messages that an act removes."""
 
     deleted: int = 0
     """Messages that nobody gets any more."""
@@ -106,8 +106,8 @@ class RemovalCounter:
     async def by_seek(
         self, principal: Principal, queue: Queue, group: Group, starts: Sequence[Start]
     ) -> tuple[Removed, Sequence[Start]]:
-        """What goes when the group goes on there, and where that is: what is published from now on
-        is not skipped."""
+        """Count what a seek of the group removes, and return where it begins: what is published
+        from now on is not skipped."""
         states = {one.partition.number: one for one in await self._states(queue)}
         places = [
             states[number].certified if start == "latest" and number in states else start
@@ -126,15 +126,15 @@ class RemovalCounter:
     async def with_group(
         self, principal: Principal, queue: Queue, group: Group, *, any_age: bool = False
     ) -> Removed:
-        """What goes with a group. The last one of a queue without retention leaves everything to
-        whoever comes next. `any_age`: also what the retention still keeps."""
+        """Count what goes with a group. The last one of a queue without retention leaves everything
+        to whoever comes next. `any_age`: also what the retention still keeps."""
         others = self._others(principal, queue, group)
         if not others and not queue.settings.retention_s:
             return Removed()
         return Removed(deleted=await self._alone(queue, group, others, any_age=any_age))
 
     async def by_beginning(self, principal: Principal, queue: Queue, start: GroupStart) -> Removed:
-        """What goes when a new group begins there."""
+        """Count what goes when a new group begins there."""
         groups = self._metadata.list_groups(principal, queue)
         if start == "earliest" or groups or queue.settings.retention_s:
             return Removed()
@@ -160,8 +160,8 @@ class RemovalCounter:
         *,
         any_age: bool = False,
     ) -> int:
-        """What the group alone has not settled, and the retention does not keep. `ends`: only what
-        stands below these offsets of partitions."""
+        """Count what the group alone has not settled, and the retention does not keep. `ends`: only
+        what stands below these offsets of partitions."""
         messages, slices = 0, TimeSlices()
         for state in await self._states(queue):
             await slices.yield_if_over()

@@ -7,7 +7,7 @@ unless whoever asks has agreed to as many messages.
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ from push.storage_port import Storage
 from runtime.loop.fairness import TimeSlices
 
 TRIES_MAX: Final = 20
-"""So often a change is judged anew because somebody else has changed the settings meanwhile."""
+"""Number of times that a change is judged anew because the settings have changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +42,8 @@ class ChangedSettings:
     removed: Removed
 
 
-class ChangingSettings(Protocol):
-    """As SettingsChanges; the tests of REST have another one."""
-
-    async def queue(
-        self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
-    ) -> ChangedSettings:
-        """As SettingsChanges.queue."""
-
-    async def group(
-        self,
-        principal: Principal,
-        queue: Queue,
-        name: str,
-        named: Named,
-        *,
-        deletes_max: int,
-        begin: Begin,
-    ) -> ChangedSettings:
-        """As SettingsChanges.group."""
-
-
 class SettingsChanges:
-    """See the module."""
+    """Changes of settings."""
 
     def __init__(
         self,
@@ -153,7 +132,7 @@ class SettingsChanges:
         return Removed(deleted=deleted, dead_lettered=moved)
 
     async def _deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
-        """What the retention that is wanted deletes now, and the one that holds does not."""
+        """Count what the wanted retention deletes now, and the present one does not."""
         deleted, slices = 0, TimeSlices()
         for number in queue.members:
             await slices.yield_if_over()
@@ -178,7 +157,7 @@ class SettingsChanges:
             after = following
 
     async def _moved_beyond_bounds(self, queue: Queue, changed: Queue, group: Group) -> int:
-        """What of the group's is beyond the bounds that are wanted, and within those that hold."""
+        """Count what of the group is beyond the wanted bounds, and within the present ones."""
         if changed.settings.overflow != "dead_letter" or _bounds(queue) == _bounds(changed):
             return 0
         states = await self._storage.partitions(queue.queue_id)
@@ -211,14 +190,14 @@ class SettingsChanges:
         return tried
 
     def _under_way(self, group: Group, number: int) -> dict[int, int]:
-        """Which attempt of a message is under way, by offset."""
+        """Return the attempt of each message that is under way, by offset."""
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(number) if runtime is not None else None
         return in_flight(slot) if slot is not None else {}
 
     async def _left_by_nobody(self, principal: Principal, queue: Queue, group: Group) -> int:
-        """What goes with a group without consumers when it expires: until then the retention of
-        what it has not settled may have passed."""
+        """Count what goes with a group without consumers when it expires: until then the retention
+        of what it has not settled may have passed."""
         runtime = self._groups.runtimes.get(group.group_id)
         row = await self._groups.row(group, fresh=True)
         if (runtime is not None and runtime.members) or self._groups.others(row):

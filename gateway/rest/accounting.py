@@ -105,7 +105,7 @@ async def carry_out(operation: Operation, broker: Broker, request: Request) -> R
 
 
 def _name_in(path: dict[str, Any], what: str) -> str | None:
-    """What is no name at all is no business of the trail."""
+    """Return a name from the path; None: it is none, and no business of the trail."""
     name = path.get(what)
     return name if isinstance(name, str) and NAME.fullmatch(name) else None
 

@@ -103,7 +103,8 @@ class Access:
                 seen.add(name)
 
     def judge(self, scope: Scope) -> Admission:
-        """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request, rate_limited."""
+        """Return who asks. Raises Refused: unauthorized, origin_refused, invalid_request,
+        rate_limited."""
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
         headers, client = Headers(scope=scope), client_address(scope)
@@ -120,8 +121,8 @@ class Access:
         return admission
 
     def guessing(self, scope: Scope) -> AbstractContextManager[None]:
-        """As Limiter.guessing. Who brings no credential is told so, and has guessed nothing; a
-        cookie cannot be guessed."""
+        """Guard a guess with `Limiter.guessing`. A request without a credential is refused for
+        that, and has guessed nothing; a cookie cannot be guessed."""
         now = asyncio.get_running_loop().time()
         return self._limiter.checking_credential(_address(scope), now=now)
 
@@ -231,7 +232,7 @@ class Application:
 
 
 def _routes(broker: Broker, operations: Sequence[Operation]) -> list[BaseRoute]:
-    """One route per path, so that a 405 names every method the path has."""
+    """Make one route for each path, so that a 405 names every method the path has."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation

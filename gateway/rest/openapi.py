@@ -15,7 +15,7 @@ from runtime.operation import JSON
 from runtime.problems import MEDIA_TYPE, Problem
 
 VERSION: Final = "1"
-"""Of the API (`/v1`), not of the broker."""
+"""Version of the API (`/v1`), not of the broker."""
 EVERYWHERE: Final = ("internal",)
 BEHIND_ACCESS: Final = (
     "unauthorized",

@@ -1,13 +1,12 @@
-"""One HTTP operation: its place, its handler, and what OpenAPI says of it, in one value.
+"""An HTTP operation: its place, its handler, its right, and what OpenAPI says of it, in one value.
 
 Routes and `/openapi.json` are made from the same table of operations, so that neither can lack
 what the other has. A handler reads its request with the functions below and those of
 runtime.operation, and returns a `reply`; everything that is wrong it raises.
 
-What an operation needs: the one vocabulary in which each of them says which right lets it run.
-`check_need` is called in one place, before the handler of an operation; frames, which name a queue
-each, are judged where they are carried out: see gateway.session.session and
-gateway.session.subscriptions.
+A `need` says which right lets an operation run. `check_need` is called in one place, before the
+handler. Frames, which name a queue each, are judged where they are carried out, in
+`gateway.session.session` and `gateway.session.subscriptions`.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ NEEDS: Final[Mapping[Need, str]] = {
     "own": "nothing: it is about what is one's own",
     "nothing": "nothing beyond being let in",
 }
-"""What each of them means, for the documents."""
+"""Meaning of each need, for the documents."""
 EVERY: Final = "*"
 """No queue is called so: only a right whose pattern it is, or one as wide, fits it."""
 
@@ -106,7 +105,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path. `path` is in Starlette's form, which is OpenAPI's too."""
+    """A method of a path. `path` is in Starlette's form, which is OpenAPI's too."""
 
     method: str
     path: str
@@ -121,30 +120,30 @@ class Operation:
     errors: Sequence[str] = field(default=())
     """Codes that this operation has beside those every operation has."""
     act: str | None = None
-    """What the audit trail calls it; None: it is work, or a look, and no act."""
+    """Name in the audit trail; None: it is work, or a look, and no act."""
     public: bool = False
     """Answered without credentials: for supervisors, tells nothing about the content."""
 
     def __post_init__(self) -> None:
-        """Nobody can forget to say what an operation needs: without, there is no broker."""
+        """Refuse to start without a need, so that none can be forgotten."""
         if self.public is not (self.needs is None):
             raise ValueError(f"{self.method} {self.path}: needs a right, or is public")
 
     @property
     def name(self) -> str:
-        """Its operationId."""
+        """The operationId."""
         return self.handler.__name__
 
 
 def admission(request: Request) -> Admission:
-    """Who asks, and for how long; set by the access layer before the handler of an operation that
-    is not public runs."""
+    """Return who asks, and for how long; set by the access layer before the handler of an operation
+    that is not public runs."""
     found: Admission = request.scope[ADMISSION]
     return found
 
 
 def authenticator(request: Request) -> Authenticator:
-    """What judges credentials here."""
+    """Return what judges credentials here."""
     found: Authenticator = request.app.auth
     return found
 
@@ -156,18 +155,18 @@ def audit_of(request: Request) -> Audit:
 
 
 def allowance(request: Request) -> Allowance:
-    """What this request is charged to; as `admission`."""
+    """Return what this request is charged to; set like `admission`."""
     found: Allowance = request.scope[ALLOWANCE]
     return found
 
 
 def principal(request: Request) -> Principal:
-    """Who asks."""
+    """Return who asks."""
     return admission(request).principal
 
 
 def rights(request: Request) -> Rights:
-    """What who asks may do."""
+    """Return the rights of who asks."""
     return admission(request).rights
 
 
@@ -238,8 +237,9 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
 
 
 def _check_still(request: Request, after_s: float) -> None:
-    """Who asks has been judged when the header came, and a body may take half a minute: nothing is
-    begun for a credential that has ended since (P11). Raises Refused(unauthorized)."""
+    """Check that the credential is still good: it was judged when the header came, and a body may
+    take half a minute. Nothing is begun for one that has ended since (P11). Raises
+    Refused(unauthorized)."""
     found = admission(request)
     left_s = found.lasts_s - after_s
     if left_s <= 0 or not authenticator(request).is_live(found.credential):

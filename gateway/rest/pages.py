@@ -59,9 +59,9 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Of the pages. Whatever a message's body holds, nothing in it runs or loads."""
+"""Policy of the pages. Whatever a message's body holds, nothing in it runs or loads."""
 LOOK_AGAIN_S: Final = 1.0
-"""So old may be what is known of the folders."""
+"""Age that knowledge of the folders may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ NO_PAGES: Final = Pages()
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What is served at a path."""
+    """File that is served at a path."""
 
     body: bytes
     etag: str
     media_type: str
     stamp: tuple[int, int, int]
-    """Of the file when it was read: another one means that it has changed."""
+    """State of the file when it was read: another one means that it has changed."""
 
 
 class Site:
@@ -135,7 +135,7 @@ class Site:
         return file
 
     async def refresh(self) -> None:
-        """See what has changed, in a thread: at most once a second, whoever asks."""
+        """Look for changes, in a thread: at most once a second."""
         if self._looking is None and self._now() - self._looked_at >= LOOK_AGAIN_S:
             looking = asyncio.get_running_loop().run_in_executor(None, self._look)
             looking.add_done_callback(self._looked)

@@ -21,7 +21,7 @@ from runtime.addresses import client_address
 from runtime.operation import decode, reply
 
 TICKET: Final = "ticket.create"
-"""As the audit trail counts them."""
+"""Name of the act in the audit trail, where they are counted."""
 
 
 class Ticket(msgspec.Struct):

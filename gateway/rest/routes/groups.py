@@ -211,7 +211,7 @@ async def seek_group(broker: Broker, request: Request) -> Response:
 
 
 def _begin(request: Request) -> Begin:
-    """What has the audit trail say, before it happens, how many messages go."""
+    """Return what notes in the audit trail, before it happens, how many messages go."""
     act = act_of(request)
 
     async def begin(removed: Removed) -> None:

@@ -135,7 +135,8 @@ async def _published(
 def _at_once(
     messages: Sequence[Message], most: int | None
 ) -> tuple[Sequence[Message], Sequence[Message]]:
-    """What a rate admits at once of these, and the rest, which is refused in its place (R5)."""
+    """Split messages into those that a rate admits at once and the rest, which is refused in its
+    place (R5)."""
     most = len(messages) if most is None else most
     return messages[:most], messages[most:]
 

@@ -63,7 +63,7 @@ DELETES_MAX_PARAMETER: Final = Parameter(
     {"type": "integer", "minimum": 0, "maximum": DELETES_MAX, "default": 0},
 )
 LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
-"""What a brief list leaves out: more than half of it."""
+"""Fields that a brief list leaves out: more than half of it."""
 
 
 PEEK_DEFAULT: Final = 10
@@ -208,7 +208,7 @@ def _naming_what_is_seen(request: Request) -> Iterator[None]:
 def _check_others(
     request: Request, name: str, dead_letters: str | None, alerts: Iterable[Any]
 ) -> None:
-    """What else is needed to name these: they are written into other queues."""
+    """Check the rights to name these: they are written into other queues."""
     other = other_dead_letter_queue(name, dead_letters)
     if other is not None:
         rights(request).check("manage", other)
@@ -223,7 +223,7 @@ def deletes_max(request: Request) -> int:
 
 
 def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
-    """What has the audit trail say, before it happens, that a change removes messages."""
+    """Return what notes in the audit trail, before it happens, that a change removes messages."""
     act = act_of(request)
 
     async def begin(removed: Removed) -> None:
@@ -234,7 +234,7 @@ def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
 
 
 def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]:
-    """What an answer, and the audit trail, say of a change."""
+    """Return the fields of a change in the answer, and in the audit trail."""
     act_of(request).about(changed={one.name: [one.before, one.after] for one in done.changes})
     return {
         "changes": done.changes,
@@ -370,7 +370,8 @@ async def redrive_dead_letters(broker: Broker, request: Request) -> Response:
 
 
 def _check_read(request: Request, look: Look) -> None:
-    """Who may read some keys only asks for one of these. Raises Refused(forbidden)."""
+    """Check that a client that may read some keys only asks for one of these. Raises
+    Refused(forbidden)."""
     keys = None if look.key is None else (look.key,)
     rights(request).check_keys("read", queue_name(request), keys)
 
