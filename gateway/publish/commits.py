@@ -757,8 +757,8 @@ class Committer:
             else:
                 stored = Record(result.first, header.without_producers(), append.payload)
             self._tail.appended(partition, stored, times, result.certified)
-        self._certify_late(partition)
         origins.add(record.runs, partition.number, result, header)
+        self._certify_late(partition)
         self._group.release(record)
         self.messages_total += result.count
         level = append.durability

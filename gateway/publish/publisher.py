@@ -60,6 +60,8 @@ class Publisher:
             is_unmade=is_unmade,
             in_parts=in_parts,
         )
+        self.commit_early: Callable[[], bool] = self.commits.commit_early
+        """The group commit's own method: it is called after each read of a socket."""
         self.hit_rate = HitRate()
         """How often the partition of a key was remembered."""
 
@@ -171,10 +173,6 @@ class Publisher:
         """Whether heavy queues have light ones beside them, and nothing more of heavy ones is
         needed yet."""
         return self.commits.has_enough()
-
-    def commit_early(self) -> bool:
-        """Commit what was read now, as `GroupCommit.commit_early`."""
-        return self.commits.commit_early()
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
