@@ -17,7 +17,7 @@ from metadata.rights import ALL_RIGHTS, Rights
 from push import limits
 from push.delivery import State
 from push.errors import Refused
-from push.letters import headers_without_groups
+from push.message import headers_without_groups
 from push.places import Verb
 
 Transport = Literal["websocket", "long-poll", "pull"]

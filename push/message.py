@@ -1,14 +1,19 @@
-"""A message as it travels: one struct that publish decodes and push encodes.
+"""A message as it travels: one struct that publish decodes and push encodes. Pure.
 
 The body stays the bytes it was published as (P2). Validation is separate from decoding, because
 a batch is not atomic: one bad message gets its error and its neighbours their receipts (R5).
+
+A dead letter is a message that says in headers of its own (DEAD_LETTER_HEADER …) in which queue it
+died last, and why. If it was a dead letter there already, what it said then goes into one more
+header, and stands there again when the letter is sent back. So a reader in the first queue finds it
+as before.
 """
 
 import base64
 import binascii
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import contains
 from typing import Final
@@ -243,3 +248,76 @@ def encode_message(message: Message) -> bytes:
             message, body=_NO_BODY
         )  # another empty one is not left out
     return _ENCODER.encode(message)
+
+
+# --- Headers of dead letters ------------------------------------------------------------------
+
+DEAD_LETTER_HEADER: Final = "tocsin-dead-letter-"
+"""Begin of the names of the headers of dead letters."""
+_EARLIER_HEADER: Final = DEAD_LETTER_HEADER + "earlier"
+"""Header with the earlier deaths as JSON: the other headers each time, without the begin of their
+names; the first death first."""
+EARLIER_DEATHS_MAX: Final = 8
+"""Number of earlier deaths that are kept: the first one, and the latest. [Two queues are made each
+other's dead-letter queues at the same moment, and a message goes round for ever.]"""
+_EARLIER_DECODER: Final = msgspec.json.Decoder(list[dict[str, str]])
+Headers = Mapping[str, str] | None
+
+
+def dead_letter_headers(headers: Headers, **said: str | None) -> dict[str, str]:
+    """Return the headers of a message that dies: its own, and `said` of this death; None is left
+    out. What it said as a dead letter before is kept as an earlier death."""
+    own = {
+        name: text
+        for name, text in (headers or {}).items()
+        if not name.startswith(DEAD_LETTER_HEADER)
+    }
+    earlier, last = earlier_deaths(headers), last_death(headers)
+    if last:
+        earlier.append(last)
+    if len(earlier) > EARLIER_DEATHS_MAX:
+        earlier = [earlier[0], *earlier[1 - EARLIER_DEATHS_MAX :]]
+    own |= {DEAD_LETTER_HEADER + name: text for name, text in said.items() if text is not None}
+    return {**own, _EARLIER_HEADER: _ENCODER.encode(earlier).decode()} if earlier else own
+
+
+def revived_headers(headers: Headers) -> dict[str, str] | None:
+    """Return the headers that a dead letter had before it died last; None: it had none."""
+    own = {
+        name: text
+        for name, text in (headers or {}).items()
+        if not name.startswith(DEAD_LETTER_HEADER)
+    }
+    earlier = earlier_deaths(headers)
+    if earlier:
+        own |= {DEAD_LETTER_HEADER + name: text for name, text in earlier.pop().items()}
+    if earlier:
+        own[_EARLIER_HEADER] = _ENCODER.encode(earlier).decode()
+    return own or None
+
+
+def headers_without_groups(headers: Headers) -> dict[str, str] | None:
+    """Return the headers for a reader whose rights show no groups: without the group of a death,
+    its words and those of earlier deaths. None: there are no others."""
+    hidden = {DEAD_LETTER_HEADER + "group", DEAD_LETTER_HEADER + "nack", _EARLIER_HEADER}
+    return {name: text for name, text in (headers or {}).items() if name not in hidden} or None
+
+
+def earlier_deaths(headers: Headers) -> list[dict[str, str]]:
+    """Return what a dead letter said of each death before the last one, the first death first."""
+    text = (headers or {}).get(_EARLIER_HEADER)
+    if text is None:
+        return []
+    try:
+        return _EARLIER_DECODER.decode(text)
+    except msgspec.MsgspecError:  # a client wrote this
+        return []
+
+
+def last_death(headers: Headers) -> dict[str, str]:
+    """Return what a dead letter says of its last death; empty: it is none."""
+    return {
+        name[len(DEAD_LETTER_HEADER) :]: text
+        for name, text in (headers or {}).items()
+        if name.startswith(DEAD_LETTER_HEADER) and name != _EARLIER_HEADER
+    }

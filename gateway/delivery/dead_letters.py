@@ -34,8 +34,7 @@ from metadata.catalog import Queue
 from push import limits
 from push.delivery import DeadLetter
 from push.errors import Refused, TocsinError, Unknown
-from push.letters import letter_headers
-from push.message import Message
+from push.message import Message, dead_letter_headers
 from push.places import Partition
 from push.record import Record
 from push.storage_port import PartitionState, Storage
@@ -289,7 +288,7 @@ class DeadLetters:
 
 def _letter(slot: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
     """The message as it stands in the dead-letter queue."""
-    headers = letter_headers(
+    headers = dead_letter_headers(
         message.headers,
         reason=dead.reason,
         queue=slot.queue.name,

@@ -25,7 +25,7 @@ from gateway.operator.waiting import ByteBudget, WaitingCount, count_waiting
 from metadata.catalog import Group, Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.letters import UNREADABLE, Pursuit, Unpark
+from push.letters import UNREADABLE, DecisionTracker, Unpark
 from push.message import Message
 from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.ring import key_hash
@@ -149,23 +149,23 @@ class ParkingDecisions:
                 raise Refused("not_parked", f"{which} is not parked in the group {group.name}")
         now = found[: limits.PARKED_PER_CALL_MAX]
         keys = await self._describe(group, now)
-        pursuits, errors = await self._carry_out_all(queue, group, verb, now)
-        _check_known(pursuits, errors)
+        trackers, errors = await self._carry_out_all(queue, group, verb, now)
+        _check_known(trackers, errors)
         decided = {
             (number, key): line
-            for number, one in pursuits.items()
+            for number, one in trackers.items()
             for key, line in one.decided.items()
         }
         if not decided and errors:
             raise next(iter(errors.values()))
-        others = {number: one.others for number, one in pursuits.items() if one.others}
+        others = {number: one.others for number, one in trackers.items() if one.others}
         if not decided and others:
             what = "all of it" if which.every else str(which)
             raise Refused("not_parked", f"{what} was unparked by somebody else meanwhile")
         refused = [
             RefusedKeys(
                 partition=number,
-                keys=len(pursuits[number].left),
+                keys=len(trackers[number].pending),
                 code=error.code.name,
                 detail=error.detail,
             )
@@ -187,47 +187,47 @@ class ParkingDecisions:
                 for (partition, line), key in zip(now, keys, strict=True)
                 if (partition.number, line.key_hash) in decided
             ],
-            keys_parked=len(found) - len(now) + sum(len(one.left) for one in pursuits.values()),
+            keys_parked=len(found) - len(now) + sum(len(one.pending) for one in trackers.values()),
             refused=refused,
         )
 
     async def _carry_out_all(
         self, queue: Queue, group: Group, verb: Verb, found: Sequence[_Found]
-    ) -> tuple[dict[int, Pursuit], dict[int, TocsinError]]:
+    ) -> tuple[dict[int, DecisionTracker], dict[int, TocsinError]]:
         """Return, by partition, what came of it, and the error where something is left."""
         lines: dict[int, list[ParkedLine]] = {}
         for partition, line in found:
             lines.setdefault(partition.number, []).append(line)
-        pursuits = {number: Pursuit(some) for number, some in lines.items()}
+        trackers = {number: DecisionTracker(some) for number, some in lines.items()}
         errors: dict[int, TocsinError] = {}
         places = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
 
-        async def carry_out(number: int, pursuit: Pursuit) -> None:
+        async def carry_out(number: int, tracker: DecisionTracker) -> None:
             async with places:
                 partition = Partition(queue.queue_id, number)
-                error = await self._router.carry_out(queue, group, partition, verb, pursuit)
+                error = await self._router.carry_out(queue, group, partition, verb, tracker)
                 if error is not None:
                     errors[number] = error
 
         try:
             async with asyncio.timeout(DECIDE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                for number, pursuit in pursuits.items():
-                    tasks.create_task(carry_out(number, pursuit))
+                for number, tracker in trackers.items():
+                    tasks.create_task(carry_out(number, tracker))
         except TimeoutError:
             why = Unknown(f"not durable after {DECIDE_TIMEOUT_S:g} s")
-            for number, pursuit in pursuits.items():
-                if pursuit.left:
+            for number, tracker in trackers.items():
+                if tracker.pending:
                     errors[number] = why
-        return pursuits, errors
+        return trackers, errors
 
 
-def _check_known(pursuits: dict[int, Pursuit], errors: dict[int, TocsinError]) -> None:
+def _check_known(trackers: dict[int, DecisionTracker], errors: dict[int, TocsinError]) -> None:
     """Raise Unknown if it is not known of some keys what became of them."""
-    unknown = sum(len(one.unknown) for one in pursuits.values())
+    unknown = sum(len(one.unknown) for one in trackers.values())
     if not unknown and not any(isinstance(error, Unknown) for error in errors.values()):
         return
-    done = sum(len(one.decided) for one in pursuits.values())
-    left = sum(len(one.left) for one in pursuits.values()) + unknown
+    done = sum(len(one.decided) for one in trackers.values())
+    left = sum(len(one.pending) for one in trackers.values()) + unknown
     whys = sorted({error.detail or error.code.name for error in errors.values()})
     why = "; ".join(whys[:3]) or "their owner ended before it could say"
     raise Unknown(
@@ -256,22 +256,22 @@ class DecisionRouter:
         self._owner_client = owner_client
 
     async def carry_out(
-        self, queue: Queue, group: Group, partition: Partition, verb: Verb, pursuit: Pursuit
+        self, queue: Queue, group: Group, partition: Partition, verb: Verb, tracker: DecisionTracker
     ) -> TocsinError | None:
         """Pursue a decision until nothing of it is left, whoever owns the partition. Returns the
         error for which it was given up."""
-        decision = _Decision(CursorPlace(group.group_id, partition), verb, pursuit)
+        decision = _Decision(CursorPlace(group.group_id, partition), verb, tracker)
         try:
             while True:
                 await self._try(queue, group, decision)
                 # In this order: what the owner of an epoch before has written is seen.
                 epoch = await self._epoch(decision.place)
-                pursuit.look(await self._storage.parked(decision.place), epoch=epoch)
-                if not pursuit.left:
+                tracker.compare(await self._storage.parked(decision.place), epoch=epoch)
+                if not tracker.pending:
                     return None
                 await asyncio.sleep(AGAIN_S)
         except TocsinError as error:
-            pursuit.give_up()
+            tracker.give_up()
             return error
 
     async def _try(self, queue: Queue, group: Group, decision: "_Decision") -> None:
@@ -297,12 +297,12 @@ class DecisionRouter:
         raise Refused("group_not_found")
 
     async def _ask(self, owner_client: OwnerClient, decision: "_Decision") -> None:
-        place, pursuit = decision.place, decision.pursuit
+        place, tracker = decision.place, decision.tracker
         letter_id, keys, letter = decision.letter(owner_client, await self._epoch(place))
         try:
             said = await owner_client.put(place, letter, letter_id, SILENT_S)
         except Unknown:
-            pursuit.asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
+            tracker.on_asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
             return
         except Refused:
             if decision.is_sent:
@@ -317,19 +317,19 @@ class DecisionRouter:
                 "this request: decide there",
             )
         if said.verdicts is not None:
-            pursuit.answered(keys, said.verdicts)
+            tracker.on_answer(keys, said.verdicts)
             decision.forget()
         elif said.may_have_been_read:
-            pursuit.asked(keys, letter.epoch)
+            tracker.on_asked(keys, letter.epoch)
 
 
 class _Decision:
     """A decision under way, and the letter about it that has not been answered."""
 
-    def __init__(self, place: CursorPlace, verb: Verb, pursuit: Pursuit) -> None:
+    def __init__(self, place: CursorPlace, verb: Verb, tracker: DecisionTracker) -> None:
         self.place = place
         self.verb: Verb = verb
-        self.pursuit = pursuit
+        self.tracker = tracker
         self.is_sent = False
         """Whether the letter may lie in the inbox."""
         self._letter: tuple[str, list[int], Unpark] | None = None
@@ -339,7 +339,7 @@ class _Decision:
         answered."""
         if self._letter is None or self._letter[2].epoch != epoch:
             self.forget()
-            lines = list(self.pursuit.left.values())
+            lines = list(self.tracker.pending.values())
             keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head) for line in lines]
             letter = Unpark(verb=self.verb, epoch=epoch, keys=keys)
             self._letter = owner_client.new_id(), [line.key_hash for line in lines], letter
@@ -354,14 +354,14 @@ class _Decision:
 async def _decide_in(slot: OwnedPartition, decision: _Decision) -> None:
     """Hand a decision to an owned partition; returns when what it takes up is durable, or when the
     partition is owned no more."""
-    pursuit = decision.pursuit
+    tracker = decision.tracker
     asked = {
         key: decided
-        for key, line in list(pursuit.left.items())
+        for key, line in list(tracker.pending.items())
         if (decided := slot.unpark(decision.verb, line)) is not None
     }
     for key in asked:
-        pursuit.took_up(key)
+        tracker.on_taken_up(key)
     for key, decided in asked.items():
         if await decided:
-            pursuit.is_durable(key)
+            tracker.on_durable(key)

@@ -36,8 +36,7 @@ from metadata.catalog import Group, Queue, dead_letter_name
 from metadata.port import Metadata
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.letters import HEADER, earlier_deaths, revived_headers, said_of
-from push.message import Message
+from push.message import DEAD_LETTER_HEADER, Message, earlier_deaths, last_death, revived_headers
 from push.places import CursorPlace
 from push.ranges import RangeSet
 from push.record import Record
@@ -62,7 +61,7 @@ class _Letter:
     message: Message
 
     def header(self, name: str) -> str:
-        return (self.message.headers or {}).get(HEADER + name, "")
+        return (self.message.headers or {}).get(DEAD_LETTER_HEADER + name, "")
 
     @property
     def name(self) -> str:
@@ -88,7 +87,7 @@ class _Letter:
         }
         return FoundDeadLetter(
             **content,
-            origin=_origin(said_of(self.message.headers)),
+            origin=_origin(last_death(self.message.headers)),
             reason=self.header("reason"),
             attempts=whole_number(self.header("attempts")) or 0,
             nack=self.header("nack") or None,

@@ -24,8 +24,7 @@ from metadata.catalog import (
 from metadata.port import Metadata
 from push import limits
 from push.errors import Refused
-from push.letters import letter_headers
-from push.message import Message
+from push.message import Message, dead_letter_headers
 
 REASON: Final = "queue_deleted"
 
@@ -48,7 +47,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
     def letter(self, message: Message) -> Message:
         """Return the dead letter that is stored in a message's place."""
-        headers = letter_headers(
+        headers = dead_letter_headers(
             message.headers, reason=REASON, queue=self.deleted.name, attempts="0"
         )
         return msgspec.structs.replace(message, headers=headers, ttl_s=None)
