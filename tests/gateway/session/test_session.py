@@ -718,6 +718,18 @@ async def test_a_drain_gives_nothing_more_and_waits_for_what_was_given(
     assert broker.consumers == []
 
 
+async def test_a_drain_says_what_was_never_delivered_before_it_closes(socket: Socket) -> None:
+    """P12, P14: the ack that settles the last names something else, too, and has no ref."""
+    await pushed(socket)
+    socket.session.drain(1)
+    last = ack(1)
+    last["deliveries"] += [[0, 1, 2, 1, 1], [0, 1, 77, 76, 76]]
+    drain, error = await socket.ask(last)
+    assert drain["type"] == "drain"
+    assert (error["code"], error["deliveries"]) == ("not_delivered", [[0, 1, 77, 76, 76]])
+    assert socket.close_code == frames.DRAINING
+
+
 async def test_a_drain_closes_when_time_ends_the_last_lease(
     socket: Socket, broker: MemoryBroker
 ) -> None:
