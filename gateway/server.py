@@ -29,7 +29,7 @@ from gateway.auth.setup import Credentials, JwtIssuer
 from gateway.broker import Broker
 from gateway.config import Config, describe
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.net.websocket import websocket_class
 from gateway.rest.app import Application
 from gateway.rest.pages import NO_PAGES, Pages
@@ -110,7 +110,7 @@ class Server:
         application = Application(
             broker,
             auth,
-            Polls(self.connections),
+            LongPolls(self.connections),
             origins=config.origins,
             routes=pages.routes,
             public=pages.public,

@@ -1,8 +1,8 @@
 """Sessions by long poll: the very frames of the WebSocket, in requests (PROTOCOL.md).
 
-A `Poll` stands where a socket would. What the client says comes in numbered posts; what there is
-for it waits until a poll asks, and stays at hand until the next poll says that it has arrived:
-a lost request or answer is repeated, and neither loses nor doubles a frame.
+A `LongPoll` takes the place of a socket. What the client says comes in numbered posts; what there
+is for it waits until a poll asks, and stays at hand until the next poll says that it has arrived: a
+lost request or answer is repeated, and neither loses nor doubles a frame.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.models import Admission, Transport
 from gateway.net.connections import Connections
-from gateway.session.directory import SessionDirectory, fresh_session_id
+from gateway.session.directory import SessionDirectory, new_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.frames import Close
@@ -35,12 +35,15 @@ way does not count. [A large message is on a slow line, and meanwhile no lease c
 _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
-class Poll:
+class LongPoll:
     """One session's transport, in the place of a socket."""
 
     transport: Final[Transport] = "long-poll"
+    until_unix_ms: Final = None
 
-    def __init__(self, polls: "Polls", connections: Connections, address: ClientAddress) -> None:
+    def __init__(
+        self, polls: "LongPolls", connections: Connections, address: ClientAddress
+    ) -> None:
         self.address = address
         self._polls = polls
         self._connections = connections
@@ -73,7 +76,7 @@ class Poll:
         self._has_blocked_push = False
         self._forget_at = 0.0
         self.scheduled = float("inf")
-        self.end: Close | None = None
+        self.end_reason: Close | None = None
         """Why it is over."""
 
     # --- What requests do -----------------------------------------------------------------------
@@ -86,7 +89,7 @@ class Poll:
         self.session = Session(
             connections.services,
             self,
-            fresh_session_id(),
+            new_session_id(),
             admission,
             now=now,
         )
@@ -156,7 +159,7 @@ class Poll:
             return self._batch, self._batch_frames
         else:
             raise Refused("invalid_request", f"after {after}, when the last batch is {self._batch}")
-        if not self._frames and self.end is None:
+        if not self._frames and self.end_reason is None:
             await self._wait(wait_s)
         return self._next_batch() if self._batch == after else (after, [])
 
@@ -226,7 +229,11 @@ class Poll:
 
     def end_error(self) -> Refused:
         """What a request to it gets when it is over."""
-        why = f": {self.end.code} {self.end.reason}" if self.end is not None else ""
+        why = (
+            f": {self.end_reason.code} {self.end_reason.reason}"
+            if self.end_reason is not None
+            else ""
+        )
         return Refused("session_not_found", f"the session is over here{why}")
 
     def _touch(self) -> None:
@@ -241,7 +248,7 @@ class Poll:
     # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        if self.end is None:
+        if self.end_reason is None:
             self._frames.append(frame)
             self._byte_count += len(frame)
             self._wake()
@@ -313,18 +320,18 @@ class Poll:
         """Returns whose transport it was. `is_mute`: what waits is worth nothing any more."""
         session, self.session = self.session, None
         if session is not None:
-            self.end = close
+            self.end_reason = close
             self._connections.delivery_log.on_leave(session.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()
             self._connections.discard(self)
             self._forget_at = asyncio.get_running_loop().time() + KEPT_S
-            self._polls.ended(self)
+            self._polls.on_end(self)
             self._wake()
         return session
 
-    def drop(self) -> None:
+    def discard_frames(self) -> None:
         """Nobody will ask for what it has to say."""
         self._frames, self._batch_frames = [], []
 
@@ -364,13 +371,13 @@ class Poll:
             self._connections.deadlines.set(self, self._forget_at)
 
 
-class Polls:
+class LongPolls:
     """The long polls of one gateway."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._by_id: dict[str, Poll] = {}
-        self._ended: dict[Poll, int] = {}
+        self._by_id: dict[str, LongPoll] = {}
+        self._ended: dict[LongPoll, int] = {}
         """In the order of their ends; what each keeps, in bytes."""
         self._ended_bytes = 0
 
@@ -379,7 +386,9 @@ class Polls:
         """Those of the gateway, over whatever transport."""
         return self._connections.services.sessions
 
-    def open(self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN) -> Poll:
+    def open(
+        self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN
+    ) -> LongPoll:
         """A new session, or one that goes on here, for a client at this address.
 
         Raises:
@@ -388,21 +397,21 @@ class Polls:
         """
         limiter, now = self._connections.services.limiter, asyncio.get_running_loop().time()
         limiter.connect(name_of(address.text), now=now)
-        poll = Poll(self, self._connections, address)
+        poll = LongPoll(self, self._connections, address)
         poll.open(admission, hello)
-        if poll.end is not None and poll.session is None:
-            raise _refusal(poll.end)
+        if poll.end_reason is not None and poll.session is None:
+            raise _refusal(poll.end_reason)
         self._by_id[poll.poll_id] = poll
         return poll
 
-    def find(self, poll_id: str, principal: Principal) -> Poll:
+    def find(self, poll_id: str, principal: Principal) -> LongPoll:
         """Raises Refused(session_not_found); somebody else's is not found either (P11)."""
         poll = self._by_id.get(poll_id)
         if poll is None or poll.principal != principal:
             raise Refused("session_not_found")
         return poll
 
-    def ended(self, poll: Poll) -> None:
+    def on_end(self, poll: LongPoll) -> None:
         """It tells why for a while. One that never was found: nothing happens."""
         if poll.poll_id not in self._by_id:
             return
@@ -412,11 +421,11 @@ class Polls:
             self.forget(next(iter(self._ended)))
         poll.schedule_forgetting()
 
-    def forget(self, poll: Poll) -> None:
+    def forget(self, poll: LongPoll) -> None:
         """It has told why it ended for long enough. Not there: nothing happens."""
         self._by_id.pop(poll.poll_id, None)
         self._ended_bytes -= self._ended.pop(poll, 0)
-        poll.drop()
+        poll.discard_frames()
 
 
 def _refusal(close: Close) -> Refused:

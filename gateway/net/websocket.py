@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from gateway.models import Admission, Transport
 from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Connections
 from gateway.net.handshake import shake_hands
-from gateway.session.directory import fresh_session_id
+from gateway.session.directory import new_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
 from gateway.wire.coalesce import Portions
@@ -117,6 +117,7 @@ class WebSocketConnection(asyncio.Protocol):
         "scheduled",
     )
     transport: Final[Transport] = "websocket"
+    until_unix_ms: Final = None
     connections: ClassVar[Connections]
     close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
 
@@ -248,7 +249,7 @@ class WebSocketConnection(asyncio.Protocol):
         connections, now = self.connections, asyncio.get_running_loop().time()
         refusal = connections.refusal()
         self._opened_at = now
-        self._session = Session(connections.services, self, fresh_session_id(), admission, now=now)
+        self._session = Session(connections.services, self, new_session_id(), admission, now=now)
         connections.add(self)
         if refusal is not None:
             # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
@@ -270,7 +271,7 @@ class WebSocketConnection(asyncio.Protocol):
         if len(data) >= FULL_READ_BYTES and self._session is not None:
             self._pause_reading(ReadHold.FULL_READ)
             asyncio.get_running_loop().call_soon(self._resume_full_read)
-        if len(data) >= LARGE_READ_BYTES and self._reader.held_bytes >= LARGE_READ_BYTES:
+        if len(data) >= LARGE_READ_BYTES and self._reader.buffered_bytes >= LARGE_READ_BYTES:
             self._await_large_read()
 
     def _drop(self, data: bytes) -> None:
@@ -315,15 +316,15 @@ class WebSocketConnection(asyncio.Protocol):
             if left <= 0 or count >= PART_FRAMES_MAX:
                 is_cut = True
                 break
-        if reader.broken is not None:
-            self._reject(reader.broken)
+        if reader.violation is not None:
+            self._reject(reader.violation)
             return
         if not has_text:
             session.on_bytes(now=now)
         if count or is_cut or self._read_holds & ReadHold.TURN:
             self._charge(session, count, events, now, is_cut=is_cut)
-        elif self._has_incomplete or not reader.is_idle:
-            self._count_incomplete(reader.held_bytes)
+        elif self._has_incomplete or not reader.is_empty:
+            self._count_incomplete(reader.buffered_bytes)
             session.on_part(now=now)
         if count:  # publishes only move the deadline on, which the timer finds out itself
             self.connections.deadlines.set(self, session.next_deadline())
@@ -339,11 +340,11 @@ class WebSocketConnection(asyncio.Protocol):
         elif opcode == BINARY:
             session.receive_binary()
 
-    def _reject(self, broken: Close) -> None:
-        if broken == frames.TOO_LARGE:
+    def _reject(self, violation: Close) -> None:
+        if violation == frames.TOO_LARGE:
             detail = f"a WebSocket message has at most {self._reader.bytes_max} bytes here"
             self.send(frames.error(Refused("request_too_large", detail)))
-        self.close(broken)
+        self.close(violation)
 
     def _charge(
         self,
@@ -366,7 +367,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.connections.defer(self, events)
         else:
             self._resume_reading(ReadHold.TURN)
-        held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
+        held = reader.buffered_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
         if self._has_incomplete or held:
             self._count_incomplete(held)
 
@@ -504,7 +505,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.connections.delivery_log.on_leave(session.session_id)
         self._session = None
         self.connections.discard(self)
-        self._reader.forget()
+        self._reader.discard()
         if self._has_incomplete:
             self._count_incomplete(0)
 

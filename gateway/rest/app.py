@@ -25,7 +25,7 @@ from gateway.auth.origins import configured_origin
 from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest import openapi
 from gateway.rest.accounting import Accounts, carry_out
 from gateway.rest.operation import ADMISSION, ALLOWANCE, Operation
@@ -168,7 +168,7 @@ class Application:
         self,
         broker: Broker,
         auth: Authenticator,
-        polls: Polls | None = None,
+        polls: LongPolls | None = None,
         *,
         origins: Sequence[str] = (),
         operations: Sequence[Operation] = OPERATIONS,

@@ -36,7 +36,7 @@ from runtime.loop.fairness import ArrivalGate
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
-def fresh_session_id() -> str:
+def new_session_id() -> str:
     """128 random bits: whoever knows it was told."""
     return secrets.token_urlsafe(16)
 
@@ -46,7 +46,7 @@ def is_session_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-class Resumable(Protocol):
+class ResumableSession(Protocol):
     """A session, as this module sees it."""
 
     @property
@@ -81,20 +81,20 @@ class SessionDirectory:
     """The welcomed sessions of one gateway. `len` counts those without a transport."""
 
     def __init__(self) -> None:
-        self._by_id: dict[tuple[str, str], Resumable] = {}
+        self._by_id: dict[tuple[str, str], ResumableSession] = {}
         """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
         self._lingering: dict[tuple[str, str], DetachedTransport] = {}
-        self.going_down = False
+        self.is_draining = False
         """Nobody waits here any more: who comes back comes to the next gateway."""
 
     def __len__(self) -> int:
         return len(self._lingering)
 
-    def add(self, session: Resumable) -> None:
+    def add(self, session: ResumableSession) -> None:
         """Add a session that is to be welcomed."""
         self._by_id[_place(session)] = session
 
-    def discard(self, session: Resumable) -> None:
+    def discard(self, session: ResumableSession) -> None:
         """It has ended. Not there: nothing happens."""
         if self._by_id.get(_place(session)) is session:
             del self._by_id[_place(session)]
@@ -104,12 +104,12 @@ class SessionDirectory:
         it, whoever's that is."""
         return is_session_id(session_id) and (principal.tenant, session_id) not in self._by_id
 
-    def find(self, session_id: str, principal: Principal) -> Resumable | None:
+    def find(self, session_id: str, principal: Principal) -> ResumableSession | None:
         """The session of this id, where it belongs to the one who asks (P11)."""
         session = self._by_id.get((principal.tenant, session_id))
         return session if session is not None and session.principal == principal else None
 
-    def listed(
+    def page(
         self, principal: Principal, limit: int, after: str, *, whole_tenant: bool = False
     ) -> SessionList:
         """Up to `limit` of this principal's sessions, or of its tenant's, whose id comes behind
@@ -133,24 +133,24 @@ class SessionDirectory:
         more = len(behind) > len(shown)
         return SessionList(sessions=shown, next=shown[-1].session if more else None)
 
-    def linger(self, session: Resumable, linger_s: float) -> "DetachedTransport":
+    def linger(self, session: ResumableSession, linger_s: float) -> "DetachedTransport":
         """Its transport is gone: what stands in for one, for so many seconds."""
         lingering = DetachedTransport(self, session, linger_s)
         self._lingering[_place(session)] = lingering
         return lingering
 
-    def left(self, session: Resumable) -> None:
+    def end_linger(self, session: ResumableSession) -> None:
         """It lingers no longer."""
         self._lingering.pop(_place(session), None)
 
     def end_lingering(self) -> None:
         """The gateway goes down: who has no transport cannot be told to come back (P14)."""
-        self.going_down = True
+        self.is_draining = True
         for lingering in list(self._lingering.values()):
             lingering.move()
 
 
-def _place(session: Resumable) -> tuple[str, str]:
+def _place(session: ResumableSession) -> tuple[str, str]:
     return session.principal.tenant, session.session_id
 
 
@@ -163,7 +163,9 @@ class DetachedTransport:
     has_room: Final = False
     is_in_transit: Final = False
 
-    def __init__(self, sessions: SessionDirectory, session: Resumable, linger_s: float) -> None:
+    def __init__(
+        self, sessions: SessionDirectory, session: ResumableSession, linger_s: float
+    ) -> None:
         self._sessions = sessions
         self._session = session
         self.until_unix_ms = int((time.time() + linger_s) * 1000)
@@ -182,7 +184,7 @@ class DetachedTransport:
 
     def _leave(self) -> None:
         self._timer.cancel()
-        self._sessions.left(self._session)
+        self._sessions.end_linger(self._session)
 
     # --- SessionTransport ------------------------------------------------------------------------
 

@@ -22,8 +22,13 @@ from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription, Transport
 from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
-from gateway.session.directory import DetachedTransport, SessionServices
-from gateway.session.subscriptions import ResumeState, Settling, Subscriptions, settlement_answer
+from gateway.session.directory import SessionServices
+from gateway.session.subscriptions import (
+    ResumeState,
+    SettlementFrame,
+    Subscriptions,
+    settlement_answer,
+)
 from gateway.session.transport import SessionTransport
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
@@ -148,9 +153,6 @@ class Session:
     def describe(self) -> SessionDescription:
         """Describe it for operators."""
         transport = self._transport
-        until_unix_ms = (
-            transport.until_unix_ms if isinstance(transport, DetachedTransport) else None
-        )
         silent_s = asyncio.get_running_loop().time() - self.received_at
         return SessionDescription(
             session=self.session_id,
@@ -158,7 +160,7 @@ class Session:
             principal=self.principal.name,
             transport=transport.transport,
             linger_s=self.linger_s,
-            linger_until_unix_ms=until_unix_ms,
+            linger_until_unix_ms=transport.until_unix_ms,
             draining=self._is_draining,
             opened_unix_ms=self.opened_unix_ms,
             heard_unix_ms=int((time.time() - silent_s) * 1000),
@@ -204,9 +206,9 @@ class Session:
 
     def receive(self, *messages: bytes, now: float) -> int:
         """Whole text messages arrived. Returns how many frames they had, but for publishes."""
-        protocol, before = self._protocol, self._protocol.others
+        protocol, before = self._protocol, self._protocol.other_frames
         self._process([effect for data in messages for effect in protocol.receive(data, now=now)])
-        return protocol.others - before
+        return protocol.other_frames - before
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
@@ -218,7 +220,7 @@ class Session:
 
     def charge_frames(self, count: int, *, now: float) -> float:
         """As FrameRate.charge."""
-        return self._quota.frame_rate.charge(count, self._subscriptions.given, now=now)
+        return self._quota.frame_rate.charge(count, self._subscriptions.given_total, now=now)
 
     def on_bytes(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
@@ -250,7 +252,7 @@ class Session:
         for one in inputs:
             if self._is_closed:
                 return
-            if self._resume.deferred and self._resume.defers(one):
+            if self._resume.deferred and self._resume.defer_input(one):
                 self._pause_reading()  # which bounds what waits to what was read already (P9)
                 continue
             try:
@@ -270,7 +272,8 @@ class Session:
             case frames.Ack():
                 self._settle(one, partial(self._subscriptions.ack, one))
             case frames.Credit():
-                self._grant(one)
+                self._subscriptions.grant(one.subscription, one.granted)
+                self._protocol.on_grant(one.subscription, one.granted)
             case frames.Extend():
                 self._answer_settling(one, self._subscriptions.extend(one))
             case frames.Nack():
@@ -322,17 +325,15 @@ class Session:
             self._tasks = set()
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(self._on_task_end)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error(
-                "session %s: a task ended in an unexpected error",
-                self.session_id,
-                exc_info=task.exception(),
-            )
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            text = "session %s: a task ended in an unexpected error"
+            logger.error(text, self.session_id, exc_info=error)
         self._close_if_drained()
 
     def _pause_reading(self) -> None:
@@ -508,7 +509,7 @@ class Session:
             publish = PendingPublish(
                 queue,
                 whole.messages,
-                partial(self._published, answered, whole.queue, release, beyond),
+                partial(self._on_published, answered, whole.queue, release, beyond),
                 producer=None if whole.sequence is None else self._producer,
                 sequence=whole.sequence,
                 resolved=whole.resolved,
@@ -529,7 +530,7 @@ class Session:
             self._origin_tracker = OriginTracker()
         return self._origin_tracker.origin(log, self, queue, frame)
 
-    def _published(
+    def _on_published(
         self,
         answered: Sequence[frames.Publish],
         queue: str,
@@ -601,21 +602,21 @@ class Session:
         number, transport = frame.subscription, self._transport
         await self._services.arrivals.wait()
         if self._is_gone(transport):
-            self._protocol.dropped(number)
+            self._protocol.on_end(number)
             return
         try:
             answer = await self._subscriptions.open(self, frame)
         except Exception as error:
             if self._is_gone(transport):
-                self._protocol.dropped(number)
+                self._protocol.on_end(number)
             elif isinstance(error, TocsinError):
-                self._protocol.refused(number)
+                self._protocol.on_refusal(number)
                 self._refuse(error, frame.ref, frame.queue)
             else:
-                self._protocol.refused(number)
+                self._protocol.on_refusal(number)
                 self._report_bug(frame.ref)
             return
-        self._protocol.opened(number, frame.credit)
+        self._protocol.on_open(number, frame.credit)
         self.send(answer)
         self._subscriptions.grant(number, frame.credit)
 
@@ -631,10 +632,6 @@ class Session:
         self._subscriptions.leave(frame.subscription, done=done)
         self._resume.drop(frame.subscription)
         self._close_if_drained()
-
-    def _grant(self, frame: frames.Credit) -> None:
-        self._subscriptions.grant(frame.subscription, frame.granted)
-        self._protocol.granted(frame.subscription, frame.granted)
 
     # --- Settling -------------------------------------------------------------------------------
 
@@ -654,26 +651,26 @@ class Session:
             return
         self._pending_answers += 1
         try:
-            act(partial(self._settled, frame))
+            act(partial(self._on_settled, frame))
         except BaseException:
             self._pending_answers -= 1
             raise
 
-    def _settled(self, frame: frames.Ack | frames.Nack, settled: Settlement) -> None:
+    def _on_settled(self, frame: frames.Ack | frames.Nack, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         assert answer is not None  # it has a ref
-        self._count_refused(settled)
+        self._count_refusals(settled)
         self._complete(answer)
 
-    def _answer_settling(self, frame: Settling, settled: Settlement) -> None:
+    def _answer_settling(self, frame: SettlementFrame, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         if answer is not None:
-            self._count_refused(settled)
+            self._count_refusals(settled)
             self.send(answer)
         if self._is_draining:
             self._close_if_drained()
 
-    def _count_refused(self, settled: Settlement) -> None:
+    def _count_refusals(self, settled: Settlement) -> None:
         if not settled.durable:
             self.account.count_refusal("unknown")
         elif settled.not_delivered:
@@ -691,7 +688,7 @@ class Session:
         if isinstance(revoked, list):
             self.send(frames.ok(frame.ref, revoked=revoked))
             return
-        waiting = self._resume.defer(frame.subscription)
+        waiting = self._resume.begin_deferring(frame.subscription)
         self._start(self._adopt(frame, revoked, waiting))
 
     async def _adopt(
@@ -708,7 +705,7 @@ class Session:
             answer = frames.error(error, frame.ref)
         except Exception:
             self._report_bug(frame.ref)
-        if not self._resume.is_found_out(frame.subscription, waiting):
+        if not self._resume.end_deferring(frame.subscription, waiting):
             return  # the transport was lost meanwhile
         if answer:
             self.send(answer)
@@ -721,7 +718,7 @@ class Session:
         """The transport is gone, and nobody said that this is the end. A session with a place in
         a group keeps it for a while: here, or at the next gateway when this one goes down."""
         keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
-        if not keeps or self._is_draining or self._services.sessions.going_down:
+        if not keeps or self._is_draining or self._services.sessions.is_draining:
             self._leave(moves=keeps)
             return
         right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
@@ -730,8 +727,8 @@ class Session:
 
     def _suspend(self) -> None:
         self.account.disconnect()
-        for number in (*self._resume.forget(), *self._subscriptions.suspend()):
-            self._protocol.dropped(number)
+        for number in (*self._resume.clear(), *self._subscriptions.suspend()):
+            self._protocol.on_end(number)
 
     def reattach(
         self,
@@ -754,7 +751,7 @@ class Session:
         transport.adopt(self)
         if self._new_queues:
             transport.pause_reading()
-        self._welcome(self._protocol.subscribed)
+        self._welcome(self._protocol.open_subscriptions)
         self._subscriptions.check_rights()
         self._subscriptions.await_held()
 
@@ -792,7 +789,7 @@ class Session:
         self._protocol.end()
         self._credential.end()
         self._new_queues = None
-        self._resume.forget()
+        self._resume.clear()
         if self._credential.admission is not None:
             self._services.sessions.discard(self)
         self._subscriptions.leave_all(self.session_id, moves=moves)

@@ -25,7 +25,7 @@ from push.errors import Refused, Unknown
 from push.subscription import restarts_timeout
 
 logger = logging.getLogger("tocsin.session")
-Settling = frames.Ack | frames.Nack | frames.Extend
+SettlementFrame = frames.Ack | frames.Nack | frames.Extend
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Subscriptions:
     before. The session is handed in, and not kept: an ended one leaves no circle behind, and the
     garbage collector does not come to a thousand of them at once."""
 
-    __slots__ = ("_broker", "_consumers", "_credential", "_needed", "_opening", "_readers")
+    __slots__ = ("_broker", "_consumers", "_credential", "_opening", "_readers", "_required_rights")
 
     def __init__(self, broker: Broker, credential: SessionCredential) -> None:
         self._broker = broker
         self._credential = credential
-        self._needed: dict[int, SubscriptionRight] = {}
+        self._required_rights: dict[int, SubscriptionRight] = {}
         self._opening: dict[int, Consumer | None] = {}
         """What is being opened; the consumers among it that take their places."""
         self._consumers: dict[int, Consumer] = {}
@@ -93,7 +93,7 @@ class Subscriptions:
         except Refused:
             self.leave(frame.subscription)
             raise
-        self._needed[frame.subscription] = needed
+        self._required_rights[frame.subscription] = needed
         return answer
 
     async def _open_consumer(
@@ -182,7 +182,7 @@ class Subscriptions:
         """Deliveries that were given and have neither been settled nor returned."""
         return sum(consumer.unsettled() for consumer in self._consumers.values())
 
-    def given(self) -> int:
+    def given_total(self) -> int:
         """Return how many messages the open subscriptions were given so far."""
         every: tuple[Consumer | Reader, ...] = (*self._consumers.values(), *self._readers.values())
         return sum(one.given_total for one in every)
@@ -207,7 +207,7 @@ class Subscriptions:
         """Prolong leases, mark what has started."""
         return self._consumer(frame).extend(frame.deliveries, frame.started, frame.lease_s)
 
-    def _consumer(self, frame: Settling | frames.Held) -> Consumer:
+    def _consumer(self, frame: SettlementFrame | frames.Held) -> Consumer:
         consumer = self._consumers.get(frame.subscription)
         if consumer is None:
             raise Refused(
@@ -225,11 +225,11 @@ class Subscriptions:
     def check_rights(self) -> None:
         """End what the session's rights, which are others now, do not cover, as where its queue is
         deleted. The client hears of it, and its number is free when it unsubscribes."""
-        for number, needed in list(self._needed.items()):
+        for number, needed in list(self._required_rights.items()):
             try:
                 needed.check(self._credential.rights)
             except Refused as why:
-                del self._needed[number]
+                del self._required_rights[number]
                 self._revoke(number, why)
 
     def _revoke(self, subscription: int, why: Refused) -> None:
@@ -246,7 +246,7 @@ class Subscriptions:
         """Whether the session has a place in a group to keep."""
         return bool(self._consumers)
 
-    def give_up_opening(self) -> None:
+    def cancel_opening(self) -> None:
         """What is being opened is wanted no more: its answer would reach nobody. Who has not taken
         its place yet never does."""
         opening, self._opening = self._opening, {}
@@ -257,7 +257,7 @@ class Subscriptions:
     def suspend(self) -> list[int]:
         """The transport is gone: consumers keep what they have and are given nothing; readers,
         which begin anew wherever the client says, end. Returns the numbers of these."""
-        self.give_up_opening()
+        self.cancel_opening()
         for consumer in self._consumers.values():
             consumer.suspend()
         readers = list(self._readers)
@@ -284,7 +284,7 @@ class Subscriptions:
     ) -> None:
         """End one; what is unsettled returns to its group. For `moves` and `done` see
         Consumer.leave."""
-        self._needed.pop(subscription, None)
+        self._required_rights.pop(subscription, None)
         consumer = self._consumers.pop(subscription, None)
         if consumer is not None:
             consumer.leave(moves=moves, done=done)
@@ -296,7 +296,7 @@ class Subscriptions:
     def leave_all(self, session_id: str, *, moves: bool = False) -> None:
         """End all subscriptions. Raises nothing: when one cannot leave, the others must all the
         same, or their deliveries wait for a dead session."""
-        self.give_up_opening()
+        self.cancel_opening()
         for subscription in (*self._consumers, *self._readers):
             try:
                 self.leave(subscription, moves=moves)
@@ -304,7 +304,7 @@ class Subscriptions:
                 logger.exception("session %s cannot leave properly", session_id)
 
 
-def settlement_answer(frame: Settling, settled: Settlement) -> bytes | None:
+def settlement_answer(frame: SettlementFrame, settled: Settlement) -> bytes | None:
     """Encode the one answer to an ack, nack or extend. None: it has no `ref`, and nothing is wrong
     with it."""
     if not settled.durable:
@@ -387,12 +387,12 @@ class ResumeState:
         """Whether something is deferred: nothing more is to be read."""
         return any(self.deferred.values())
 
-    def defer(self, subscription: int) -> list[Input]:
+    def begin_deferring(self, subscription: int) -> list[Input]:
         """Defer what is said of a subscription from now on. Returns what it will be."""
         waiting = self.deferred[subscription] = []
         return waiting
 
-    def defers(self, one: Input) -> bool:
+    def defer_input(self, one: Input) -> bool:
         """Whether this is about such a subscription; then it is kept."""
         waiting = self.deferred.get(getattr(one, "subscription", -1))
         if waiting is None:
@@ -400,14 +400,14 @@ class ResumeState:
         waiting.append(one)
         return True
 
-    def is_found_out(self, subscription: int, waiting: list[Input]) -> bool:
+    def end_deferring(self, subscription: int, waiting: list[Input]) -> bool:
         """Whether `waiting` is still what is deferred of the subscription. Nothing more is then."""
         if self.deferred.get(subscription) is not waiting:
             return False
         del self.deferred[subscription]
         return True
 
-    def forget(self) -> list[int]:
+    def clear(self) -> list[int]:
         """Forget what was said and not yet carried out, since the transport is gone; but for what
         the protocol has judged already: a subscription that was unsubscribed has left. Returns the
         subscriptions that were to be opened anew then; they are not."""

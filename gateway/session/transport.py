@@ -19,6 +19,10 @@ class SessionTransport(Protocol):
         """Which kind it is; None: it only stands in for one."""
 
     @property
+    def until_unix_ms(self) -> int | None:
+        """When the session ends unless its client comes back; None: it has its client."""
+
+    @property
     def unsent_bytes(self) -> int:
         """What it has for the client and has not handed to the network, or not seen arrive."""
 

@@ -51,20 +51,20 @@ def coalesce(effects: Sequence[Effect]) -> Sequence[Input]:
     messages = 0
     for effect in effects:
         if effect.__class__ is not Publish:
-            _close(run, joined)
+            _finish_run(run, joined)
             run = []
             joined.append(effect)
-        elif not run or not _goes_on(run, messages, effect):
-            _close(run, joined)
+        elif not run or not _can_join(run, messages, effect):
+            _finish_run(run, joined)
             run, messages = [effect], len(effect.messages)
         else:
             run.append(effect)
             messages += len(effect.messages)
-    _close(run, joined)
+    _finish_run(run, joined)
     return joined
 
 
-def _goes_on(run: list[Publish], messages: int, frame: Publish) -> bool:
+def _can_join(run: list[Publish], messages: int, frame: Publish) -> bool:
     """Whether this one may be one with those of the run, which have so many messages."""
     first, last = run[0], run[-1]
     if frame.queue != first.queue or messages + len(frame.messages) > _MESSAGES_MAX:
@@ -91,7 +91,7 @@ def _is_plain(frame: Publish) -> bool:
     )
 
 
-def _close(run: list[Publish], joined: list[Input]) -> None:
+def _finish_run(run: list[Publish], joined: list[Input]) -> None:
     if len(run) < 2:
         joined += run
         return

@@ -76,16 +76,16 @@ class SessionProtocol:
     """One client's session: sans I/O, whatever transport carries it."""
 
     __slots__ = (
+        "_awaits_pong",
         "_bad_count",
         "_deadline",
-        "_is_pinged",
+        "_lost_opens",
         "_part_since",
         "_subscriptions",
-        "_taken",
+        "_taken_bytes",
         "_timing",
-        "_unheard",
-        "is_named",
-        "others",
+        "has_session_name",
+        "other_frames",
         "received_at",
         "right_ends",
         "state",
@@ -97,21 +97,21 @@ class SessionProtocol:
         self.right_ends = right_ends
         self._timing = timing
         self._deadline = now + timing.hello_timeout_s
-        self._is_pinged = False
-        self._taken: int | None = None
+        self._awaits_pong = False
+        self._taken_bytes: int | None = None
         """What its transport had taken when it was pinged, or was looked at last."""
         self._part_since: float | None = None
         """When a message began to arrive that is not complete, or its client was last told so."""
         self.received_at = now
         """When something arrived last."""
         self._bad_count = 0
-        self.others = 0
+        self.other_frames = 0
         """Frames that it has said, but for publishes; what is no frame counts as one."""
-        self.is_named = False
+        self.has_session_name = False
         """Its client has said `hello` with a session: it may hold something of before."""
         self._subscriptions: dict[int, int | None] = {}
         """Number → credit granted in total; None: being opened."""
-        self._unheard: frozenset[int] = frozenset()
+        self._lost_opens: frozenset[int] = frozenset()
         """Those that were being opened when their transport was lost: the answer reaches nobody."""
 
     def __repr__(self) -> str:
@@ -128,13 +128,13 @@ class SessionProtocol:
         try:
             received = frames.decode(data)
         except Refused as error:
-            self.others += 1
-            return self._undecodable(data, error)
+            self.other_frames += 1
+            return self._reject_undecodable(data, error)
         effects: list[Effect] = []
         for place, frame in enumerate(received, 1):
             if frame.__class__ is not frames.Publish:
-                self.others += 1
-            effect = self._judge(frame, now)
+                self.other_frames += 1
+            effect = self._check(frame, now)
             if isinstance(effect, frames.Hello) and effect.session and place < len(received):
                 # What stands behind it is meant for the other session, if there is one.
                 refusal = Refused("invalid_request", "a hello with a session is alone in a message")
@@ -152,7 +152,7 @@ class SessionProtocol:
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
         return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
 
-    def _judge(self, frame: frames.ClientFrame, now: float) -> Effect | None:
+    def _check(self, frame: frames.ClientFrame, now: float) -> Effect | None:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
             return self._close(frames.HELLO_FIRST)
         match frame:
@@ -176,20 +176,20 @@ class SessionProtocol:
                 return frame
             case frames.Hello():
                 self.state = State.OPEN
-                self.is_named = frame.session is not None
+                self.has_session_name = frame.session is not None
                 self.on_bytes(now=now)  # from here on silence is what counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:
         refusal = _check_subscribe(frame)
-        if refusal is None and frame.held and not self.is_named:
+        if refusal is None and frame.held and not self.has_session_name:
             refusal = Refused("invalid_request", "held is for a session that hello has named")
         if refusal is None and self.state is State.DRAINING:
             refusal = Refused("draining")
         if refusal is None and frame.subscription in self._subscriptions:
             refusal = Refused("already_subscribed")
             is_opening = self._subscriptions[frame.subscription] is None
-            if is_opening and frame.subscription in self._unheard:
+            if is_opening and frame.subscription in self._lost_opens:
                 refusal = Refused("overloaded", "an earlier subscribe is under way: say it again")
         if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
             refusal = Refused(
@@ -215,7 +215,7 @@ class SessionProtocol:
             return Refusal.to(refusal)
         return frame
 
-    def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
+    def _reject_undecodable(self, data: bytes, error: Refused) -> list[Effect]:
         effects: list[Effect] = [Refusal.to(error, ref) for ref in _refs(data)]
         if not effects:
             effects.append(Refusal.to(error))
@@ -228,29 +228,29 @@ class SessionProtocol:
 
     # --- What the inside says -------------------------------------------------------------------
 
-    def opened(self, subscription: int, granted: int) -> None:
+    def on_open(self, subscription: int, granted: int) -> None:
         """Its subscribe succeeded: from now on acks and credit may name it."""
         assert self._subscriptions[subscription] is None
         self._subscriptions[subscription] = granted
 
-    def granted(self, subscription: int, granted: int) -> None:
+    def on_grant(self, subscription: int, granted: int) -> None:
         """The inside took this credit. What it refuses changes nothing: a later frame that says
         less may still be news (R25). An unsubscribe in the same message is judged before the
         credit ahead of it is taken: what has left is not brought back."""
         if self._subscriptions.get(subscription) is not None:
             self._subscriptions[subscription] = granted
 
-    def refused(self, subscription: int) -> None:
+    def on_refusal(self, subscription: int) -> None:
         """Its subscribe failed: the number is free again."""
         assert self._subscriptions[subscription] is None
         del self._subscriptions[subscription]
 
     @property
-    def subscribed(self) -> list[int]:
+    def open_subscriptions(self) -> list[int]:
         """The subscriptions that stand."""
         return [number for number, granted in self._subscriptions.items() if granted is not None]
 
-    def dropped(self, subscription: int) -> None:
+    def on_end(self, subscription: int) -> None:
         """It has ended without the client: the number is free again. Not there: nothing happens."""
         self._subscriptions.pop(subscription, None)
 
@@ -270,7 +270,7 @@ class SessionProtocol:
         self.received_at = now
         if self.state is not State.HELLO:
             self._deadline = now + self._timing.heartbeat_s
-            self._is_pinged = False
+            self._awaits_pong = False
 
     def on_part(self, *, now: float) -> bool:
         """Note a part of a message, behind `on_bytes`. Returns whether to send a sign of life: the
@@ -291,10 +291,10 @@ class SessionProtocol:
         self.right_ends = right_ends
         if self.state is State.CLOSED:
             self.state = State.OPEN
-        self._unheard = frozenset(
+        self._lost_opens = frozenset(
             n for n, granted in self._subscriptions.items() if granted is None
         )
-        self.is_named = True
+        self.has_session_name = True
         self._part_since = None
         self.on_bytes(now=now)
 
@@ -315,12 +315,12 @@ class SessionProtocol:
             return None
         if self.state is State.HELLO:
             return self._close(frames.HELLO_LATE)
-        before, self._taken = self._taken, taken_bytes()
-        if not self._is_pinged:
-            self._is_pinged = True
+        before, self._taken_bytes = self._taken_bytes, taken_bytes()
+        if not self._awaits_pong:
+            self._awaits_pong = True
             self._deadline = now + self._timing.heartbeat_timeout_s
             return SendPing()
-        if before is None or self._taken is None or self._taken <= before:
+        if before is None or self._taken_bytes is None or self._taken_bytes <= before:
             return self._close(frames.HEARTBEAT)
         self._deadline = now + self._timing.heartbeat_timeout_s  # what moves is alive
         return None

@@ -68,20 +68,20 @@ list of objects that are fifty times the bytes."""
 class MessageReader:
     """Bytes of a client in, whole messages out. Holds at most one message that is not complete.
 
-    `broken` is set once the client has broken the rules: the code to close with. Nothing is read
+    `violation` is set once the client has broken the rules: the code to close with. Nothing is read
     after that, nor after a close frame.
     """
 
     __slots__ = (
         "_buffer",
+        "_bytes_needed",
         "_fragments",
         "_is_text",
-        "_needed",
         "_pieces",
         "_size",
-        "broken",
         "bytes_max",
         "unread_bytes",
+        "violation",
     )
 
     def __init__(self, bytes_max: int) -> None:
@@ -93,31 +93,31 @@ class MessageReader:
         """What is in front of it."""
         self._size = 0
         """Of both together."""
-        self._needed = 0
+        self._bytes_needed = 0
         """The bytes that there must be before it is worth looking at again."""
         self._fragments: bytearray | None = None
         """One buffer, not a list: a client may send millions of fragments of no bytes (P9)."""
         self._is_text = False
         self.unread_bytes = 0
         """Of what it was given last, behind the event that came last."""
-        self.broken: Close | None = None
+        self.violation: Close | None = None
 
     @property
-    def is_idle(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether it holds nothing."""
         return self._buffer is None and self._fragments is None
 
     @property
-    def held_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Of a message that is not complete."""
         return self._size + len(self._fragments or b"")
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Let go of what is incomplete. Nothing may be read any more."""
         self._buffer = self._pieces = self._fragments = None
         self._size = self.unread_bytes = 0
 
-    def _keep(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         """More of the incomplete frame. A large one is a list of what came, which is joined once: a
         buffer that grows is copied again and again, and leaves holes of every size behind."""
         if self._buffer is None:
@@ -133,7 +133,7 @@ class MessageReader:
         self._pieces += [piece for piece in (bytes(self._buffer), data) if piece]
         self._buffer = bytearray()
 
-    def _kept(self) -> bytes:
+    def _take_buffered(self) -> bytes:
         """All of it; then there is none."""
         data = bytes(self._buffer or b"")
         if self._pieces is not None:
@@ -146,21 +146,21 @@ class MessageReader:
         """What is complete with these bytes, in order. To be iterated to its end, unless the
         connection ends before."""
         if self._buffer is not None:
-            self._keep(data)
-            if self._size < self._needed:
+            self._append(data)
+            if self._size < self._bytes_needed:
                 return
-            data = self._kept()
+            data = self._take_buffered()
         place = 0
-        while self.broken is None:
+        while self.violation is None:
             header, size = self._header(data, place)
-            if self.broken is not None:
+            if self.violation is not None:
                 return
             start = place + header
             end = start + size
             if end > len(data):
                 if place < len(data):
-                    self._needed = end - place
-                    self._keep(data[place:])
+                    self._bytes_needed = end - place
+                    self._append(data[place:])
                 self.unread_bytes = 0
                 return
             payload = apply_mask(data[start:end], data[start - 4 : start]) if size else b""
@@ -168,7 +168,7 @@ class MessageReader:
             place = end
             self.unread_bytes = len(data) - place
             if event is None:
-                if self.broken is not None:
+                if self.violation is not None:
                     return
                 event = (CONTINUATION, b"")
             yield event
@@ -192,26 +192,26 @@ class MessageReader:
                 return 10, 0
             header, size = 14, int.from_bytes(data[place + 2 : place + 10])
         if size < 0:
-            self._break(_PROTOCOL_ERROR, "frames of a client are masked")  # 5.1
+            self._fail(_PROTOCOL_ERROR, "frames of a client are masked")  # 5.1
         elif first != _FIN | TEXT or self._fragments is not None:
-            self._judge(first, size)
+            self._check_header(first, size)
         elif size > self.bytes_max:
-            self.broken = TOO_LARGE
+            self.violation = TOO_LARGE
         return header, size
 
-    def _judge(self, first: int, size: int) -> None:
+    def _check_header(self, first: int, size: int) -> None:
         opcode = first & 0x0F
         if first & 0x70:
-            self._break(_PROTOCOL_ERROR, "reserved bits must be 0")  # 5.2: no extensions
+            self._fail(_PROTOCOL_ERROR, "reserved bits must be 0")  # 5.2: no extensions
         elif opcode not in _OPCODES:
-            self._break(_PROTOCOL_ERROR, "unknown opcode")
+            self._fail(_PROTOCOL_ERROR, "unknown opcode")
         elif opcode >= CLOSE:
             if size > _CONTROL_BYTES_MAX or not first & _FIN:  # 5.5
-                self._break(_PROTOCOL_ERROR, "control frames are short and not fragmented")
+                self._fail(_PROTOCOL_ERROR, "control frames are short and not fragmented")
         elif (opcode == CONTINUATION) is (self._fragments is None):  # 5.4
-            self._break(_PROTOCOL_ERROR, "fragments out of order")
+            self._fail(_PROTOCOL_ERROR, "fragments out of order")
         elif size + len(self._fragments or b"") > self.bytes_max:
-            self.broken = TOO_LARGE
+            self.violation = TOO_LARGE
 
     def _event(self, first: int, payload: bytes) -> Event | None:
         """What a complete frame completes."""
@@ -233,13 +233,13 @@ class MessageReader:
         try:
             payload[2:].decode()
         except UnicodeDecodeError:
-            self._break(_INVALID_DATA, "a close reason that is not UTF-8")
+            self._fail(_INVALID_DATA, "a close reason that is not UTF-8")
             return False
         code = int.from_bytes(payload[:2])
         if payload and (len(payload) == 1 or not (code in _CLOSE_CODES or 3000 <= code < 5000)):
-            self._break(_PROTOCOL_ERROR, "invalid close code")
+            self._fail(_PROTOCOL_ERROR, "invalid close code")
             return False
         return True
 
-    def _break(self, code: int, reason: str) -> None:
-        self.broken = Close(code, reason)
+    def _fail(self, code: int, reason: str) -> None:
+        self.violation = Close(code, reason)

@@ -13,7 +13,7 @@ from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import UNLIMITED, Limiter
 from gateway.limits.spec import Limits
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
 from gateway.wire.protocol import Timing
@@ -52,7 +52,7 @@ class GatewayReplay(Replay):
         self._tokens: dict[str, str | None] = {}
         self._others: dict[str, tuple[Session, Any]] = {}
         self._open_connections: Connections
-        self._polls: Polls
+        self._polls: LongPolls
 
     async def start(self) -> None:
         """A broker with the queues of the head."""
@@ -68,7 +68,7 @@ class GatewayReplay(Replay):
         auth = Authenticator(self._settings.get("token"))
         around = SessionServices(self._house.broker, auth, timing=timing, limiter=self._limiter())
         self._open_connections = Connections(around)
-        self._polls = Polls(self._open_connections)
+        self._polls = LongPolls(self._open_connections)
 
     def _limiter(self) -> Limiter:
         """Smaller bursts than settings allow: a transcript is to be read."""

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.models import Admission, Transport
-from gateway.net.longpoll import Poll, Polls
+from gateway.net.longpoll import LongPoll, LongPolls
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
 from gateway.wire import frames
@@ -51,6 +51,7 @@ class WebSocketWire:
     address = UNKNOWN
     unsent_bytes = 0
     has_room = True
+    until_unix_ms: int | None = None
 
     def __init__(
         self, around: SessionServices, tell: Tell, name: str, principal: Principal | None
@@ -163,11 +164,11 @@ class WebSocketWire:
 class LongPollWire:
     """A client that posts and polls."""
 
-    def __init__(self, polls: Polls, tell: Tell, principal: Principal) -> None:
+    def __init__(self, polls: LongPolls, tell: Tell, principal: Principal) -> None:
         self._polls = polls
         self._tell = tell
         self._principal = principal
-        self._poll: Poll | None = None
+        self._poll: LongPoll | None = None
         self._posted = 0
         self._task: asyncio.Task[None] | None = None
         self.is_deaf = False
@@ -181,14 +182,14 @@ class LongPollWire:
         self._posted += 1
         await self._poll.post(self._posted, data)
 
-    async def _run(self, poll: Poll) -> None:
+    async def _run(self, poll: LongPoll) -> None:
         batch = 0
         while True:
             batch, frames = await poll.poll(batch, 25.0)
             for frame in frames:
                 self._tell("frame", msgspec.json.decode(frame))
-            if poll.end is not None and not poll.has_more:
-                self._tell("close", poll.end.code)
+            if poll.end_reason is not None and not poll.has_more:
+                self._tell("close", poll.end_reason.code)
                 return
 
     def say_binary(self) -> None:

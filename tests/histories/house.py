@@ -284,6 +284,7 @@ class Socket:
     address = UNKNOWN
     unsent_bytes = 0
     has_room = True
+    until_unix_ms: int | None = None
 
     def __init__(
         self,

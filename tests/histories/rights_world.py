@@ -11,9 +11,9 @@ import msgspec
 from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
-from gateway.session.directory import SessionServices, fresh_session_id
+from gateway.session.directory import SessionServices, new_session_id
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push.errors import Refused
@@ -68,7 +68,7 @@ class Client(Socket):
     """One actor's session. Each frame is judged when it is sent, by the rights of that moment."""
 
     def __init__(self, world: "World", actor: Actor) -> None:
-        super().__init__(world.house, world.around, fresh_session_id(), None)
+        super().__init__(world.house, world.around, new_session_id(), None)
         self.world = world
         self.actor = actor
         self.subscribed: dict[int, Subscribed] = {}
@@ -143,7 +143,7 @@ class World:
         self.ends = asyncio.get_running_loop().time() + LASTS_S
         self.around = SessionServices(self.house.broker, Doorman())
         connections = Connections(self.around)
-        application = Application(self.house.broker, self.around.auth, Polls(connections))
+        application = Application(self.house.broker, self.around.auth, LongPolls(connections))
         self._http = client_of(application)
         await self._http.__aenter__()
         for boss in (actor for actor in ACTORS if actor.name == "boss"):

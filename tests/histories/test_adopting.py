@@ -9,7 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.delivery.group import GroupRuntime
 from gateway.models import Admission
-from gateway.session.directory import SessionServices, fresh_session_id, is_session_id
+from gateway.session.directory import SessionServices, is_session_id, new_session_id
 from gateway.wire import frames
 from metadata.catalog import Group, Principal, Queue
 from push import limits
@@ -31,7 +31,7 @@ class Mover(Client):
 
     def moved(self) -> "Mover":
         """The same client at the gateway that is there now; it has not said hello yet."""
-        return Mover(self.house, name=fresh_session_id())
+        return Mover(self.house, name=new_session_id())
 
     async def rejoin(self, *, session: str = NAME, linger_s: float = 30, **fields: Any) -> Frame:
         """Say hello under the old name, and subscribe as who holds something."""
@@ -218,7 +218,7 @@ async def test_a_transport_that_is_lost_again_changes_nothing(durable_house: Hou
     await back.rejoin()
     assert await back.held(*whole([zero, one])) == []
     back.session.on_transport_lost()
-    third = Mover(house, back.around, fresh_session_id())
+    third = Mover(house, back.around, new_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert third.hold(0, delivery(one))["revoked"] == []
     assert [body for _, body, _ in await third.given(1)] == [0]
@@ -236,7 +236,7 @@ async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: Hou
     back.say(type="held", ref=9, subscription=1, received=0, deliveries=delivery(zero))
     back.say(type="ack", ref=5, subscription=1, deliveries=delivery(zero))
     back.session.on_transport_lost()
-    third = Mover(house, back.around, fresh_session_id())
+    third = Mover(house, back.around, new_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     await eventually(lambda: not back.session._tasks)
     assert third.pushed == []
@@ -257,7 +257,7 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     await back.rejoin()
     assert await back.held(*whole([one, two, three])) == delivery(two)
     back.session.on_transport_lost()  # before the client has read that
-    third = Mover(house, back.around, fresh_session_id())
+    third = Mover(house, back.around, new_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert await third.held(*whole([one, two, three])) == delivery(two)
     assert [body for _, body, _ in await third.given(2)] == [0, 2]
@@ -284,7 +284,7 @@ async def test_who_unsubscribes_while_it_is_found_out_has_left(
     back.session.on_transport_lost()
     rival = await other(house)
     assert [body for _, body, _ in await rival.take(1)] == [0]
-    third = Mover(house, back.around, fresh_session_id())
+    third = Mover(house, back.around, new_session_id())
     assert third.resume(NAME)["resumed"] == []
     third.say(ref=7, credit=9, **subscribe)
     assert (await third.until_ref(7))["type"] == "ok"
@@ -532,7 +532,7 @@ async def test_a_gateway_that_goes_down_leaves_a_place_to_who_comes_back(
 @pytest.mark.parametrize("session", ["s-7", "", NAME + "x", NAME[:-1] + "+", "ä" * 22])
 async def test_a_name_that_no_gateway_gives_is_not_kept(house: House, session: str) -> None:
     """P12."""
-    fresh = fresh_session_id()
+    fresh = new_session_id()
     assert is_session_id(fresh)
     assert not is_session_id(session)
     client = Mover(house, name=fresh)
@@ -543,7 +543,7 @@ async def test_a_name_that_no_gateway_gives_is_not_kept(house: House, session: s
 
 async def test_who_does_not_linger_has_a_fresh_name(house: House) -> None:
     """P6: it wants nothing to be kept for it, here or at the next gateway."""
-    client = Mover(house, name=fresh_session_id())
+    client = Mover(house, name=new_session_id())
     client.say(type="hello", session=NAME)
     assert (await client.until("welcome"))["session"] != NAME
 
@@ -553,7 +553,7 @@ async def test_a_name_that_somebody_else_has_here_is_not_given(house: House) -> 
     client = Mover(house)
     client.session._credential.admission = Admission(Principal("mallory", "default"))
     client.say(type="hello", linger_s=30)
-    back = Mover(house, client.around, fresh_session_id())
+    back = Mover(house, client.around, new_session_id())
     back.say(type="hello", session=NAME, linger_s=30)
     welcome = await back.until("welcome")
     assert welcome["session"] == back.session.session_id != NAME

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.auth import Authenticator
-from gateway.session.directory import SessionServices, fresh_session_id
+from gateway.session.directory import SessionServices, new_session_id
 from push import limits
 from tests.histories.house import WAIT_S, House, message, offsets_of
 from tests.histories.test_adopting import Mover, Place, settled
@@ -124,7 +124,7 @@ class Believer:
 
     async def come_back(self) -> None:
         """Over a new transport, which may be lost again at any time."""
-        self.socket = socket = Mover(self.world.house, self.world.around, fresh_session_id())
+        self.socket = socket = Mover(self.world.house, self.world.around, new_session_id())
         socket.say(type="hello", session=self.name, linger_s=30)
         welcome = await socket.until("welcome")
         assert welcome["session"] == self.name

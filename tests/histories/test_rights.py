@@ -9,7 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.models import Admission
 from gateway.rest.app import Application
-from gateway.session.directory import SessionServices, fresh_session_id
+from gateway.session.directory import SessionServices, new_session_id
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Principal
 from metadata.rights import parse_rights
@@ -45,7 +45,7 @@ async def asked(house: House, rights: list[str], method: str, path: str, body: A
 def socket(house: House, *rights: str, around: SessionServices | None = None) -> Socket:
     """A session with these rights."""
     around = around or SessionServices(house.broker, Doorman())
-    found = Socket(house, around, fresh_session_id(), admitted(*rights))
+    found = Socket(house, around, new_session_id(), admitted(*rights))
     found.say(type="hello", producer="p", linger_s=30)
     return found
 
@@ -148,7 +148,7 @@ async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> 
     ask = {"type": "subscribe", "credit": 10, "queue": "orders", "group": "g"}
     assert (await said(session, **ask, subscription=1))["type"] == "ok"
     session.session.on_transport_lost()
-    again = Socket(house, around, fresh_session_id(), admitted("publish:orders"))
+    again = Socket(house, around, new_session_id(), admitted("publish:orders"))
     again.say(type="hello", session=session.session.session_id, linger_s=30)
     error = await again.until("error")
     assert (error["subscription"], error["code"]) == (1, "forbidden")
@@ -161,8 +161,8 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
     mine = socket(house, "consume:*", around=around)
     session_id = mine.session.session_id
     for number, (name, tenant) in enumerate((("ben", "default"), ("ann", "other"))):
-        for known in (session_id, fresh_session_id()):
-            other = Socket(house, around, fresh_session_id(), admitted(tenant=tenant, name=name))
+        for known in (session_id, new_session_id()):
+            other = Socket(house, around, new_session_id(), admitted(tenant=tenant, name=name))
             other.say(type="hello", session=known, linger_s=30)
             (welcome,) = other.frames
             assert welcome["resumed"] is None
@@ -172,10 +172,10 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
     assert mine.close_code is None
     for tenant, shown in (("default", [session_id]), ("other", [])):
         boss = Principal("boss", tenant)
-        listed = around.sessions.listed(boss, 10, "", whole_tenant=True)
+        listed = around.sessions.page(boss, 10, "", whole_tenant=True)
         assert [one.session for one in listed.sessions] == shown
-        assert around.sessions.listed(boss, 10, "").sessions == []
-    back = Socket(house, around, fresh_session_id(), admitted("consume:*"))
+        assert around.sessions.page(boss, 10, "").sessions == []
+    back = Socket(house, around, new_session_id(), admitted("consume:*"))
     back.say(type="hello", session=session_id, linger_s=30)
     assert mine.close_code is frames.REPLACED
 

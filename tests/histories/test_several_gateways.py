@@ -9,7 +9,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.models import WhichKey
 from gateway.operator.describe import BELIEVED_S
-from gateway.session.directory import SessionServices, fresh_session_id
+from gateway.session.directory import SessionServices, new_session_id
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
@@ -504,7 +504,7 @@ async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: To
     sessions = client.around.sessions
     client.session.on_transport_lost()
     assert len(sessions) == 1
-    back = Mover(two, around(two), fresh_session_id())
+    back = Mover(two, around(two), new_session_id())
     assert (await back.rejoin(session=SESSION))["type"] == "ok"
     assert await back.held(*whole(held)) == []
     assert await back.acked(*whole(held)) == (6, [])
@@ -520,7 +520,7 @@ async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) 
     """The gateway that it left did not notice: whoever listens there need not come back."""
     one, two = town.gateways
     _, client, held = await connected(town)
-    back = Mover(two, around(two), fresh_session_id())
+    back = Mover(two, around(two), new_session_id())
     await back.rejoin(session=SESSION)
     assert await back.held(*whole(held)) == []
     assert client.close_code == frames.REPLACED

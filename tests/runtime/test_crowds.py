@@ -12,7 +12,7 @@ from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_SESSION, parse_limits
 from gateway.net.connections import PART_FRAMES_MAX, Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
@@ -132,12 +132,12 @@ async def test_one_part_of_a_turn_has_so_many_frames() -> None:
         connection.data_received(pings(0, 1) * (2 * PART_FRAMES_MAX + 1))
         assert connection._session is not None
         heard = connection._session._protocol
-        before = heard.others
+        before = heard.other_frames
         assert connection._read_holds
         await asyncio.sleep(0)
-        assert heard.others <= before + PART_FRAMES_MAX
+        assert heard.other_frames <= before + PART_FRAMES_MAX
         await until(lambda: not connection._read_holds)
-        assert heard.others == 1 + 2 * PART_FRAMES_MAX + 1, "with its hello"
+        assert heard.other_frames == 1 + 2 * PART_FRAMES_MAX + 1, "with its hello"
         wire.writer.transport.abort()
 
 
@@ -263,7 +263,7 @@ async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early
 async def test_by_long_poll_the_pace_is_the_same() -> None:
     """The next post is heard when those before are paid for."""
     connections = paced()
-    application = Application(broker_in_memory(), Authenticator(None), Polls(connections))
+    application = Application(broker_in_memory(), Authenticator(None), LongPolls(connections))
     async with client_of(application) as http:
         opened = (await http.post("/v1/sessions", json={"type": "hello"})).json()
         path = f"/v1/sessions/{opened['session']}/frames"

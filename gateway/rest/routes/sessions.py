@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.broker import Broker
 from gateway.models import SessionList
-from gateway.net.longpoll import Poll, Polls
+from gateway.net.longpoll import LongPoll, LongPolls
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -64,7 +64,7 @@ async def list_sessions(broker: Broker, request: Request) -> Response:
         raise Refused("invalid_request", "after: a session's id, as `next` names it")
     whole = rights(request).is_everywhere("manage")
     sessions = _polls(request).sessions
-    listed = sessions.listed(principal(request), limit, after, whole_tenant=whole)
+    listed = sessions.page(principal(request), limit, after, whole_tenant=whole)
     here = msgspec.structs.replace(listed, gateway=broker.gateway, gateways=broker.gateways)
     return reply(here)
 
@@ -100,21 +100,23 @@ async def end_session(broker: Broker, request: Request) -> Response:
     return Response(status_code=204)
 
 
-def _polls(request: Request) -> Polls:
-    polls: Polls | None = request.app.polls
+def _polls(request: Request) -> LongPolls:
+    polls: LongPolls | None = request.app.polls
     if polls is None:
         raise Refused("not_found", "there are no sessions by long poll here")
     return polls
 
 
-def _poll(request: Request) -> Poll:
+def _poll(request: Request) -> LongPoll:
     return _polls(request).find(request.path_params["session"], principal(request))
 
 
-def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> Response:
+def _batch(poll: LongPoll, number: int, frames: list[bytes], status: int = 200) -> Response:
     close = b""
-    if poll.end is not None and not poll.has_more:
-        close = b',"close":' + _ENCODE(CloseDescription(poll.end.code, poll.end.reason))
+    if poll.end_reason is not None and not poll.has_more:
+        close = b',"close":' + _ENCODE(
+            CloseDescription(poll.end_reason.code, poll.end_reason.reason)
+        )
     body = b'{"session":%s,"batch":%d,"frames":[%s]%s}' % (
         _ENCODE(poll.poll_id),
         number,

@@ -269,7 +269,7 @@ async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: 
             assert (await anext(messages)).body == 0
         (session,) = server.connections.services.sessions._by_id.values()
         assert isinstance(session, Session)
-        assert session._protocol.subscribed == []
+        assert session._protocol.open_subscriptions == []
 
 
 async def test_cancelling_run_returns_what_its_handlers_had_in_hand(server: Server) -> None:

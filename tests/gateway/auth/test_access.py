@@ -14,7 +14,7 @@ from gateway.auth.browser import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set
 from gateway.models import Admission
 from gateway.net.connections import Connections
 from gateway.net.handshake import shake_hands
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
@@ -602,7 +602,7 @@ async def test_over_tls_a_page_without_it_is_foreign(application: Application) -
 async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: Wall) -> None:
     """P11: its request was admitted, and what it waits for would come too late."""
     connections = Connections(SessionServices(house.broker, LOCKED))
-    application = Application(house.broker, LOCKED, Polls(connections), wall=wall)
+    application = Application(house.broker, LOCKED, LongPolls(connections), wall=wall)
     async with client_of(application, origin=OURS, cookie=cookie()) as http:
         wall.now += ACCESS_S - 0.1
         opened = await http.post("/v1/sessions", json={"type": "hello"})

@@ -16,7 +16,7 @@ from gateway.auth.jwt import ALGORITHMS, JwtTerms, JwtVerifier, parse_keys
 from gateway.models import Admission, Transport
 from gateway.net.connections import Connections
 from gateway.net.handshake import TICKET, shake_hands
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
@@ -98,7 +98,7 @@ class Http:
         around = SessionServices(broker_in_memory(), auth, wall=lambda: WALL)
         connections = Connections(around)
         self.application = Application(
-            broker_in_memory(), auth, Polls(connections), wall=lambda: WALL
+            broker_in_memory(), auth, LongPolls(connections), wall=lambda: WALL
         )
 
     async def ask(
@@ -127,6 +127,7 @@ class Outlet:
     transport: Transport | None = "websocket"
     unsent_bytes = 0
     has_room = True
+    until_unix_ms: int | None = None
     address = UNKNOWN
 
     def __init__(self, auth: Authenticator, admission: Admission | None = None) -> None:

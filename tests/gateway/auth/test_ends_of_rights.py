@@ -9,7 +9,7 @@ import pytest
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
@@ -40,7 +40,7 @@ class Guarded:
         self.connections = Connections(around)
         self.sessions = around.sessions
         self.application = Application(
-            house.broker, self.auth, Polls(self.connections), wall=lambda: self.wall
+            house.broker, self.auth, LongPolls(self.connections), wall=lambda: self.wall
         )
 
     def http(self, token_id: str = "abcdefgh") -> Any:

@@ -6,7 +6,7 @@ import tocsin
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from metadata.catalog import Queue
@@ -76,7 +76,9 @@ async def test_the_sdk_lists_page_by_page(house: House, queue: Queue, http: tocs
 async def test_the_sdk_lists_sessions(house: House) -> None:
     connections = Connections(SessionServices(house.broker, Authenticator(None)))
     bound = bind("127.0.0.1", 0)
-    listener = Listener(Application(house.broker, Authenticator(None), Polls(connections)), bound)
+    listener = Listener(
+        Application(house.broker, Authenticator(None), LongPolls(connections)), bound
+    )
     await listener.start()
     for number in range(130):
         Socket(house, connections.services, f"{number:022}").say(type="hello", client=f"c{number}")

@@ -11,7 +11,7 @@ from gateway.auth.auth import Authenticator
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_ADDRESS, parse_limits
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
@@ -254,7 +254,7 @@ async def test_who_asks_too_many_sessions_by_long_poll_hears_429(broker: MemoryB
     limiter = Limiter(parse_limits("sessions=1"))
     connections = Connections(SessionServices(broker, Authenticator(None), limiter=limiter))
     application = Application(
-        broker_in_memory(), Authenticator(None), Polls(connections), limiter=limiter
+        broker_in_memory(), Authenticator(None), LongPolls(connections), limiter=limiter
     )
     async with client_of(application) as http:
         first = await http.post("/v1/sessions", json={"type": "hello"})

@@ -13,7 +13,7 @@ from gateway.deliverylog.lines import DispatchedLine
 from gateway.models import Admission
 from gateway.net import longpoll
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from gateway.wire.protocol import Timing
@@ -71,13 +71,13 @@ def connections(house: House) -> Connections:
 
 
 @pytest.fixture
-def polls(connections: Connections) -> Polls:
-    return Polls(connections)
+def polls(connections: Connections) -> LongPolls:
+    return LongPolls(connections)
 
 
 @pytest.fixture
 async def http(
-    house: House, connections: Connections, polls: Polls
+    house: House, connections: Connections, polls: LongPolls
 ) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
@@ -317,7 +317,9 @@ async def test_nobody_s_session_is_not_found(http: httpx2.AsyncClient) -> None:
         assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
 
 
-async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, polls: Polls) -> None:
+async def test_somebody_else_s_poll_and_session_are_nobody_s(
+    client: Client, polls: LongPolls
+) -> None:
     """P11: also for who knows the names."""
     (poll,) = polls._by_id.values()
     assert poll.session is not None
@@ -333,7 +335,7 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     (welcome,) = (await client.open(session=theirs, linger_s=30))["frames"]
     assert welcome["resumed"] is None
     assert welcome["session"] != theirs
-    assert poll.end is None
+    assert poll.end_reason is None
 
 
 async def test_a_gateway_that_goes_down_tells_who_polls(
@@ -352,7 +354,7 @@ async def test_a_gateway_that_goes_down_tells_who_polls(
 
 
 async def test_a_session_that_ended_is_forgotten(
-    client: Client, polls: Polls, monkeypatch: pytest.MonkeyPatch
+    client: Client, polls: LongPolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(longpoll, "KEPT_S", 0.01)
     await client.http.delete(client.path.removesuffix("/frames"))
@@ -361,7 +363,7 @@ async def test_a_session_that_ended_is_forgotten(
 
 
 async def test_while_a_queue_is_being_made_a_message_is_refused_in_time(
-    client: Client, polls: Polls, monkeypatch: pytest.MonkeyPatch
+    client: Client, polls: LongPolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9, P12: nothing is read then, and the request does not wait for ever; said again under its
     number it counts."""
@@ -402,7 +404,7 @@ async def test_the_poll_that_was_replaced_hears_why(client: Client) -> None:
 
 async def test_what_ended_polls_keep_has_a_bound(
     http: httpx2.AsyncClient,
-    polls: Polls,
+    polls: LongPolls,
     connections: Connections,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,6 +35,7 @@ class Socket:
     transport: Transport | None = "websocket"
     unsent_bytes = 0
     has_room = True
+    until_unix_ms: int | None = None
 
     def __init__(
         self, broker: Broker, auth: Authenticator | None = None, limiter: Limiter | None = None

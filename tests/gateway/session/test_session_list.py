@@ -12,7 +12,7 @@ import pytest
 from gateway.auth.auth import Authenticator
 from gateway.models import SessionList
 from gateway.net.connections import Connections
-from gateway.net.longpoll import Polls
+from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
 from metadata.catalog import Principal
@@ -35,13 +35,13 @@ def connections(house: House) -> Connections:
 
 
 @pytest.fixture
-def polls(connections: Connections) -> Polls:
-    return Polls(connections)
+def polls(connections: Connections) -> LongPolls:
+    return LongPolls(connections)
 
 
 @pytest.fixture
 async def http(
-    house: House, connections: Connections, polls: Polls
+    house: House, connections: Connections, polls: LongPolls
 ) -> AsyncIterator[httpx2.AsyncClient]:
     async with client_of(Application(house.broker, Authenticator(None), polls)) as client:
         yield client
@@ -124,7 +124,7 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
 
 
 async def test_what_a_long_poll_has_not_taken_is_unsent(
-    house: House, http: httpx2.AsyncClient, polls: Polls
+    house: House, http: httpx2.AsyncClient, polls: LongPolls
 ) -> None:
     queue = await house.queue()
     client = Client(http)
@@ -177,7 +177,7 @@ async def test_sessions_are_listed_in_pages_and_only_ones_own(
     assert ([one["session"] for one in last["sessions"]], "next" in last) == ([name(5)], False)
     assert "next" not in (await http.get("/v1/sessions", params={"limit": "5"})).json()
     stranger = Principal("stranger", "default")
-    assert connections.services.sessions.listed(stranger, 10, "").sessions == []
+    assert connections.services.sessions.page(stranger, 10, "").sessions == []
 
 
 async def test_a_page_of_sessions_with_many_subscriptions_is_shorter(

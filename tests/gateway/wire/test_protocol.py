@@ -39,7 +39,7 @@ def opened(*, subscribed: bool = False) -> SessionProtocol:
     assert say(session, {"type": "hello"}) == [frames.Hello()]
     if subscribed:
         say(session, SUBSCRIBE)
-        session.opened(1, 100)
+        session.on_open(1, 100)
     return session
 
 
@@ -188,7 +188,7 @@ def test_a_number_is_unknown_before_its_ok_and_after_its_end(frame: dict[str, An
     assert error_of(say(session, frame)[0]) == ("not_subscribed", 9)
     say(session, SUBSCRIBE)
     assert error_of(say(session, frame)[0]) == ("not_subscribed", 9)
-    session.opened(1, 100)
+    session.on_open(1, 100)
     assert not isinstance(say(session, frame)[0], Refusal)
     say(session, {"type": "unsubscribe", "ref": 3, "subscription": 1})
     assert error_of(say(session, frame)[0]) == ("not_subscribed", 9)
@@ -197,9 +197,9 @@ def test_a_number_is_unknown_before_its_ok_and_after_its_end(frame: dict[str, An
 def test_a_number_is_free_again_when_its_subscribe_was_refused_or_it_was_left() -> None:
     session = opened()
     say(session, SUBSCRIBE)
-    session.refused(1)
+    session.on_refusal(1)
     assert isinstance(say(session, SUBSCRIBE)[0], frames.Subscribe)
-    session.opened(1, 100)
+    session.on_open(1, 100)
     left, again = say(session, {"type": "unsubscribe", "ref": 3, "subscription": 1}, SUBSCRIBE)
     assert isinstance(left, frames.Unsubscribe)
     assert isinstance(again, frames.Subscribe)
@@ -238,12 +238,12 @@ def test_credit_only_grows_and_within_its_bound() -> None:
 
     assert credit(100) == credit(99) == credit(0) == []
     assert credit(150) == credit(150) == [frames.Credit(subscription=1, granted=150)]
-    session.granted(1, 150)
+    session.on_grant(1, 150)
     assert credit(150) == []
     assert credit(150 + limits.CREDIT_MAX) == [
         frames.Credit(subscription=1, granted=150 + limits.CREDIT_MAX)
     ]
-    session.granted(1, 150 + limits.CREDIT_MAX)
+    session.on_grant(1, 150 + limits.CREDIT_MAX)
     (reply,) = credit(151 + 2 * limits.CREDIT_MAX)
     assert error_of(reply) == ("limit_reached", None)
     assert credit(149 + limits.CREDIT_MAX) == []
@@ -384,10 +384,10 @@ class Histories(RuleBasedStateMachine):
     def answer(self, number: int, well: bool) -> None:
         if self.numbers.get(number) is False:
             if well:
-                self.session.opened(number, 100)
+                self.session.on_open(number, 100)
                 self.numbers[number] = True
             else:
-                self.session.refused(number)
+                self.session.on_refusal(number)
                 del self.numbers[number]
 
     @rule(number=st.integers(0, 3), kind=st.sampled_from(["ack", "unsubscribe"]))

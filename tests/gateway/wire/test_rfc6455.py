@@ -43,9 +43,9 @@ def read(*pieces: bytes) -> tuple[list[Event], int | None]:
     reader = MessageReader(BYTES_MAX)
     events: list[Event] = []
     for piece in pieces:
-        if reader.broken is None and not (events and events[-1][0] == CLOSE):
+        if reader.violation is None and not (events and events[-1][0] == CLOSE):
             events += [event for event in reader.receive(piece) if event[0] != CONTINUATION]
-    return events, reader.broken.code if reader.broken else None
+    return events, reader.violation.code if reader.violation else None
 
 
 def read_by_the_book(data: bytes, bytes_max: int = BYTES_MAX) -> tuple[list[Event], int | None]:
@@ -126,15 +126,15 @@ def test_messages_survive_byte_by_byte_and_leave_nothing_behind(messages: list[b
     data = b"".join(masked(TEXT, message) for message in messages)
     events = [event for byte in data for event in reader.receive(bytes((byte,)))]
     assert events == [(TEXT, message) for message in messages]
-    assert reader.is_idle
+    assert reader.is_empty
 
 
 def test_a_frame_too_large_is_refused_by_its_head() -> None:
     """P9: nothing of it is kept."""
     reader = MessageReader(BYTES_MAX)
     assert list(reader.receive(masked(TEXT, b"x" * (BYTES_MAX + 1))[:4])) == []
-    assert reader.broken == TOO_LARGE
-    assert reader.is_idle
+    assert reader.violation == TOO_LARGE
+    assert reader.is_empty
 
 
 def test_the_limit_may_change_between_two_messages() -> None:
@@ -165,11 +165,11 @@ def test_a_large_message_survives_its_cuts_in_few_pieces(cut: int) -> None:
     for place in range(0, len(data), cut):
         events += list(reader.receive(data[place : place + cut]))
         came += len(data[place : place + cut])
-        assert reader.held_bytes == (came if came < len(data) else 0)
+        assert reader.buffered_bytes == (came if came < len(data) else 0)
         assert len(reader._pieces or ()) <= came // PIECE_BYTES
         assert len(reader._buffer or b"") < PIECE_BYTES
     assert events == [(TEXT, payload)]
-    assert reader.is_idle
+    assert reader.is_empty
 
 
 def test_a_fragment_of_which_nothing_is_complete_can_be_counted() -> None:
@@ -188,7 +188,7 @@ def test_what_is_behind_an_event_is_unread_until_it_is_asked_for() -> None:
     for _ in events:
         unread.append(reader.unread_bytes)
     assert unread == [2 * len(one) + 4, len(one) + 4, 4]
-    assert (reader.unread_bytes, reader.held_bytes) == (0, 4)
+    assert (reader.unread_bytes, reader.buffered_bytes) == (0, 4)
 
 
 def test_nothing_is_read_behind_a_close() -> None:
