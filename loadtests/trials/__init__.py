@@ -1,5 +1,5 @@
-"""Trials: promises, each held to on a bad day (`python -m loadtests.trials`).
+"""Trials: promises, each tested on a bad day (`python -m loadtests.trials`).
 
-A trial is a module, or a folder with `trial` in it when it has helpers. `trial` beside this file
-holds what all of them share.
+A trial is a module, or a folder with `trial` in it if it has helpers. `trial` beside this file has
+what all of them share.
 """

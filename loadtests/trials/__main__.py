@@ -1,7 +1,7 @@
-"""`python -m loadtests.trials NAME`: promises, each held to on a bad day; --help lists the names.
+"""`python -m loadtests.trials NAME`: promises, each tested on a bad day; --help lists the names.
 
-Each trial starts a broker of its own on an empty folder, prints what it measured and under which
-conditions, and ends with 1 when the promise is broken.
+Each trial starts a broker of its own on an empty folder, prints its figures and their conditions,
+and ends with 1 when a promise is broken.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def add(name: str, plan: type[Plan], run: Run[Plan]) -> None:
 
     def command(as_json: bool, **values: Any) -> None:
         given = {field: values[str(option.name)] for field, option in of_field.items()}
-        # Of what may be named several times nothing was: the Plan says what that means.
+        # An empty tuple means that an option was not given; the Plan has the default.
         given = {field: value for field, value in given.items() if value != ()}
         _try(run(plan(**given), _progress), as_json)
 
@@ -112,6 +112,6 @@ add("expiry", expiry.Plan, expiry.expiry)
 
 
 if __name__ == "__main__":
-    # What the SDK says of lost connections and failed handlers is meant to be: it is counted.
+    # The SDK's reports of lost connections and failed handlers are expected; trials count them.
     logging.getLogger("tocsin").setLevel(logging.CRITICAL)
     trials()

@@ -1,14 +1,17 @@
 """A bulk load beside a trickle: `tocsin publish --file` keeps its rate, the trickle its latency.
 
-Queue `trickle` gets some messages a second on a schedule, published and handled with the SDK;
-the latency of a message counts from when it was due to the start of its handler. Queue `bulk` gets
-the lines of a file from the command. Each round has three stretches: the trickle alone, the load
-alone, and both together. The load comes several times in a row there: it takes little more than a
-second, and the 99th percentile of sixty messages would be the slowest of them. Judged are the
-medians of the rounds' ratios. The broker has cores of its own and all clients share the others; the
-load gets what the trickle's clients leave there (SCHED_IDLE), alone and beside the trickle alike,
-as if it were on a machine of its own. At the end a load goes to a queue that takes no more than a
-certain rate: it is stored whole as well, and the command says how much of it was put off, and why.
+Queue `trickle` gets some messages a second on a schedule, published and handled with the SDK. The
+latency of a message counts from its due time to the start of its handler. Queue `bulk` gets the
+lines of a file from the command.
+
+Each round has three stretches: the trickle alone, the load alone, and both together. There the load
+comes several times in a row: one takes little more than a second, and the 99th percentile of sixty
+messages would be the slowest of them. The verdict uses the medians of the rounds' ratios.
+
+The broker has cores of its own and all clients share the others. The load gets what the trickle's
+clients leave there (SCHED_IDLE), both alone and beside the trickle, as if it were on a machine of
+its own. At the end a load goes to a queue with a bounded rate. It must be stored whole as well, and
+the command must report how much of it was deferred, and why.
 """
 
 import asyncio
@@ -39,16 +42,16 @@ LINES: Final = 200_000
 RATE: Final = 50
 ROUNDS: Final = 9
 LOADS: Final = 5
-"""In a row, alone and beside the trickle."""
+"""Number of loads in a row, alone and beside the trickle."""
 KEPT_MIN: Final = 0.4
 """The least share of its rate alone that the load keeps beside the trickle."""
 P99_RATIO_MAX: Final = 2.0
-"""The most that the trickle's p99 grows by beside the load."""
+"""The largest factor by which the trickle's p99 grows beside the load."""
 _ALONE_S: Final = 10.0
 _FOLDERS: Final = 2_000
 HELD_LINES: Final = 2_000
 HELD_PER_S: Final = 500
-"""Of the queue that holds its publisher back: less than one batch of the command at once."""
+"""The rate limit of the queue that holds its publisher back: less than one batch of the command."""
 _WAIT_S: Final = 60.0
 
 
@@ -67,7 +70,7 @@ class Plan:
     alone_s: float = _ALONE_S
     seed: int = 1
     nice: int = IDLE
-    """Of the load; see `busy.give_way`."""
+    """The priority of the load; see `busy.give_way`."""
 
 
 @dataclass
@@ -81,11 +84,12 @@ class _Found:
     rates_alone: list[int] = field(default_factory=list)
     rates_beside: list[int] = field(default_factory=list)
     put_off: Counter[str] = field(default_factory=Counter)
-    """Messages of the load that the command said were refused for the moment, by error code."""
+    """Number of messages of the load that the command reported as refused for the moment, by error
+    code."""
 
 
 class _Trickle:
-    """The queue that must not notice, through the SDK."""
+    """The SDK's clients of the queue that must not be slowed down."""
 
     def __init__(self, url: str, rate: int) -> None:
         self._rate = rate
@@ -115,7 +119,7 @@ class _Trickle:
             await message.ack()
 
     async def run(self, until: asyncio.Event) -> None:
-        """Publish on the schedule until it is set; then until everything is handled."""
+        """Publish on the schedule until `until` is set; then wait until everything is handled."""
         publishing: set[asyncio.Task[Any]] = set()
         began_ns, sent = time.monotonic_ns(), 0
         while not until.is_set():
@@ -136,21 +140,22 @@ class _Trickle:
             await asyncio.sleep(0.01)
 
     async def run_for(self, seconds: float) -> None:
-        """As `run`, for so long."""
+        """Run for `seconds`."""
         until = asyncio.Event()
         asyncio.get_running_loop().call_later(seconds, until.set)
         await self.run(until)
 
 
 def _is_stored(task: asyncio.Task[Any]) -> bool:
-    """Whether a publish has ended; one that failed raises."""
+    """Whether a publish has ended. Raises its error if it failed."""
     if task.done():
         task.result()
     return task.done()
 
 
 def write_lines(path: Path, count: int, seed: int) -> None:
-    """A file of JSON lines with a folder as their key, as a listing of a machine's files has."""
+    """Write a file of JSON lines with a folder as their key, like a listing of a machine's
+    files."""
     random = Random(seed)
     with path.open("w") as file:
         for number in range(count):
@@ -160,9 +165,9 @@ def write_lines(path: Path, count: int, seed: int) -> None:
 
 
 def _begin(nice: int) -> None:
-    """Make the new process the first of a group, so that it is ended with all that it starts. Not
-    of a session: on Linux each of these has an equal part of a core (sched_autogroup_enabled),
-    whatever its processes are to have."""
+    """Make the new process the first of a process group, so that it is ended with all that it
+    starts. It is no session of its own: on Linux each session has an equal part of a core
+    (sched_autogroup_enabled), whatever the priority of its processes."""
     os.setpgid(0, 0)
     give_way(nice)
 
@@ -170,9 +175,9 @@ def _begin(nice: int) -> None:
 async def _loads(
     url: str, path: Path, nice: int, queue: str = "bulk", *, count: int = 1
 ) -> list[dict[str, Any]]:
-    """Publish the file `count` times, one after the other; returns the command's own summaries.
-    Raises LoadFailed. A shell starts the commands: this process stands still for some milliseconds
-    when it forks, and the trickle with it."""
+    """Publish the file `count` times, one after the other; return the command's own summaries.
+    Raises LoadFailed. A shell starts the commands, because a fork stops this process for some
+    milliseconds, and the trickle with it."""
     environment = {name: text for name, text in os.environ.items() if "TOCSIN" not in name}
     process = await asyncio.create_subprocess_exec(
         "sh", "-c", f'for _ in $(seq {count}); do "$@" || exit; done', "sh",
@@ -192,7 +197,7 @@ async def _loads(
 
 
 async def bulk(plan: Plan, progress: Progress) -> Finding:
-    """Run it."""
+    """Run the trial."""
     finding = Finding("bulk")
     found = _Found()
     with tempfile.TemporaryDirectory(prefix="tocsin-bulk-") as folder:
@@ -202,7 +207,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
         async with broker("bulk") as server:
             rest = Rest(server.url)
             await rest.call("PUT", "/v1/queues/bulk", {"partitions": 16})
-            rest.close()  # before the broker does, which it is to be idle for too long
+            rest.close()  # before the broker closes it for idleness
             with uncollected(), apart(server.pid) as cores:
                 async with _Trickle(server.url, plan.rate) as trickle:
                     await trickle.run_for(min(1.0, plan.alone_s))
@@ -233,7 +238,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _held_back(finding: Finding, rest: Rest, url: str, path: Path, plan: Plan) -> None:
-    """A load to a queue that takes less of it than comes."""
+    """Load a queue that accepts less than comes, and check what the command reports."""
     await rest.call(
         "PUT", "/v1/queues/held", {"partitions": 16, "publish_messages_per_s": HELD_PER_S}
     )
@@ -260,7 +265,7 @@ async def _held_back(finding: Finding, rest: Rest, url: str, path: Path, plan: P
 async def _round(
     url: str, path: Path, trickle: _Trickle, found: _Found, *, plan: Plan, progress: Progress
 ) -> None:
-    """The trickle alone, the load alone, both."""
+    """Do one round: the trickle alone, the load alone, both."""
     trickle.latency.clear()
     await trickle.run_for(plan.alone_s)
     p99_alone = trickle.latency.percentile(99)

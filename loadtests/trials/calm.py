@@ -1,8 +1,8 @@
 """The metadata stalls for a minute under load: known queues and groups go on without an error.
 
-Messages are published on a schedule, and pushed, pulled and read; consumers leave the group and
-others join it. What needs the metadata (a new queue) is refused in time, and says when to come
-again; what had begun by then is there when it answers again, whole.
+Messages are published on a schedule, and pushed, pulled and read. Consumers leave the group and
+others join it. A request that needs the metadata (a new queue) is refused in time, with a time to
+retry. A change that had begun by then is complete when the metadata answers again.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from loadtests.trials.trial import Finding, Progress, broker, failed, uncollecte
 SECONDS: Final = 60.0
 RATE: Final = 1_000
 BROKER: Final = (str(Path(__file__).parents[2] / "tests" / "system" / "stalling.py"),)
-"""What stalls is no part of the product: a checkout has it."""
+"""The broker that can stall is no part of the product, so the trial needs a checkout."""
 REFUSED_WITHIN_S: Final = 6.0
-"""The deadline of PROTOCOL.md, and what a busy machine adds."""
+"""The deadline of PROTOCOL.md, and a margin for a busy machine."""
 CHURN_S: Final = 3.0
 _ASK_S: Final = 1.0
 _CONSUMERS: Final = 3
@@ -51,7 +51,7 @@ class Plan:
 
 
 class _Crew:
-    """Everybody who must not notice."""
+    """The clients that must not notice the stall."""
 
     def __init__(self, server: Server, plan: Plan) -> None:
         self._url = server.url
@@ -66,24 +66,24 @@ class _Crew:
         self.left: list[Consumer] = []
         self.published = 0
         self.lag = -1
-        """As the broker says in the end."""
+        """The group's lag, as the broker states it in the end."""
         self.joins = 0
         self.pulled = 0
         self.refused: Counter[str] = Counter()
         self.slowest_s = 0.0
         self.made: list[str] = []
-        """Queues that were asked for and refused, or not."""
+        """Queues that were requested, refused or not."""
 
     def _was_read(self, messages: int, latency_ns: int) -> None:
         self.read += messages
 
     @property
     def clients(self) -> list[Client]:
-        """To be watched."""
+        """All clients, so that their failures are noticed."""
         return [self.producer, self.reader, *self.consumers, *self.left]
 
     async def open(self) -> None:
-        """Queue, groups, and who is there from the beginning."""
+        """Create queue and groups, and connect the first clients."""
         rest = Rest(self._url)
         await rest.call("PUT", _QUEUE, {"partitions": 12, "retention_s": 3600})  # for the reader
         for group in ("workers", "pulls"):
@@ -104,13 +104,13 @@ class _Crew:
         await consumer.subscribe("calm", "workers")
 
     async def _leave(self) -> None:
-        """One goes; what it has not acked comes again."""
+        """Disconnect one consumer; its unacked messages come again."""
         consumer = self.consumers.pop(0)
         self.left.append(consumer)
         consumer.close()
 
     async def publish(self, seconds: float) -> None:
-        """Messages on their schedule."""
+        """Publish messages on their schedule."""
         began_ns, sent = time.monotonic_ns(), 0
         total = int(seconds * self._rate)
         while sent < total:
@@ -124,14 +124,14 @@ class _Crew:
         self.published += total
 
     async def churn(self, until_s: float) -> None:
-        """Consumers come and go."""
+        """Let consumers join and leave."""
         while time.monotonic() < until_s:
             await asyncio.sleep(min(CHURN_S, max(0.1, until_s - time.monotonic())))
             await self._join()
             await self._leave()
 
     async def pull(self, until_s: float) -> None:
-        """A script that pulls and acks."""
+        """Pull and ack like a script."""
         rest = Rest(self._url)
         while time.monotonic() < until_s:
             self.pulled += await self._pull(rest)
@@ -148,7 +148,7 @@ class _Crew:
         return len(receipts)
 
     async def ask_for_queues(self, until_s: float) -> None:
-        """What cannot go on is refused, in time and with a word when to come again."""
+        """Request new queues. Each must be refused, in time and with a time to retry."""
         rest = Rest(self._url)
         while time.monotonic() < until_s:
             name = f"new{len(self.made)}"
@@ -162,8 +162,8 @@ class _Crew:
         rest.close()
 
     async def finish(self) -> None:
-        """Wait until everything that was published is settled and read. What a consumer acked that
-        left before it was told so, only the broker knows."""
+        """Wait until all published messages are settled and read. Only the broker knows the acks of
+        a consumer that left before their answers."""
         rest = Rest(self._url)
         deadline = time.monotonic() + _WAIT_S
         while not self.is_done:
@@ -176,12 +176,12 @@ class _Crew:
 
     @property
     def is_done(self) -> bool:
-        """Everything that was published is settled, and read."""
+        """Whether all published messages are settled, and read."""
         return self.lag == 0 and self.read >= self.published
 
 
 async def calm(plan: Plan, progress: Progress) -> Finding:
-    """Run it."""
+    """Run the trial."""
     finding = Finding("calm", conditions={"stalled_s": plan.seconds, "rate": plan.rate})
     async with broker("calm", command=BROKER) as server:
         crew = _Crew(server, plan)
@@ -217,8 +217,8 @@ async def calm(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _whole(url: str, names: list[str]) -> dict[str, int]:
-    """What became of the queues that were asked for: how many are there, and how many of them can
-    be published to; and whether one more can be made."""
+    """Return the number of requested queues that exist, the number of these that accept messages,
+    and whether one more can be created."""
     rest = Rest(url)
     deadline = time.monotonic() + _WAIT_S
     while True:

@@ -1,9 +1,9 @@
 """Consumers that join and leave every second: partitions that do not move must not notice.
 
-Messages are published on a fixed schedule; four consumers stay, a fifth comes and goes. A partition
-whose epoch does not change between two pushes did not move between them: these gaps are compared
-with the gaps of stretches in which nobody comes or goes. All frames are logged, and the judge of
-the kill tests says whether anything was lost, given twice, or given out of its order.
+Messages are published on a fixed schedule. Four consumers stay, a fifth comes and goes. A partition
+whose epoch does not change between two pushes did not move between them. These gaps are compared
+with the gaps of stretches without churn. All frames are logged, and the judge of the kill tests
+checks that nothing was lost, given twice, or given out of order.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ RATE: Final = 5_000
 PARTITIONS: Final = 16
 STEADY: Final = 4
 PERIOD_S: Final = 1.0
-"""Within it the fifth consumer joins, stays for half of it, and leaves."""
+"""Within one period the fifth consumer joins, stays for half of it, and leaves."""
 STRETCH_S: Final = 30.0
-"""Churn is measured in stretches of this length, each behind a calm one of half of it."""
+"""The length of a stretch of churn; a calm one of half this length precedes each."""
 GAP_RATIO_MAX: Final = 3.0
 _PRODUCERS: Final = 2
 _CREDIT: Final = 2_000
@@ -53,7 +53,7 @@ class Gaps:
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def push(self, partition: int, epoch: int, at_ns: int) -> None:
-        """A push came."""
+        """Note that a push came."""
         last_epoch, last_ns = self._last.get(partition, (0, 0))
         if last_epoch:
             gaps = self.stayed if epoch == last_epoch else self.moved
@@ -61,14 +61,14 @@ class Gaps:
         self._last[partition] = (epoch, at_ns)
 
     def clear(self) -> None:
-        """Forget the gaps, not the last push."""
+        """Drop the gaps, but keep the last push."""
         self.stayed.clear()
         self.moved.clear()
 
 
 class _Logged(Client):
-    """A client whose frames stand in the log, until it is `deaf`: it has left, and what was on its
-    way to it then is not its own any more."""
+    """A client whose frames are logged until it is `deaf`: it has left, and frames that arrive
+    after that no longer belong to it."""
 
     log: Recorder
     socket = 0
@@ -101,7 +101,7 @@ class _Producer(_Logged, Producer):
 
 
 class _Member(_Logged):
-    """A consumer that acks, confirmed, whatever it is given."""
+    """A consumer that acks each message, and asks for confirmation."""
 
     def __init__(self, name: str, shape: Shape, gaps: Gaps) -> None:
         super().__init__(name)
@@ -139,10 +139,10 @@ class _Member(_Logged):
     def _answered(self, ref: int, reply: Reply, data: bytes) -> None:
         if ref not in self._acking:
             super()._answered(ref, reply, data)
-        self._acking.discard(ref)  # what it says, the judge reads in the log
+        self._acking.discard(ref)  # the judge reads the answer in the log
 
     def leave(self, *, rudely: bool) -> None:
-        """Say goodbye, or (rudely) just be gone, with whatever is unsettled."""
+        """Say goodbye, or (rudely) close the socket without a word, with everything unsettled."""
         self.deaf = True
         if rudely:
             self._leaving = True
@@ -173,7 +173,8 @@ class _Stretch:
         self._guest: _Member | None = None
 
     async def run(self, seconds: float, *, churn: bool) -> Verdict:
-        """Load it for so long, drain it, judge it. Raises LoadFailed, history.Unreadable."""
+        """Load the queue for `seconds`, drain it, judge it. Raises LoadFailed,
+        history.Unreadable."""
         rest = Rest(self._url)
         try:
             await rest.call("PUT", f"/v1/queues/{self._queue}", {"partitions": PARTITIONS})
@@ -217,7 +218,8 @@ class _Stretch:
         return member
 
     async def _come_and_go(self, seconds: float) -> None:
-        """A fifth consumer, every period another one; every second one leaves without a word."""
+        """Let a fifth consumer join and leave, another one each period. Every second one leaves
+        without a word."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._guest = await self._member()
@@ -243,13 +245,14 @@ class _Stretch:
             await asyncio.sleep(_TICK_S)
 
     async def _drain(self, rest: Rest) -> None:
-        """Until the broker says that nothing is left. What is missing then, the judge misses."""
+        """Wait until the broker reports that nothing is left. The judge flags a message that is
+        missing then."""
         await until(
             lambda: sum(p.answered for p in self._producers) >= self.published,
             "answering the producers", _DRAIN_S, self._clients,
         )  # fmt: skip
         deadline = time.monotonic() + _DRAIN_S
-        rest.close()  # what was idle under load, the broker has closed
+        rest.close()  # the broker has closed it, because it was idle under load
         place = f"/v1/queues/{self._queue}/groups/workers"
         while (group := await rest.call("GET", place))["lag"]:
             failed(self._clients())
@@ -267,9 +270,9 @@ class Plan:
 
 
 async def churn(plan: Plan, progress: Progress) -> Finding:
-    """Calm and churning stretches in turn, until `plan.seconds` of churn were measured.
+    """Run calm and churning stretches in turn, for `plan.seconds` of churn in total.
 
-    Raises LoadFailed or ServerFailed where it cannot even come to its end.
+    Raises LoadFailed or ServerFailed if the trial cannot end normally.
     """
     seconds, rate = plan.seconds, plan.rate
     finding = Finding("churn")

@@ -1,9 +1,9 @@
 """The price of an open console: `batch100` in turns with and without it, compared in pairs.
 
-The console runs in a Chromium on the same two or more cores as the broker and the load. To an
-operator it runs on another machine, so Chromium here has the lowest priority (nice 19): what it
-takes from others is what its requests cost the broker, and what the kernel still gives it. The same
-turns with a Chromium of ordinary priority are printed beside it and promise nothing.
+The console runs in a Chromium on the same cores as the broker and the load. An operator's console
+runs on another machine, so Chromium here has the lowest priority (nice 19). Its cost is then that
+of its requests to the broker, and of the little time that the kernel still gives it. The same turns
+with a Chromium of ordinary priority are printed too; no promise depends on them.
 """
 
 import asyncio
@@ -28,8 +28,7 @@ RATIO_MIN: Final = 0.98
 PAIRS: Final = 12
 TURN_S: Final = 5.0
 SETTLE_S: Final = 2.0
-"""Between opening a page and a turn: what is measured is a console that is open, not one that is
-being opened."""
+"""Pause between opening a page and a turn, so that opening it is not measured."""
 QUEUE: Final = "batch100"
 _WINDOW: Final = 20_000
 _VIEWS: Final = (f"#/queues/{QUEUE}", "#/")
@@ -51,7 +50,7 @@ async def _chromium(niceness: int) -> AsyncIterator[Browser]:
 
 
 def _wrapper(path: Path, niceness: int) -> str:
-    """A script that starts Chromium with that niceness."""
+    """Write a script that starts Chromium with this niceness; return its path."""
     path.write_text(f'#!/bin/sh\nexec nice -n {niceness} "{executable()}" "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
@@ -60,7 +59,7 @@ def _wrapper(path: Path, niceness: int) -> str:
 async def _turns(
     line: LoadRun, page: Page, url: str, plan: Plan, what: str
 ) -> tuple[list[float], list[float], int]:
-    """(rates without the console, rates with it, calls of the API that it made)."""
+    """Return (rates without the console, rates with it, number of API calls that it made)."""
     requests = 0
 
     def count(request: Request) -> None:
@@ -85,7 +84,8 @@ async def _turns(
 
 
 async def console(plan: Plan, progress: Progress) -> Finding:
-    """Raises ChromiumMissing, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ChromiumMissing, LoadFailed or ServerFailed if it cannot end
+    normally."""
     finding = Finding("console")
     finding.conditions = {
         "pairs": plan.pairs, "turn_s": plan.turn_s, "queue": QUEUE,

@@ -1,14 +1,14 @@
-"""Every message of a long run is in every book: the clients', the broker's own counters, the
-delivery log's and the usage log's, and the job that audits order finds nothing.
+"""Every message of a long run is in every account: the clients', the broker's own counters, the
+delivery log's and the usage log's. The job that audits order finds nothing.
 
-    stop   the broker is stopped: all counts are the same
-    kill   it is killed (kill -9) in the middle of the load and started again: what the log lacks is
-           what it says that it lacks (`unlogged`)
+    stop   the broker is stopped: all counts are equal
+    kill   it is killed (kill -9) in the middle of the load and started again: what the log lacks
+           equals what it says that it lacks (`unlogged`)
     step   its wall clock passes a month's end by itself and is then stepped by 24 hours: each day
-           of the rollup has what the lines of that day say, and no latency has a step in it
+           of the rollup equals the lines of that day, and no latency has a step in it
 
-What was stored and answered to nobody, because the kill came in between, nobody can have counted:
-the books of a killed broker may have it or not, and all else exactly once.
+A message that was stored, but whose answer the kill prevented, is known to no client. The accounts
+of a killed broker may have it or not, and all other messages exactly once.
 """
 
 import asyncio
@@ -41,14 +41,16 @@ MESSAGES_PER_FRAME: Final = 100
 WINDOW: Final = 20_000
 RATE_MIN: Final = 5_000
 PATIENCE_S: Final = 60.0
-"""The trial gives up when the load comes to less than so many messages a second, and so much."""
+"""The trial gives up when it takes longer than this, plus the time of the load at RATE_MIN messages
+a second."""
 LOG_BYTES_MAX: Final = 64 << 30
 LOG_AGE_S: Final = 366 * 86_400
-"""The files' own times are of the machine's clock: to a broker on another one they look old."""
+"""The files' own times are from the machine's clock, so they look old to a broker on another
+clock."""
 STEP_S: Final = 86_400
 MONTH_ENDS_AT: Final = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 BEFORE_MONTH_ENDS_S: Final = 10.0
-"""By the broker's clock, when it begins."""
+"""Time until the month's end, by the broker's clock, when it starts."""
 STEPPED: Final = (
     "-c",
     "import signal, sys, time\n"
@@ -86,7 +88,7 @@ class Plan:
 
 @dataclass
 class _Told:
-    """What the clients of a run know."""
+    """The counts of a run's clients."""
 
     published: int = 0
     answered: int = 0
@@ -95,7 +97,7 @@ class _Told:
     latency_max_us: float = 0.0
 
     def add(self, line: LoadRun) -> None:
-        """What the clients of a line know."""
+        """Add the counts of a load's clients."""
         self.published += line.published
         self.answered += sum(producer.answered for producer in line.producers)
         self.delivered += sum(consumer.delivered for consumer in line.consumers)
@@ -105,7 +107,7 @@ class _Told:
 
 @dataclass
 class _Books:
-    """What was found in the end: in the broker, and by `tocsin report`."""
+    """The counts in the end: the broker's, and those of `tocsin report`."""
 
     stored: int
     lag: int
@@ -114,16 +116,16 @@ class _Books:
     report: dict[str, Any]
 
     def logged(self, kind: str) -> int:
-        """Messages in the log's lines of a kind."""
+        """Return the number of messages in the log's lines of a kind."""
         return int(self.report["ingest"]["messages"].get(kind, 0))
 
     def unlogged(self, kind: str) -> int:
-        """Those that the log says are not in it."""
+        """Return the number of messages that the log reports as missing in it."""
         return int(self.report["order_audit"]["unlogged"][kind])
 
 
 async def counted(plan: Plan, progress: Progress) -> Finding:
-    """Raises ServerFailed or LoadFailed where it cannot come to its end."""
+    """Run the trial. Raises ServerFailed or LoadFailed if it cannot end normally."""
     finding = Finding("counted")
     finding.conditions = {"messages": plan.messages, "window": WINDOW, "runs": ", ".join(plan.ends)}
     for end in plan.ends:
@@ -186,7 +188,7 @@ async def _pass(server: Server, messages: int, told: _Told, progress: Progress) 
 async def _loaded(
     server: Server, messages: int, told: _Told, progress: Progress, *, at_least_s: float = 0
 ) -> AsyncIterator[LoadRun]:
-    """Inside, so many were published, for at least so long, and publishing goes on."""
+    """Yield after `messages` were published, for at least `at_least_s`; publishing goes on."""
     bench = Bench(server.url, None, Process(server.pid), 0.0, 0, 0, progress)
     line = LoadRun(bench, QUEUE, MESSAGES_PER_FRAME, WINDOW)
     await line.open()
@@ -203,12 +205,12 @@ async def _loaded(
 
 
 async def _drain(server: Server, line: LoadRun, messages: int) -> None:
-    """Wait until all of it is settled, and what was left of before."""
+    """Wait until all messages are settled, also those left from before."""
     line.publishing = False
     await line.until(lambda: line.settled >= line.published, "draining", _patience_s(messages))
     with closing(Rest(server.url)) as rest:
         async with asyncio.timeout(PATIENCE_S):
-            while (await _group(rest))["lag"]:  # noqa: ASYNC110 - it says so when it is asked
+            while (await _group(rest))["lag"]:  # noqa: ASYNC110 - it must be polled
                 await asyncio.sleep(0.1)
     line.check()
 
@@ -281,9 +283,10 @@ def _judge_stopped(end: End, told: _Told, books: _Books, finding: Finding) -> No
 
 
 def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
-    """From what clients were told to what there was: in between is what nobody was told. An ack
-    that had taken effect and was not durable yet is undone by the kill, and its message is given
-    again: what was settled is held against what was given, not against what was stored."""
+    """Check that the log's counts are between the clients' and the broker's; messages between them
+    were not answered. An ack that had taken effect and was not yet durable is undone by the kill,
+    and its message is given again. So settled messages are compared with given ones, not with
+    stored ones."""
     happened = {kind: books.logged(kind) + books.unlogged(kind) for kind in KINDS}
     bounds = {
         "certified": (told.answered, books.stored, "stored"),
@@ -300,7 +303,7 @@ def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
 
 
 def _judge_days(server: Server, told: _Told, books: _Books, finding: Finding) -> None:
-    """What the rollup says of each day, beside a count of the lines themselves."""
+    """Compare each day of the rollup with a count of the log's lines."""
     wanted = _days_of_lines(server.data_dir)
     found, longest_us, least_us = _days_of_lake(server.data_dir)
     finding.figures["step_days"] = {f"{day} {kind}": n for (day, kind), n in sorted(found.items())}
@@ -318,7 +321,7 @@ def _judge_days(server: Server, told: _Told, books: _Books, finding: Finding) ->
 
 
 Days = Counter[tuple[date, str]]
-"""Messages by day and kind."""
+"""Number of messages by day and kind."""
 _TIMES: Final = {"certified": "certified_unix_us", "dispatched": "dispatched_unix_us",
                  "settled": "settled_unix_us"}  # fmt: skip
 
@@ -353,7 +356,8 @@ def _settled(push: list[Any]) -> int:
 
 
 def _days_of_lake(data_dir: Path) -> tuple[Days, int, int]:
-    """Besides, the longest latency and the shortest one, of any stage, in microseconds."""
+    """Return the days of the lake's rollup, and the longest and the shortest latency of any stage,
+    in microseconds."""
     from pyspark.sql import functions as sql
 
     from spark.lake import Lake

@@ -1,9 +1,9 @@
-"""A backlog that has expired, and a fresh message behind it: how soon it is given, and how fast the
-backlog moves to the dead letters.
+"""A backlog that has expired, followed by a fresh message: the time until it is given, and the rate
+at which the backlog moves to the dead letters.
 
-Each case publishes a backlog whose messages live for a moment, waits until all have expired, and
-lets a consumer join that acks whatever it is given; a fresh message of one of the keys stands
-behind the backlog. The clients are raw sockets.
+Each case publishes a backlog whose messages live for a moment, and waits until all have expired.
+Then it lets a consumer join that acks everything. A fresh message of one of the keys follows the
+backlog. The clients are raw sockets.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from loadtests.trials.trial import Finding, Progress, broker
 MESSAGES: Final = 100_000
 TTL_S: Final = 2
 FRESH_S_MAX: Final = 1.0
-"""A fresh message waits no longer, however many have expired before it."""
+"""The longest wait of a fresh message, however many have expired before it."""
 RATE_MIN: Final = 20_000
-"""Messages a second that move to the dead letters."""
+"""The lowest rate at which messages move to the dead letters, per second."""
 _DRAIN_S: Final = 600.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A backlog: its keys, and how many messages go with one publish."""
+    """A backlog: its number of keys, and the number of messages in one publish."""
 
     name: str
     keys: int
     batch: int
     share: float = 1.0
-    """Of the messages."""
+    """Its share of the plan's messages."""
 
 
 CASES: Final = (
@@ -58,15 +58,15 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of one case."""
+    """The result of one case."""
 
     messages: int = 0
     fresh_s: float = 0.0
-    """From the consumer's subscribe to the fresh message."""
+    """Time from the consumer's subscribe to the fresh message."""
     moved_s: float = 0.0
-    """Until all stood in the dead letters."""
+    """Time until all messages were in the dead letters."""
     given: int = 0
-    """Expired messages that were given all the same."""
+    """Number of expired messages that were given nevertheless."""
 
 
 async def _publish(url: str, queue: str, case: Case, count: int) -> None:
@@ -128,12 +128,12 @@ async def _moved(rest: Rest, queue: str) -> int:
     try:
         found = await rest.call("GET", f"/v1/queues/{queue}.dead-letters")
     except RuntimeError:
-        return 0  # it is made for the first of them
+        return 0  # it is created for the first of them
     return sum(int(one["messages"]) for one in found["partitions"])
 
 
 async def expiry(plan: Plan, progress: Progress) -> Finding:
-    """Each case, one after the other. Raises LoadFailed or ServerFailed."""
+    """Run each case, one after the other. Raises LoadFailed or ServerFailed."""
     finding = Finding("expiry")
     async with broker("expiry", command=plan.command) as server:
         for case in plan.cases:

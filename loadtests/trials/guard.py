@@ -1,8 +1,8 @@
-"""The price of the guard: `batch100` and `single` against two brokers in turns, one with
-everything on (credentials, rights, encryption, limits, usage lines), one with all of it off.
+"""The price of the guard: `batch100` and `single` against two brokers in turns, one with everything
+on (credentials, rights, encryption, limits, usage lines), one with all of it off.
 
-Both run all the time, one at rest while the other one works, so that each pair of turns has the
-machine in the same mood.
+Both run all the time, one idle while the other one works, so that both turns of a pair meet the
+same state of the machine.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ ON: Final[Mapping[str, str]] = {
     "TOCSIN_LIMIT_QUEUE": "messages=10000000/s,bytes=10000000000/s",
     "TOCSIN_LIMIT_ADDRESS": "connections=100000/s",
 }
-"""Limits that are never met, and are looked at all the same."""
+"""Limits that are never reached, but are checked."""
 
 
 class Load(NamedTuple):
-    """A load of the benchmark's."""
+    """A load of the benchmark."""
 
     messages_per_frame: int
     window: int
@@ -42,7 +42,7 @@ LOADS: Final = {"batch100": Load(100, 20_000), "single": Load(1, 8_000)}
 
 
 class Side(NamedTuple):
-    """One of the two brokers, and what its clients present."""
+    """One of the two brokers, and its clients' token."""
 
     name: str
     server: Server
@@ -62,21 +62,21 @@ class Plan:
 
 @dataclass
 class Turns:
-    """What the turns of one side came to: messages a second, and microseconds of CPU a message."""
+    """The results of one side's turns: messages a second, and microseconds of CPU a message."""
 
     rates: list[float] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
 
 
 async def _token_of(server: Server) -> str:
-    """An API token with exactly the rights that the load needs. Raises LoadFailed."""
+    """Create an API token with exactly the rights that the load needs. Raises LoadFailed."""
     right = ("--right", "publish,consume,manage:*")
     made = await admin(server, "token", "create", "load", *right)
     return str(made["token"])
 
 
 async def guard(plan: Plan, progress: Progress) -> Finding:
-    """Raises LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises LoadFailed or ServerFailed if it cannot end normally."""
     finding = Finding("guard")
     settings = {"on": dict(ON), "off": dict(OFF)}
     finding.conditions = {"pairs": plan.pairs, "turn_s": plan.turn_s, **settings}

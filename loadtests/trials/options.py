@@ -1,8 +1,8 @@
 """Options of trials, written once: a field of a trial's Plan is an option of its command.
 
-A Plan is a dataclass whose docstring is the command's help. A field such as
-`rate: int = options.whole(RATE, "Messages a second.", 1, 1_000)` is an option, with its default,
-help and range; a field with an ordinary default is none, and is set by tests.
+A Plan is a dataclass whose docstring is the command's help. A field such as `rate: int =
+options.whole(RATE, "Messages a second.", 1, 1_000)` is an option, with its default, help and range;
+a field with an ordinary default is no option, and is set by tests.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def seed() -> Any:
 
 
 def some_of(every: Sequence[str], text: str, flag: str) -> Any:
-    """Return a field that holds those of `every` that are named; all of them when none is."""
+    """Return a field that holds the named ones of `every`; all of them if none is named."""
     return option(tuple(every), text, flag, shown=False, type=click.Choice(every), multiple=True)
 
 

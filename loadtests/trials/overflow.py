@@ -1,15 +1,16 @@
 """Overflow beside consumers that hand over and join: what is given is not dead-lettered.
 
-Rounds of a queue of its own each, with `overflow: dead_letter` and one partition, of two kinds.
+Each round has a queue of its own, with `overflow: dead_letter` and one partition. There are two
+kinds:
 
 * handover: batches of messages of a few keys are published while consumers with little credit
   live for a moment each and hand over to the next. First deliveries of a key come in the order of
   the log (P3), whoever was the owner then.
 * joins: a bulk of messages is published at once, and a consumer with much credit joins while the
-  broker moves what is beyond the bound. A message whose ack was confirmed is not among the dead
-  letters (P5), and none is in neither (P1).
+  broker moves messages beyond the bound. A message whose ack was confirmed is not among the dead
+  letters (P5), and each message is settled or dead (P1).
 
-The clients are raw sockets: nothing of an SDK hides what comes twice.
+The clients are raw sockets, so that no SDK hides repetitions.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ from loadtests.trials.trial import Finding, Progress, broker
 
 ROUNDS: Final = 200
 MESSAGES_MAX: Final = 50
-"""Of each queue: what is beyond moves."""
+"""The bound of each queue; messages beyond it move."""
 AT_ONCE: Final = 6
-"""Rounds side by side."""
+"""Number of rounds at the same time."""
 _DRAIN_S: Final = 60.0
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BODIES: Final = msgspec.json.Decoder(list[dict[str, Any]])
@@ -53,32 +54,32 @@ class Plan:
     seed: int = options.seed()
     batches: int = 60
     batch: int = 50
-    """Messages, in the rounds of kind handover."""
+    """Messages of one publish in the rounds of kind handover."""
     bulk: int = 500
-    """Messages in the rounds of kind joins."""
+    """Number of messages in the rounds of kind joins."""
     command: Sequence[str] = SERVE
-    """What runs as the broker; another one is a negative control."""
+    """The program that runs as the broker; another one is a negative control."""
 
 
 class Taker(Client):
-    """A consumer, or a reader of a whole queue, that remembers what it was given and has settled.
+    """A consumer, or a reader of a whole queue, that remembers its given and settled messages.
 
-    `deaf`: it has left; what was on its way to it then is not its own any more.
+    `deaf`: it has left, and frames that arrive after that no longer belong to it.
     """
 
     def __init__(self, name: str, credit: int, *, pause_s: float = 0.0) -> None:
-        """`pause_s`: how long it takes for what it was given in one go."""
+        """`pause_s`: time that it takes over the messages of one read."""
         super().__init__(name)
         self.credit = credit
         self._pause_s = pause_s
         self.given: list[tuple[int, str, int]] = []
-        """(body's number, key, offset) in the order in which they came."""
+        """(body's number, key, offset) in the order of arrival."""
         self.acked: set[int] = set()
         """Numbers whose ack was answered as settled."""
         self.headers: list[dict[str, str]] = []
         self.deaf = False
         self._numbers: dict[tuple[int, int], int] = {}
-        """(epoch, offset) of what was given: its number."""
+        """(epoch, offset) of a given message → its number."""
         self._due: list[list[int]] = []
         self._asked: dict[int, list[list[int]]] = {}
 
@@ -139,7 +140,7 @@ class Taker(Client):
 
     @property
     def perhaps(self) -> set[int]:
-        """Numbers that may be settled: their ack was sent, and never answered."""
+        """Numbers that may be settled, because their ack was sent and not answered."""
         return {
             self._numbers[(epoch, offset)]
             for asked in self._asked.values()
@@ -148,33 +149,33 @@ class Taker(Client):
         }
 
     def leave(self) -> None:
-        """Be gone, without a word."""
+        """Disconnect without a word."""
         self.deaf = self._leaving = True
         self.wire.abort()
 
 
 @dataclass
 class Outcome:
-    """What the rounds of a kind came to."""
+    """The result of the rounds of a kind."""
 
     rounds: int = 0
     published: int = 0
     dead: int = 0
     acked: int = 0
     disorder: list[str] = field(default_factory=list)
-    """P3: a first delivery behind a later one of its key."""
+    """P3: first deliveries after a later one of their key."""
     both: list[str] = field(default_factory=list)
-    """P5: confirmed and dead-lettered."""
+    """P5: messages both confirmed and dead-lettered."""
     lost: list[str] = field(default_factory=list)
-    """P1: in neither."""
+    """P1: messages neither confirmed nor dead-lettered."""
     twice: list[str] = field(default_factory=list)
-    """Two dead letters of one message."""
+    """Messages with two dead letters."""
     letters_disorder: list[str] = field(default_factory=list)
-    """Dead letters of a key that do not stand in the order of the log."""
+    """Dead letters of a key that are not in the order of the log."""
 
 
 class _Round:
-    """One queue, from its creation to what became of each message."""
+    """One queue, from its creation to the verdict on each message."""
 
     def __init__(self, url: str, name: str, plan: Plan, random: Random) -> None:
         self._url, self._name, self._plan, self._random = url, name, plan, random
@@ -183,7 +184,7 @@ class _Round:
         self._published = 0
 
     async def run(self, kind: Kind, outcome: Outcome) -> None:
-        """Raises LoadFailed where it cannot come to its end."""
+        """Run a round and add its results. Raises LoadFailed if it cannot end normally."""
         try:
             await self._rest.call(
                 "PUT", f"/v1/queues/{self._name}",
@@ -246,7 +247,7 @@ class _Round:
         await self._taker(credit=1000)
 
     async def _drain(self) -> None:
-        """A last consumer takes what is left, until the broker says that nothing is."""
+        """Let a last consumer take the rest, until the broker reports that nothing is left."""
         last = await self._taker(credit=1000)
         deadline = time.monotonic() + _DRAIN_S
         place = f"/v1/queues/{self._name}/groups/workers"
@@ -260,7 +261,7 @@ class _Round:
             await asyncio.sleep(0.05)
 
     async def _letters(self) -> Taker:
-        """All dead letters of the queue."""
+        """Read all dead letters of the queue."""
         name = f"{self._name}.dead-letters"
         reader = Taker(f"{self._name}-reader", 10_000)
         try:
@@ -314,13 +315,13 @@ class _Round:
 
 
 class _Producing(Client):
-    """Publishes; a refusal ends the round."""
+    """A producer; a refusal ends the round."""
 
 
 async def overflow(plan: Plan, progress: Progress) -> Finding:
-    """Rounds of each kind, some side by side.
+    """Run rounds of each kind, some at the same time.
 
-    Raises LoadFailed or ServerFailed where it cannot even come to its end.
+    Raises LoadFailed or ServerFailed if the trial cannot end normally.
     """
     finding = Finding("overflow")
     outcomes = {kind: Outcome() for kind in plan.kinds}

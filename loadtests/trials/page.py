@@ -1,8 +1,8 @@
 """The demo page under a steady stream: its heap must not grow, and its frames must not stutter.
 
 idle     the page is open and nothing comes: the intervals between frames
-load     so many messages a second for minutes: the same intervals, and the heap after the first
-         minute and at the end, each behind a full collection
+load     a steady rate of messages for minutes: the same intervals, and the heap after the
+         first minute and at the end, each after a full collection
 """
 
 import asyncio
@@ -27,9 +27,9 @@ KEYS: Final = ("cpu0", "cpu1", "cpu2", "cpu3", "memory", "vda", "eth0", "load")
 _BATCH_S: Final = 0.05
 _SEEN_TIMEOUT_S: Final = 30.0
 _REDRAWN_S: Final = 2.0
-"""What is not on the screen is drawn once a second."""
+"""The page draws changes outside the screen once a second."""
 _COLLECTIONS: Final = 3
-"""One does not find everything: finalizers and detached nodes need another."""
+"""One collection does not find everything: finalizers and detached nodes need another."""
 _FRAMES: Final = """() => {
   window.frameIntervals = [];
   let last = performance.now();
@@ -62,16 +62,16 @@ class Plan:
     rate: int = options.whole(RATE, "Messages a second.", 1, 10_000)
     idle_s: float = 20.0
     frames_s: float = 20.0
-    """So long at the end of the load the frames are watched."""
+    """Duration at the end of the load in which frames are measured."""
 
     @property
     def first_s(self) -> float:
-        """The time until the heap is measured first."""
+        """Time until the first measurement of the heap."""
         return min(60.0, self.seconds / 5)
 
 
 class _Heap:
-    """The page's JavaScript heap in use, behind full collections."""
+    """The page's JavaScript heap in use, after full collections."""
 
     def __init__(self, session: CDPSession) -> None:
         self._session = session
@@ -84,7 +84,7 @@ class _Heap:
 
 
 async def _frames(page: Page, seconds: float) -> tuple[int, float]:
-    """(how many, the 95th percentile of the milliseconds between them)."""
+    """Return (number of frames, 95th percentile of the milliseconds between them)."""
     await page.evaluate(_FRAMES)
     await asyncio.sleep(seconds)
     count, p95_ms = await page.evaluate(_FRAMES_END)
@@ -92,7 +92,8 @@ async def _frames(page: Page, seconds: float) -> tuple[int, float]:
 
 
 async def _publish(client: tocsin.Client, rate: int, seconds: float) -> int:
-    """A steady stream of what `tocsin demo` publishes; how many were acknowledged."""
+    """Publish a steady stream of the messages of `tocsin demo`; return how many were
+    acknowledged."""
     began, sent, number = time.monotonic(), 0, 0
     while (elapsed := time.monotonic() - began) < seconds:
         due = int(elapsed * rate)
@@ -109,7 +110,8 @@ async def _publish(client: tocsin.Client, rate: int, seconds: float) -> int:
 
 
 async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str] = ()) -> Finding:
-    """Raises ChromiumMissing, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ChromiumMissing, LoadFailed or ServerFailed if it cannot end
+    normally."""
     finding = Finding("page")
     finding.conditions = {
         "rate_per_s": plan.rate, "seconds": plan.seconds, "idle_s": plan.idle_s,
@@ -126,7 +128,7 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
         view.on("pageerror", lambda error: errors.append(str(error)))
         await view.goto(f"{server.url}/demo")
         await view.locator("[data-testid=connection][data-state=websocket]").wait_for()
-        # A few messages first, so that what idles is the whole page.
+        # A few messages first, so that the whole page is idle.
         before = await _publish(client, plan.rate, 2.0)
         await _received(view, before)
         heap = _Heap(await view.context.new_cdp_session(view))
@@ -165,8 +167,8 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
 
 
 async def _received(view: Page, wanted: int) -> int:
-    """How many messages the page says that it has handled, as soon as these are `wanted`, and what
-    it says two seconds later; what it says in the end, where they never are."""
+    """Return the number of messages that the page says it has handled. Wait until it reaches
+    `wanted`, or until a timeout, and two seconds more."""
     deadline = time.monotonic() + _SEEN_TIMEOUT_S
     while True:
         if await _handled(view) >= wanted or time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""Encryption at rest on bad days: the master key is rotated under load, also while the broker is
-killed; bits of a store at rest are flipped; and a text that every message holds is looked for in
-whatever the broker has written.
+"""Encryption at rest on bad days. The master key is rotated under load, also while the broker is
+killed. Bits of a store at rest are flipped. A text that every message holds is searched for in all
+that the broker has written.
 
-The store at rest is looked at from outside, as whoever has its disk would: its records, their
-nonces, and whatever text its files hold.
+The store at rest is examined from outside, as a thief of its disk would do it: its records, their
+nonces, and any text in its files.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ STORE: Final = "store.sqlite"
 CATALOG: Final = "catalog.sqlite"
 _OFFSET_BITS: Final = 40
 _NONCE: Final = slice(1, 21)
-"""Of a sealed payload: behind its version the data key's id, 8 bytes, and the nonce, 12."""
+"""The nonce of a sealed payload: after the version follow the data key's id, 8 bytes, and the
+nonce, 12."""
 Place = tuple[int, int]
 """(partition, offset)"""
 
@@ -46,12 +47,12 @@ class Row:
     count: int
 
     def places(self) -> list[Place]:
-        """Of its messages."""
+        """Return the places of its messages."""
         return [(self.partition, offset) for offset in range(self.first, self.first + self.count)]
 
 
 def rows_of(folder: Path, queue: str) -> list[Row]:
-    """The records of a queue, in a store that nobody has open."""
+    """Return the records of a queue, in a store that no process has open."""
     with closing(sqlite3.connect(folder / CATALOG)) as catalog:
         found = catalog.execute("SELECT queue_id FROM queues WHERE name = ?", (queue,)).fetchone()
     with closing(sqlite3.connect(folder / STORE)) as store:
@@ -65,8 +66,8 @@ def rows_of(folder: Path, queue: str) -> list[Row]:
 
 
 def nonces_of(folder: Path) -> tuple[int, int]:
-    """(records that are sealed, different pairs of data key and nonce among them), those in the
-    quarantine too. Raises AssertionError: a record is plain."""
+    """Return (number of sealed records, number of different pairs of data key and nonce), with
+    those in the quarantine. Raises AssertionError if a record is plain."""
     with closing(sqlite3.connect(folder / STORE)) as store:
         payloads = store.execute(
             "SELECT payload FROM record UNION ALL SELECT payload FROM quarantine"
@@ -76,16 +77,16 @@ def nonces_of(folder: Path) -> tuple[int, int]:
 
 
 def quarantined_in(folder: Path) -> int:
-    """How many records were put aside."""
+    """Return the number of records in the quarantine."""
     with closing(sqlite3.connect(folder / STORE)) as store:
         (count,) = store.execute("SELECT count(*) FROM quarantine").fetchone()
     return int(count)
 
 
 def flip(folder: Path, rows: Iterable[Row], random: Random) -> None:
-    """Flip one bit of the header or the payload of each of these records. Every other one gets the
-    checksum that fits, as somebody would do who writes to the disk on purpose: then only the tag
-    can tell."""
+    """Flip one bit of the header or the payload of each record. Every other one gets a matching
+    checksum, as an attacker who writes to the disk would do; then only the authentication tag
+    reveals it."""
     with closing(sqlite3.connect(folder / STORE)) as store:
         for number, row in enumerate(rows):
             found = store.execute(
@@ -115,8 +116,8 @@ def _checksum(row_id: int, fields: Sequence[int], blobs: Iterable[bytes | bytear
 
 
 def files_with(text: str, *folders: Path) -> tuple[int, list[str]]:
-    """(how many files were looked into, those that hold this text), in these folders and below
-    them; a path of a file is looked into as well."""
+    """Return (number of files searched, those that contain the text), in these folders and below. A
+    path may also be a file."""
     files = [path for folder in folders for path in (folder, *folder.rglob("*")) if path.is_file()]
     raw = text.encode()
     return len(files), [str(path) for path in files if raw in path.read_bytes()]
@@ -125,19 +126,19 @@ def files_with(text: str, *folders: Path) -> tuple[int, list[str]]:
 ROTATIONS: Final = 10
 FLIPS: Final = 10_000
 FLIPS_AT_ONCE: Final = 200
-"""Of one copy of the store, each in another record."""
+"""Number of flipped bits in one copy of the store, each in another record."""
 CANARY: Final = "canary-7d1f0c9b"
 PRODUCERS: Final = 4
 MESSAGES: Final = 4
-"""Of one publish."""
+"""Number of messages of one publish."""
 PAUSE_S: Final = 0.01
-"""Of a producer, between two publishes."""
+"""Pause of a producer between two publishes."""
 BETWEEN_PUBLISHES: Final = 30
-"""At least so many are acknowledged between two rotations."""
+"""The least number of acknowledged publishes between two rotations."""
 TIMEOUT_S: Final = 60.0
 QUIET_S: Final = 0.5
 EMPTY_MAX: Final = 5
-"""Nothing comes for so long, so often: there is nothing more, whatever the group says."""
+"""After this many empty pulls of QUIET_S each, nothing more will come, whatever the group's lag."""
 _QUEUE: Final = "/v1/queues/orders"
 _SIDE: Final = "/v1/queues/sick"
 
@@ -154,12 +155,12 @@ class Plan:
     flips: int = options.whole(FLIPS, "Bits that are flipped in copies of the store.", 1, 1_000_000)
     seed: int = options.seed()
     command: Sequence[str] = field(default=SERVE)
-    """What is run as the broker; another one is a negative control."""
+    """The program that runs as the broker; another one is a negative control."""
 
 
 @dataclass
 class _Load:
-    """Producers that go on whatever happens, and what they were told."""
+    """Producers that go on whatever happens, and the messages that were acknowledged to them."""
 
     url: str
     acknowledged: set[str] = field(default_factory=set)
@@ -167,7 +168,7 @@ class _Load:
     stopping: bool = False
 
     async def produce(self, name: int) -> None:
-        """Publish until told to stop. What was not answered is not sent again."""
+        """Publish until `stopping`. An unanswered publish is not repeated."""
         rest, number = Rest(self.url), 0
         while not self.stopping:
             number += 1
@@ -182,15 +183,15 @@ class _Load:
         rest.close()
 
     async def flow(self) -> None:
-        """Until some more are acknowledged."""
+        """Wait until some more publishes are acknowledged."""
         wanted = self.publishes + BETWEEN_PUBLISHES
         async with asyncio.timeout(TIMEOUT_S):
-            while self.publishes < wanted:  # noqa: ASYNC110 - it is made by several
+            while self.publishes < wanted:  # noqa: ASYNC110 - several tasks change it
                 await asyncio.sleep(PAUSE_S)
 
 
 def _message(body: str, name: str) -> dict[str, object]:
-    """A message that holds the canary wherever a client may put text."""
+    """Return a message with the canary wherever a client may put text."""
     return {
         "key": f"{CANARY}-key-{name[-1]}",
         "id": f"{CANARY}-{name}",
@@ -200,7 +201,7 @@ def _message(body: str, name: str) -> dict[str, object]:
 
 
 async def seal(plan: Plan, progress: Progress) -> Finding:
-    """Raises ServerFailed, LoadFailed or RuntimeError where it cannot come to its end."""
+    """Run the trial. Raises ServerFailed, LoadFailed or RuntimeError if it cannot end normally."""
     finding, random = Finding("seal"), Random(plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="tocsin-seal-"))
     server = Server(folder / "data", command=plan.command, level="debug")
@@ -264,7 +265,8 @@ async def _producing(load: _Load) -> AsyncIterator[None]:
 async def _rotate(
     plan: Plan, server: Server, load: _Load, random: Random, progress: Progress
 ) -> None:
-    """Rotate so often; after each second one the broker is killed while it rotates once more."""
+    """Rotate the master key `plan.rotations` times. After every second rotation, kill the broker
+    during another one."""
     for number in range(1, plan.rotations + 1):
         await load.flow()
         await admin(server, "master-key", "rotate")
@@ -276,7 +278,7 @@ async def _rotate(
 
 
 async def _rotate_and_kill(server: Server, random: Random) -> None:
-    """At any moment of it: before, in the middle, or after."""
+    """Kill the broker at any moment of a rotation: before, in the middle, or after."""
     rotating = asyncio.create_task(admin(server, "master-key", "rotate"))
     keys = server.key_path.stat().st_mtime_ns
     deadline = time.monotonic() + TIMEOUT_S
@@ -304,11 +306,11 @@ async def _look_at_rest(finding: Finding, server: Server, plan: Plan) -> None:
     finding.figures |= {"rotations": plan.rotations, "kills": plan.rotations // 2}
 
 
-# --- Messages that fare badly --------------------------------------------------------------------
+# --- Messages that fail --------------------------------------------------------------------------
 
 
 class _Nacking(Client):
-    """Gives back whatever it is given, with a reason that holds the canary."""
+    """A consumer that nacks everything, with a reason that holds the canary."""
 
     def _push(self, data: bytes) -> None:
         push = json.loads(data)
@@ -322,7 +324,8 @@ class _Nacking(Client):
 
 
 async def _sicken(server: Server) -> list[str]:
-    """Park keys, bury messages, be refused; what answers hold the canary though they should not."""
+    """Park keys, dead-letter messages and get refusals. Return the answers that hold the canary
+    although they should not."""
     rest = Rest(server.url)
     await rest.call("PUT", _SIDE, {"partitions": 1, "attempts_max": 1, "retention_s": 86_400})
     for group, fate in (("parks", "park"), ("buries", "dead_letter")):
@@ -349,7 +352,8 @@ async def _sicken(server: Server) -> list[str]:
 
 
 async def _refused(rest: Rest) -> list[str]:
-    """Publishes that are wrong in some way, and whose answers say so without their content."""
+    """Send wrong publishes, whose answers must not quote their content. Return the answers that
+    do."""
     leaking = []
     wrong = [
         {"messages": [{"body": CANARY, "key": CANARY * 100}]},
@@ -374,7 +378,7 @@ async def _refused(rest: Rest) -> list[str]:
 
 
 async def _read(server: Server) -> dict[Place, str]:
-    """Every message of the queue that the broker gives out, by place."""
+    """Read every message of the queue that the broker gives, by place."""
     rest, there, empty = Rest(server.url), dict[Place, str](), 0
     group = f"{_QUEUE}/groups/check-{time.time_ns()}"
     while True:
@@ -404,7 +408,8 @@ async def _flip(
     random: Random,
     progress: Progress,
 ) -> int:
-    """Flip bits in copies of the store, and look at what each costs. How many were reported."""
+    """Flip bits in copies of the store, and check what each costs. Return how many were
+    reported."""
     rows = await _call(rows_of, server.data_dir, "orders")
     flipped = reported = wrong = lost_beside = 0
     copy = Server(server.data_dir.with_name("copy"), command=plan.command, level="debug")

@@ -1,5 +1,5 @@
-"""What every trial is given and gives back: a broker of its own, that broker's memory over time,
-and a finding of figures, conditions and promises."""
+"""The common part of all trials: a broker of its own, that broker's memory over time, and a finding
+of figures, conditions and promises."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was promised, and what was found."""
+    """One promise, and what was found."""
 
     promise: str
     found: str
     ok: bool
     timed: bool
-    """It compares rates or times: what else runs on the machine can break it."""
+    """Whether it compares rates or times, so that other programs on the machine can break it."""
 
     def __str__(self) -> str:
         return f"{'kept  ' if self.ok else 'BROKEN'} {self.promise}: {self.found}"
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass
 class Finding:
-    """What a trial found."""
+    """The result of a trial."""
 
     trial: str
     figures: dict[str, object] = field(default_factory=dict)
@@ -61,11 +61,11 @@ class Finding:
         return all(check.ok for check in self.checks)
 
     def broken(self, *, timed: bool) -> list[str]:
-        """The broken promises in words; those that compare times only if `timed`."""
+        """Return the broken promises in words; those that compare times only if `timed`."""
         return [str(c) for c in self.checks if not c.ok and (timed or not c.timed)]
 
     def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
+        """Return the finding for JSON."""
         return {
             "trial": self.trial,
             "ok": self.ok,
@@ -87,7 +87,7 @@ def _number(figure: object) -> str:
 
 
 def machine() -> dict[str, object]:
-    """Where and when this was measured, and how busy it is there."""
+    """Return the machine, its load and the date, as conditions of a measurement."""
     return {
         "python": interpreter(),
         "sqlite": sqlite3.sqlite_version,
@@ -103,8 +103,8 @@ def machine() -> dict[str, object]:
 async def broker(
     trial: str, *, command: Sequence[str] = SERVE, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Server]:
-    """A `tocsin serve` on an empty folder, both gone in the end; `command` and `settings` as in
-    Server. Raises ServerFailed, also when it ended by itself meanwhile."""
+    """Run a `tocsin serve` on an empty folder, both removed in the end; `command` and `settings` as
+    in Server. Raises ServerFailed, also if it ended by itself meanwhile."""
     folder = Path(tempfile.mkdtemp(prefix=f"tocsin-{trial}-"))
     server = Server(folder / "data", command=command, level="warning", settings=settings or {})
     try:
@@ -119,12 +119,13 @@ async def broker(
 
 
 async def admin(server: Server, *words: object) -> Any:
-    """What `tocsin admin … --json` answers of this server's folder. Raises LoadFailed."""
+    """Return the answer of `tocsin admin … --json` for this server's folder. Raises LoadFailed."""
     return await administer(*words, "--data-dir", server.data_dir)
 
 
 async def administer(*words: object) -> Any:
-    """What `tocsin admin … --json` answers. Raises LoadFailed; TimeoutError after a minute."""
+    """Return the answer of `tocsin admin … --json`. Raises LoadFailed; TimeoutError after a
+    minute."""
     said = [str(word) for word in words]
     process = await asyncio.create_subprocess_exec(
         *tocsin("admin", *said, "--json"),
@@ -154,25 +155,25 @@ class Memory:
         self._task: asyncio.Task[None] | None = None
 
     def now(self) -> int:
-        """Look once more."""
+        """Take a sample now and return it."""
         size = self._process.rss_bytes()
         self.samples.append((time.monotonic(), size))
         return size
 
     def highest(self, since: float, until: float = float("inf")) -> int:
-        """The most there was between two monotonic times; 0 when nobody looked."""
+        """Return the largest sample between two monotonic times; 0 without samples."""
         return max((size for at, size in self.samples if since <= at <= until), default=0)
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look all the time."""
+        """Take samples during the block."""
         task = asyncio.create_task(self._watch())
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ServerFailed, OSError):
-                await task  # a server that has ended is told of by whoever talks to it
+                await task  # whoever talks to the server reports its end
 
     async def _watch(self) -> None:
         while True:
@@ -186,8 +187,8 @@ async def until(
     timeout_s: float,
     clients: Callable[[], "list[Client]"],
 ) -> None:
-    """Wait for it, watching the clients. Raises LoadFailed: one failed, or it took longer than
-    `timeout_s`."""
+    """Wait until `done`, while watching the clients. Raises LoadFailed if one failed, or if it took
+    longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not done():
         failed(clients())
@@ -197,7 +198,7 @@ async def until(
 
 
 def failed(clients: "list[Client]") -> None:
-    """Raise what went wrong with any of them."""
+    """Raise the failure of any client."""
     for client in clients:
         if client.failure is not None:
             raise client.failure
@@ -205,7 +206,7 @@ def failed(clients: "list[Client]") -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without pauses of our own garbage collector."""
+    """Run the block without pauses of this process's garbage collector."""
     gc.collect()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Somebody who behaves: publishes at a steady rate, takes and acks everything, and looks closely.
+"""A well-behaved client: it publishes at a steady rate, takes and acks everything, and checks it.
 
-It stands beside those who do not behave. Nothing of it may be lost, doubled or out of order, and
-how long its messages take is what the others cost.
+It runs beside clients that misbehave. None of its messages may be lost, doubled or out of order,
+and the time that they take shows what the others cost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _DRAIN_S: Final = 30.0
 
 
 class _Publisher(Client):
-    """Numbers its messages per key; `on_receipt(ref)` when one is stored."""
+    """A publisher that numbers its messages over all keys, and counts its receipts."""
 
     stored = 0
 
@@ -32,7 +32,7 @@ class _Publisher(Client):
         self.stored += 1
 
     def publish(self, queue: str, number: int) -> None:
-        """One message, numbered over all keys."""
+        """Publish one message with this number, which is counted over all keys."""
         message = {"key": f"k{number % KEYS}", "body": [number, time.monotonic_ns()]}
         frame = {
             "type": "publish", "ref": self._next_ref(), "queue": queue, "sequence": number,
@@ -86,7 +86,7 @@ class Witness:
         self.published = 0
 
     async def open(self) -> None:
-        """Make the queue, join, begin."""
+        """Create the queue, join, and begin to publish."""
         rest = Rest(self._url)
         try:
             await rest.call("PUT", f"/v1/queues/{self._queue}", {"partitions": PARTITIONS})
@@ -109,20 +109,20 @@ class Witness:
             await asyncio.sleep(_TURN_S)
 
     def check(self) -> None:
-        """Raise what was wrong so far: LoadFailed."""
+        """Raise the first failure, a LoadFailed."""
         for client in (self._publisher, self._taker):
             if client.failure is not None:
                 raise client.failure
 
     def measured(self) -> Histogram:
-        """How long messages took since this was asked last, in nanoseconds: from the publish to
-        the consumer."""
+        """Return the latencies since the last call, in nanoseconds, from the publish to the
+        consumer."""
         latency, self._taker.latency = self._taker.latency, Histogram()
         return latency
 
     async def finish(self) -> int:
-        """Publish no more, await the rest: how many messages it was. Raises LoadFailed where one
-        is missing."""
+        """Stop publishing and wait for the rest; return the number of messages. Raises LoadFailed
+        if one is missing."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

@@ -1,5 +1,5 @@
-"""Credentials that nobody must be let in with, some thousands, each of another kind of wrong; and
-the issuer whose good ones they are made of. Seeded: the same ones each time, but for their keys."""
+"""Some thousand credentials that must be refused, of many kinds, and the issuer of the good ones
+that they are made from. They are seeded: the same ones each time, except for their keys."""
 
 import base64
 import hashlib
@@ -61,19 +61,19 @@ _WORDS: Final = (
 
 
 class Bad(NamedTuple):
-    """One of them."""
+    """A credential that must be refused."""
 
     kind: str
     text: str
 
 
 def to_text(data: bytes) -> str:
-    """Base64 as in a JWT."""
+    """Encode bytes in base64 as in a JWT."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 class Issuer:
-    """Who issues good JWTs, with a key of each kind."""
+    """An issuer of good JWTs, with a key of each kind."""
 
     def __init__(self) -> None:
         self.keys: dict[str, Any] = {
@@ -84,7 +84,7 @@ class Issuer:
         }
 
     def jwk(self, algorithm: str) -> dict[str, Any]:
-        """The public key as it stands in the set (of HS256 the secret)."""
+        """Return the public key as it is in the set (of HS256 the secret)."""
         key, kid = self.keys[algorithm], KIDS[algorithm]
         if algorithm == "HS256":
             return {"kty": "oct", "k": to_text(key), "kid": kid}
@@ -97,12 +97,12 @@ class Issuer:
         return {**made, "kid": kid}
 
     def jwks(self, *algorithms: str) -> bytes:
-        """The set of the keys of these algorithms; without any: all."""
+        """Return the set of the keys of these algorithms; without any, of all."""
         wanted = algorithms or tuple(self.keys)
         return json.dumps({"keys": [self.jwk(one) for one in wanted]}).encode()
 
     def claims(self, wall: float, **more: Any) -> dict[str, Any]:
-        """Those of a good token; None leaves one out."""
+        """Return the claims of a good token with changes; None removes one."""
         claims = {
             "sub": "user-7", "aud": AUDIENCE, "iss": ISSUER,
             "exp": int(wall) + 600, "nbf": int(wall) - 1, "iat": int(wall) - 1, **more,
@@ -113,11 +113,11 @@ class Issuer:
         self, wall: float, algorithm: str = "EdDSA", headers: dict[str, Any] | None = None,
         **claims: Any,
     ) -> str:  # fmt: skip
-        """A token that is good, but for what is said otherwise."""
+        """Return a token that is good, except for the given changes."""
         return self.signed(self.claims(wall, **claims), algorithm, headers or {})
 
     def signed(self, claims: dict[str, Any], algorithm: str, headers: dict[str, Any]) -> str:
-        """These claims under our key for the algorithm."""
+        """Return a token of these claims, signed with the issuer's key for the algorithm."""
         header = {"alg": algorithm, "typ": "JWT", "kid": KIDS[algorithm], **headers}
         parts = [to_text(json.dumps(one).encode()) for one in (header, claims)]
         signing = ".".join(parts).encode()
@@ -126,7 +126,7 @@ class Issuer:
 
 
 def unsigned(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """A JWT of these parts."""
+    """Return a JWT of these parts."""
     return ".".join(
         (to_text(json.dumps(header).encode()), to_text(json.dumps(claims).encode()),
          to_text(signature))
@@ -134,7 +134,8 @@ def unsigned(header: dict[str, Any], claims: dict[str, Any], signature: bytes = 
 
 
 def api_checksum(text: str) -> str:
-    """The letters that end an API token which begins so: public, and no obstacle to a liar."""
+    """Return the last letters of an API token with this beginning. They are a public checksum,
+    which an attacker can compute."""
     number, letters = zlib.crc32(text.encode()), ""
     for _ in range(6):
         number, digit = divmod(number, 62)
@@ -145,8 +146,8 @@ def api_checksum(text: str) -> str:
 def bad_credentials(
     issuer: Issuer, wall: float, *, token: str, api_token: str, tickets: list[str], seed: int = 5
 ) -> list[Bad]:
-    """All of them, distinct. `token`: the broker's; `api_token`: a good one; `tickets`: used ones.
-    At `wall` (unix seconds), and for hours after it."""
+    """Return all bad credentials, distinct. `token`: the broker's; `api_token`: a good one;
+    `tickets`: used ones. They are bad at `wall` (unix seconds), and for hours after it."""
     rng = Random(seed)
     made: dict[str, Bad] = {}
     for source in (
@@ -194,7 +195,8 @@ def _without_signature(issuer: Issuer, wall: float) -> Iterator[Bad]:
 
 
 def _confused(issuer: Issuer, wall: float) -> Iterator[Bad]:
-    """The public key as the secret of an HMAC (CVE-2015-9235 and its kin)."""
+    """Yield tokens with the public key as the secret of an HMAC (CVE-2015-9235 and similar
+    ones)."""
     claims = issuer.claims(wall)
     for algorithm in ("EdDSA", "ES256", "RS256"):
         public = issuer.keys[algorithm].public_key()
@@ -222,7 +224,7 @@ def _confused(issuer: Issuer, wall: float) -> Iterator[Bad]:
 
 
 def _of_strangers(issuer: Issuer, wall: float) -> Iterator[Bad]:
-    """Signed by somebody else, who brings the key along."""
+    """Yield tokens signed by a stranger, with the key included."""
     stranger = Issuer()
     stranger.keys["HS256"] = b"a secret of somebody else......."
     for algorithm in stranger.keys:

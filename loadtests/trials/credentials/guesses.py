@@ -1,8 +1,8 @@
-"""Wrong credentials are told the same, as quickly, whatever is wrong with them (P11).
+"""Wrong credentials get the same answer, as quickly, whatever is wrong with them (P11).
 
-Every kind of wrong one, over every way in, in an order drawn anew for each turn, so that whatever
-else happens on the machine happens to all of them. Who measures could learn from a kind that takes
-longer how far its guess was right: the medians of a way are compared.
+Every kind of wrong one is tried over every way in, in a new random order for each turn, so that
+other work on the machine affects all of them alike. If a kind took longer, an attacker could learn
+how far a guess was right. So the medians of a way are compared.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TRIES: Final = 1000
 MEDIANS_WITHIN_MS: Final = 1.0
 ALGORITHMS: Final = ("EdDSA", "ES256", "RS256")
 _OVER_S: Final = 1.0
-"""Of what is over by the time when all is made."""
+"""The life of a credential that must have expired when all are made."""
 _TICKETS: Final = 5
 
 
@@ -42,7 +42,7 @@ class Plan:
 
 
 async def guesses(plan: Plan, progress: Progress) -> Finding:
-    """So many of each kind and way in. Raises LoadFailed, ServerFailed."""
+    """Try each kind over each way in, `plan.tries` times. Raises LoadFailed, ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
         return await _guesses(plan, Path(folder), progress)
 
@@ -82,7 +82,7 @@ def _judge(
 def _ask_all(
     ways: Ways, kinds: dict[str, list[str]], tries: int, rng: Random
 ) -> tuple[dict[tuple[str, str], list[float]], dict[str, set[bytes]]]:
-    """Seconds by (way, kind), and what was told by way."""
+    """Return seconds by (way, kind), and answers by way."""
     took: dict[tuple[str, str], list[float]] = {}
     told: dict[str, set[bytes]] = {way: set() for way in ways.all}
     order = [(way, kind) for way in ways.all for kind in kinds]
@@ -96,11 +96,11 @@ def _ask_all(
     return took, told
 
 
-# --- What is wrong ------------------------------------------------------------------------------
+# --- Wrong credentials --------------------------------------------------------------------------
 
 
 async def _made(server: Server, issuer: Issuer, seed: int) -> dict[str, list[str]]:
-    """The texts of each kind, those that a broker has to have given once included."""
+    """Return the texts of each kind, with those that a broker must have issued once."""
     wall = time.time()
     over_cookie = await _cookie(server, issuer.token(wall, exp=time.time() + _OVER_S))
     lasts = ("--expires", f"{_OVER_S:.0f}s")
@@ -129,7 +129,7 @@ async def _made(server: Server, issuer: Issuer, seed: int) -> dict[str, list[str
 
 
 def _by_algorithm(issuer: Issuer, wall: float) -> Iterable[Bad]:
-    """What costs a signature to be judged, apart for each algorithm."""
+    """Yield credentials whose check costs a signature, for each algorithm."""
     for algorithm in ALGORITHMS:
         head, body, signature = issuer.token(wall, algorithm).split(".")
         letter = "A" if signature[0] != "A" else "B"
@@ -138,7 +138,7 @@ def _by_algorithm(issuer: Issuer, wall: float) -> Iterable[Bad]:
         yield Bad(f"{algorithm}: over", issuer.token(wall, algorithm, exp=int(wall) - 1))
         stranger = issuer.token(wall, algorithm, {"kid": "nobody"})
         yield Bad(f"{algorithm}: unknown key", stranger)
-    # About as large as a handshake's header may be.
+    # Nearly as large as a handshake's header may be.
     large = issuer.token(wall, "ES256", aud="other", more="x" * 5600)
     yield Bad("ES256: wrong audience, large", large)
 
@@ -158,7 +158,7 @@ async def _cookie(server: Server, token: str) -> str:
 
 
 async def _set_cookie(server: Server, token: str) -> str:
-    """`name=value`. Raises LoadFailed."""
+    """Return a cookie as `name=value`. Raises LoadFailed."""
     ways = Ways(server.url, "")
     header = f"Authorization: Bearer {token}"
     _, answer = await asyncio.to_thread(ways.ask, "POST", "/v1/access", header)

@@ -1,8 +1,7 @@
-"""The end of a credential ends what it has let in.
+"""The end of a credential ends all sessions that it has let in.
 
-Half of the sessions are over WebSocket, half by long poll, each waiting; then their token is
-revoked, runs out, or the key that signed it leaves the issuer's set. A witness with another token
-goes on.
+Half of the sessions are over WebSocket, half by long poll, each waiting. Then their token is
+revoked, expires, or its signing key leaves the issuer's set. A witness with another token goes on.
 """
 
 import asyncio
@@ -24,8 +23,8 @@ from loadtests.trials.trial import Finding, Progress, admin, broker
 
 SESSIONS: Final = 500
 LASTS_S: Final = 15.0
-"""Of a token that runs out: by then all sessions are to be open. Where they are not, once more
-with twice the time."""
+"""The life of a token that expires. All sessions must be open before that; if they are not, the
+trial tries again with twice the time."""
 LASTS_S_MAX: Final = 120.0
 WITHIN_S: Final = 5.0
 TOKEN: Final = "operator-of-the-trial-0123456789"
@@ -39,7 +38,7 @@ _FRAMES: Final = "/v1/sessions/{}/frames?after=1&wait_s=30"
 
 @dataclass
 class _Session:
-    """One of those that are to end. `code` None: it is there."""
+    """One of the sessions that are to end. `code` is None while it is open."""
 
     transport: str
     code: int | None = None
@@ -47,7 +46,7 @@ class _Session:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, code: int | None) -> None:
-        """It is over, and this is what it was told."""
+        """Note that the session ended, with this code."""
         if not self.over.is_set():
             self.code, self.ended = code, time.time()
             self.over.set()
@@ -100,13 +99,13 @@ async def _wait(session: _Session, rest: Rest, path: str) -> None:
 
 
 class _Refused(LoadFailed):
-    """Not all of many sessions could be opened; those that were have been left."""
+    """Not all of many sessions could be opened; the others have been closed."""
 
 
 async def _many(
     url: str, token: str, count: int
 ) -> tuple[list[_Session], list[Callable[[], None]]]:
-    """Raises _Refused."""
+    """Open sessions, half of each kind. Raises _Refused."""
     opened: list[tuple[_Session, Callable[[], None]]] = []
     failures: list[BaseException] = []
     for first in range(0, count, _OPENED_AT_ONCE):
@@ -126,7 +125,8 @@ async def _many(
 
 @dataclass
 class _Ending:
-    """One way for credentials to end: the token, and what ends it; returns when it has (unix)."""
+    """One way for credentials to end: the token, and an action that ends it and returns when it has
+    (unix seconds)."""
 
     token: str
     end: Callable[[], Awaitable[float]]
@@ -134,7 +134,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _House:
-    """A broker, and who gives out credentials for it."""
+    """A broker, and the issuer of credentials for it."""
 
     server: Server
     issuer: Issuer
@@ -142,7 +142,7 @@ class _House:
 
 
 async def _endings(house: _House, kind: str, lasts_s: float) -> _Ending:
-    """Raises LoadFailed."""
+    """Prepare one way for a credential to end. Raises LoadFailed."""
     server, issuer, keys = house.server, house.issuer, house.keys
     if kind == "API token revoked":
         made = await admin(server, "token", "create", "revoked", "--right", "read:*")
@@ -170,7 +170,7 @@ async def _endings(house: _House, kind: str, lasts_s: float) -> _Ending:
 async def _open(
     house: _House, kind: str, count: int, lasts_s: float
 ) -> tuple[_Ending, list[_Session], list[Callable[[], None]]]:
-    """Sessions whose credential ends once they are all there. Raises LoadFailed."""
+    """Open sessions whose credential ends only after all are open. Raises LoadFailed."""
     while True:
         ending = await _endings(house, kind, lasts_s)
         try:
@@ -192,14 +192,14 @@ async def _until(unix_s: float) -> float:
 
 
 def write_keys(path: Path, data: bytes) -> None:
-    """All at once: nobody reads half of a set."""
+    """Write a key set atomically, so that the broker never reads half of it."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(data)
     fresh.replace(path)
 
 
 def settings_of(keys: Path) -> dict[str, str]:
-    """A broker that takes every kind of credentials."""
+    """Return the settings of a broker that accepts every kind of credential."""
     return {
         "TOCSIN_TOKEN": TOKEN,
         "TOCSIN_JWT_KEYS": str(keys),
@@ -216,11 +216,11 @@ class Plan:
 
     sessions: int = options.whole(SESSIONS, "How many are to end, each of four times.", 2, 10_000)
     lasts_s: float = LASTS_S
-    """The life of tokens that run out."""
+    """The life of tokens that expire, in seconds."""
 
 
 async def revoke(plan: Plan, progress: Progress) -> Finding:
-    """So many sessions for each way to end. Raises LoadFailed, ServerFailed."""
+    """Run the trial for each way to end. Raises LoadFailed, ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="tocsin-revoke-") as folder:
         return await _revoke(plan, Path(folder), progress)
 
@@ -262,7 +262,7 @@ def _judge(finding: Finding, kind: str, there: list[_Session], before: int, at: 
     finding.figures[f"{kind}: the last one after s"] = round(last_s, 2)
     finding.check(f"{kind}: none ends before", before == 0, before)
     finding.check(f"{kind}: all end", left == 0, f"{left} of {len(there)} are there")
-    # A session that has no poll waiting when its credential ends is told at its next request.
+    # A session without a waiting poll when its credential ends learns it at its next request.
     wanted = {("websocket", code), ("long-poll", code)}
     told = {(name, code if told == _UNAUTHORIZED else told) for name, told in codes}
     finding.check(f"{kind}: they are told {code}", told == wanted, codes)

@@ -1,8 +1,8 @@
-"""Every way in for a credential, over sockets that block: between what is said and what comes back
-there is only the broker.
+"""Every way in for a credential, over blocking sockets, so that only the broker is between request
+and answer.
 
-A way says one credential and gives (seconds, what came back); None where no credential of this
-form can be said there. What came back has no date, and nothing else that differs by itself.
+A way presents one credential and returns (seconds, answer); None if it cannot carry a credential of
+this form. The answer is without its date, and without anything else that differs by itself.
 """
 
 import json
@@ -19,7 +19,7 @@ from loadtests.clients.wire import frame
 
 TIMEOUT_S: Final = 30.0
 ENTRY_BYTES_MAX: Final = 1000
-"""What a request for access may hold is refused as too large a little beyond it."""
+"""The largest body of a request for access; the broker refuses somewhat larger ones."""
 _HELLO: Final = b'{"type":"hello"}'
 _UPGRADE: Final = (
     "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
@@ -27,18 +27,18 @@ _UPGRADE: Final = (
 )  # fmt: skip
 _SUBPROTOCOL: Final = "Sec-WebSocket-Protocol: tocsin.v1"
 _PLAIN: Final = re.compile(r"[!-~]([ -~]*[!-~])?")
-"""What a header's value may be."""
+"""The allowed values of a header."""
 _LISTED: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""What a subprotocol may be called (RFC 9110, 5.6.2)."""
+"""The allowed names of a subprotocol (RFC 9110, 5.6.2)."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: closed by a reset, so that a hundred thousand sockets leave no port waiting."""
+"""SO_LINGER: close by a reset, so that a hundred thousand sockets leave no port waiting."""
 
 Told = tuple[float, bytes]
 Way = Callable[[str], Told | None]
 
 
 class Answer(NamedTuple):
-    """Of HTTP."""
+    """An HTTP answer."""
 
     status: bytes
     head: bytes
@@ -55,11 +55,12 @@ class Line:
         self._heard = b""
 
     def say(self, data: bytes) -> None:
-        """All of it."""
+        """Send all bytes."""
         self._socket.sendall(data)
 
     def answer(self) -> Answer:
-        """The next HTTP answer. Raises LoadFailed: the socket was closed before its end."""
+        """Return the next HTTP answer. Raises LoadFailed if the socket was closed before its
+        end."""
         while b"\r\n\r\n" not in self._heard:
             self._hear()
         head, _, self._heard = self._heard.partition(b"\r\n\r\n")
@@ -71,7 +72,7 @@ class Line:
         return Answer(head.partition(b"\r\n")[0], head, body)
 
     def message(self) -> bytes:
-        """The next short WebSocket frame: its opcode's byte and its payload."""
+        """Return the next short WebSocket frame: its opcode's byte and its payload."""
         while len(self._heard) < 2 or len(self._heard) < self._frame_end():
             self._hear()
         end = self._frame_end()
@@ -91,12 +92,12 @@ class Line:
         self._heard += data
 
     def close(self) -> None:
-        """By a reset."""
+        """Close by a reset."""
         self._socket.close()
 
 
 class Ways:
-    """All of them into one broker. `cookie`: the name of its cookie."""
+    """All ways into one broker. `cookie`: the name of its cookie."""
 
     def __init__(self, url: str, cookie: str) -> None:
         place = urlsplit(url)
@@ -115,7 +116,7 @@ class Ways:
         }
 
     def close(self) -> None:
-        """The connection that is kept."""
+        """Close the connection that is kept."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
@@ -123,7 +124,7 @@ class Ways:
     # --- HTTP: one connection for all -----------------------------------------------------------
 
     def ask(self, method: str, path: str, *lines: str, body: bytes = b"") -> tuple[float, Answer]:
-        """(seconds, answer) of a request."""
+        """Send a request; return (seconds, answer)."""
         if self._kept is None:
             self._kept = Line(self._host, self._port)
         if body:
@@ -146,20 +147,20 @@ class Ways:
         return took, answer.status + b"\n" + answer.body
 
     def rest(self, text: str) -> Told | None:
-        """`Authorization` of a request."""
+        """Present `Authorization` in a request."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._asked("GET", "/v1/queues", f"Authorization: Bearer {text}")
 
     def long_poll(self, text: str) -> Told | None:
-        """`Authorization` of a session's first request."""
+        """Present `Authorization` in a session's first request."""
         if not _PLAIN.fullmatch(text):
             return None
         header = f"Authorization: Bearer {text}"
         return self._asked("POST", "/v1/sessions", header, body=_HELLO)
 
     def entry(self, text: str) -> Told | None:
-        """Of a request for a cookie."""
+        """Present a ticket in a request for a cookie."""
         body = json.dumps({"ticket": text}).encode()
         if len(body) > ENTRY_BYTES_MAX:
             return None
@@ -169,12 +170,12 @@ class Ways:
         return f"Cookie: {self._cookie}={text}", f"Origin: http://{self._netloc}"
 
     def rest_cookie(self, text: str) -> Told | None:
-        """A browser's, of a request."""
+        """Present a browser's cookie in a request."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._asked("GET", "/v1/queues", *self._cookie_lines(text))
 
-    # --- WebSocket: each time another one -------------------------------------------------------
+    # --- WebSocket: a new one each time ---------------------------------------------------------
 
     def _shake(self, *lines: str) -> Told:
         line = Line(self._host, self._port)
@@ -187,20 +188,20 @@ class Ways:
         return took, answer.status + b"\n" + answer.body
 
     def websocket(self, text: str) -> Told | None:
-        """`Authorization` of a handshake."""
+        """Present `Authorization` in a handshake."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._shake(_SUBPROTOCOL, f"Authorization: Bearer {text}")
 
     def subprotocol(self, text: str) -> Told | None:
-        """A ticket among a handshake's subprotocols."""
+        """Present a ticket among a handshake's subprotocols."""
         if not _LISTED.fullmatch(text):
             return None
         return self._shake(f"{_SUBPROTOCOL}, tocsin.ticket.{text}")
 
     def websocket_cookie(self, text: str) -> Told | None:
-        """A browser's, of a handshake. That opens the socket, as without any: the session's first
-        frame is what is refused. Both take part."""
+        """Present a browser's cookie in a handshake. The socket opens as without one, and the
+        session's first frame is refused. The time covers both."""
         if not _PLAIN.fullmatch(text):
             return None
         line = Line(self._host, self._port)
@@ -216,7 +217,7 @@ class Ways:
         return took, status + b"\n" + told
 
     def hello(self, text: str) -> Told | None:
-        """Inside of the session, whose socket is open."""
+        """Present a token in the hello of an open socket."""
         line = Line(self._host, self._port)
         line.say(self._head("GET", "/v1/ws", *_UPGRADE, _SUBPROTOCOL))
         line.answer()

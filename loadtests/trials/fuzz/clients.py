@@ -1,6 +1,6 @@
-"""Clients that send what is nearly right, and note what the broker makes of it.
+"""Clients that send input that is nearly right, and note the broker's answers.
 
-Each conversation has a name and draws from a Random of that name: it can be had again alone.
+Each conversation has a name and draws from a Random of that name, so it can be repeated alone.
 """
 
 import asyncio
@@ -19,39 +19,40 @@ from loadtests.trials.fuzz.frames import HELLO, PING, handshake, requests, smugg
 from loadtests.trials.fuzz.messages import Mutator, corpus, mutated_bytes, refs_of
 
 ANSWER_S: Final = 15.0
-"""A session that has not answered a ping for so long is stuck."""
+"""Time after which a session that has not answered a ping is stuck."""
 ADDRESSES: Final = 50
-"""Source addresses, 127.0.0.2 and up: one has 28,000 ports, each of which rests for a minute."""
+"""Number of source addresses, 127.0.0.2 and up. One has 28,000 ports, and each is unusable for a
+minute after use."""
 CLOSES: Final = frozenset((1000, 1002, 1003, 1007, 4401, 4500, 4502, 4503, 4509))
-"""Codes that our own misdeeds may be answered with."""
+"""The close codes that may answer wrong input."""
 MAY_BE_503: Final = frozenset(("overloaded", "draining", "unknown", "storage_unavailable"))
 _BATCH: Final = 16
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n")
 _CODE: Final = re.compile(rb'"code":"(\w+)"')
 _PATIENCE_S: Final = 0.2
-"""For an answer that may not come, before our half of the socket is closed."""
+"""Wait for an answer that may not come, before this half of the socket is closed."""
 
 
 class Notes:
-    """What all conversations found."""
+    """The results of all conversations."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
-        """Mutated frames and requests, by kind."""
+        """Number of mutated frames and requests, by kind."""
         self.closes: Counter[int] = Counter()
         self.codes: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
         self.answered = 0
-        """Refs that were owed an answer and got it."""
+        """Number of refs that needed an answer and got it."""
         self.wrong: list[str] = []
 
     def note(self, who: str, what: str, about: object = b"") -> None:
-        """Something that must not be."""
+        """Note something that must not happen."""
         self.wrong.append(f"{who}: {what} {about!r}"[:600])
 
 
 class Fuzz:
-    """What conversations share: where the broker is, and the good frames."""
+    """The shared state of conversations: the broker's address, and the good frames."""
 
     def __init__(self, url: str, seed: int, notes: Notes) -> None:
         place = urlsplit(url)
@@ -65,11 +66,11 @@ class Fuzz:
         self.smuggled = smuggled(self.netloc)
 
     def random(self, name: str) -> Random:
-        """The chance of one conversation."""
+        """Return the random source of one conversation."""
         return Random(f"{self.seed}:{name}")
 
     async def messages(self, name: str, count: int) -> int:
-        """A WebSocket session of up to `count` messages; how many were sent."""
+        """Run a WebSocket session of up to `count` messages; return how many were sent."""
         talk = _Talk(self, name)
         try:
             return await talk.run(count)
@@ -80,7 +81,7 @@ class Fuzz:
             talk.close()
 
     async def raw(self, name: str) -> int:
-        """One connection with frames that RFC 6455 has something to say of."""
+        """Send frames that break RFC 6455 over one connection."""
         random = self.random(name)
         before = handshake(self.netloc)
         if random.random() < 0.8:
@@ -94,7 +95,7 @@ class Fuzz:
         return 1
 
     async def http(self, name: str) -> int:
-        """One connection with a request that is hardly one."""
+        """Send one broken request over one connection."""
         random = self.random(name)
         if random.random() < 0.2:
             data = random.choice(self.smuggled)
@@ -105,7 +106,7 @@ class Fuzz:
         return 1
 
     async def vectors(self) -> int:
-        """Each request as it stands: none of them is mutated."""
+        """Send each request once, without mutation."""
         every = [*self.smuggled, *self.requests]
         self.notes.sent["http requests"] += len(every)
         await asyncio.gather(
@@ -117,7 +118,7 @@ class Fuzz:
         return len(every)
 
     async def _exchange(self, name: str, data: bytes, *, is_final: bool) -> bytes:
-        """Send it, close our half (at once, or a little later), and read to the end."""
+        """Send bytes, close this half (at once, or a little later), and read to the end."""
         notes, received = self.notes, b""
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -148,7 +149,8 @@ class Fuzz:
         return received
 
     def _read_frames(self, name: str, data: bytes) -> None:
-        """Whatever comes is whole, unmasked frames of JSON; the last one may close."""
+        """Check that the broker's bytes are whole, unmasked frames of JSON; the last one may be a
+        close."""
         place = 0
         while len(data) - place >= 2:
             first, size = data[place], data[place + 1]
@@ -168,7 +170,7 @@ class Fuzz:
                 return
 
     def heard(self, name: str, message: bytes) -> list[dict[str, Any]]:
-        """The frames of one message of the broker."""
+        """Return the frames of one message of the broker."""
         try:
             value = json.loads(message)
         except ValueError:
@@ -184,7 +186,7 @@ class Fuzz:
         return several
 
     def closed(self, name: str, code: int | None) -> None:
-        """How the broker closed a socket."""
+        """Note the code with which the broker closed a socket."""
         self.notes.closes[code or 0] += 1
         # A client's own code comes back as it is.
         if code not in CLOSES and not name.startswith("raw"):
@@ -196,7 +198,7 @@ def _address(name: str) -> str:
 
 
 class _Talk:
-    """One WebSocket session that goes on as long as the broker lets it."""
+    """One WebSocket session that goes on until the broker ends it."""
 
     def __init__(self, fuzz: Fuzz, name: str) -> None:
         self._fuzz = fuzz
@@ -206,13 +208,14 @@ class _Talk:
         self._owed: Counter[int] = Counter()
         self._is_heard = asyncio.Event()
         self._mark = 0
-        """The ref of the good ping that is not answered yet."""
+        """The ref of the good ping that is not answered yet; 0 if none."""
         self._wire: wire.Wire | None = None
         self.sent = 0
         self.last = b""
 
     async def run(self, count: int) -> int:
-        """Messages in batches, a good ping behind each; at the end everything has its answer."""
+        """Send messages in batches, each followed by a good ping. At the end everything must have
+        its answer."""
         loop, fuzz = asyncio.get_running_loop(), self._fuzz
         async with asyncio.timeout(ANSWER_S):
             _, self._wire = await loop.create_connection(
@@ -240,7 +243,7 @@ class _Talk:
     def _say_hello(self, socket: wire.Wire) -> None:
         random = self._random
         if random.random() < 0.05:
-            return  # whatever comes first is not a hello
+            return  # the first frame of the session is not a hello then
         producer = f"fuzz-{random.randrange(1000)}"
         frames: list[dict[str, Any]] = [{"type": "hello", "producer": producer}]
         frames.append({"type": "subscribe", "ref": 1 << 51, "subscription": 1, "queue": "orders",
@@ -267,7 +270,8 @@ class _Talk:
         self._is_heard.set()
 
     async def _until(self, done: Any) -> None:
-        """Raises TimeoutError; the end of the socket is an answer, too."""
+        """Wait until `done`, or the end of the socket, which is an answer too. Raises
+        TimeoutError."""
         assert self._wire is not None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -279,13 +283,13 @@ class _Talk:
             raise TimeoutError(f"refs {owed[:10]} had no answer in {ANSWER_S} s") from None
 
     def close(self) -> None:
-        """Be gone."""
+        """Disconnect without a word."""
         if self._wire is not None:
             self._wire.abort()
 
 
 async def long_poll(fuzz: Fuzz, name: str, count: int) -> int:
-    """A session by long poll of up to `count` messages; how many were sent."""
+    """Run a session by long poll of up to `count` messages; return how many were sent."""
     mutator, rest, notes = Mutator(fuzz.frames, fuzz.random(name)), Rest(fuzz.url), fuzz.notes
     owed: set[int] = set()
     batch = sent = 0

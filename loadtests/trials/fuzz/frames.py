@@ -1,7 +1,7 @@
-"""WebSocket frames and HTTP requests that are not what they should be. Pure.
+"""WebSocket frames and HTTP requests that are wrong. Pure.
 
-Of HTTP, `SMUGGLED` are those that two parsers could take for different requests: each has another
-request inside, which would make a queue whose name begins with `SMUGGLED_NAME`.
+`smuggled` makes HTTP requests that two parsers could take for different requests. Each contains
+another request, which would create a queue whose name begins with `SMUGGLED_NAME`.
 """
 
 import struct
@@ -21,7 +21,7 @@ CLOSE_CODES: Final = (
 
 
 def handshake(host: str, *lines: str, key: str = _KEY) -> bytes:
-    """An upgrade to `tocsin.v1`."""
+    """Return an upgrade to `tocsin.v1`."""
     return request(
         "GET /v1/ws", host, "Upgrade: websocket", "Connection: Upgrade",
         "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {key}",
@@ -30,7 +30,7 @@ def handshake(host: str, *lines: str, key: str = _KEY) -> bytes:
 
 
 def request(what: str, host: str, *lines: str, body: bytes = b"") -> bytes:
-    """A request with its header lines."""
+    """Return a request with its header lines."""
     text = "\r\n".join([f"{what} HTTP/1.1", f"Host: {host}", *lines, "", ""])
     return text.encode("latin-1") + body
 
@@ -39,8 +39,8 @@ def raw_frame(
     first: int, payload: bytes, *, announced: int | None = None, mask: bytes | None = b"\0\0\0\0",
     wide: int = 0,
 ) -> bytes:  # fmt: skip
-    """Any frame. `announced`: the length that it claims; `wide`: 2 or 8 bytes for it, whatever it
-    needs; `mask`: None: not masked."""
+    """Return any frame. `announced`: the length that it claims. `wide`: 2 or 8 bytes for the
+    length, whatever it needs. `mask`: None for an unmasked frame."""
     length = len(payload) if announced is None else announced
     masked = 0x80 if mask is not None else 0
     if wide == 8 or length >= 65_536:
@@ -55,11 +55,11 @@ def raw_frame(
 
 
 def wrong_frames(random: Random, message: bytes) -> bytes:
-    """One frame, or a few, of which RFC 6455 has something to say."""
+    """Return one frame, or a few, that break RFC 6455."""
     text = message[:300]
     made: bytes
     match random.randrange(12):
-        case 0:  # reserved bits (5.2); RSV1 is what a compressed frame has
+        case 0:  # reserved bits (5.2); compressed frames set RSV1
             made = raw_frame(0x81 | random.choice((0x10, 0x20, 0x40, 0x70)), text)
         case 1:
             made = raw_frame(random.randrange(256), text[: random.choice((0, 1, 125, 126, 300))])
@@ -70,7 +70,7 @@ def wrong_frames(random: Random, message: bytes) -> bytes:
             made = raw_frame(0x81, text, mask=None)
         case 4:
             made = raw_frame(0x81, text, mask=random.randbytes(4))
-        case 5:  # longer than what comes
+        case 5:  # longer than the bytes that follow
             sizes = (len(text) + 1, 65_535, 65_536, 2**21, 2**21 + 1, 2**24, 2**31, 2**53, 2**63,
                      2**64 - 1)  # fmt: skip
             made = raw_frame(
@@ -87,7 +87,7 @@ def wrong_frames(random: Random, message: bytes) -> bytes:
                 raw_frame(random.choice(kinds), text[: random.choice((0, 1, 7, 125))])
                 for _ in range(random.randrange(2, 12))
             )
-        case 9:  # fragments of nothing
+        case 9:  # empty fragments
             made = raw_frame(0x01, b"") + raw_frame(0x00, b"") * random.choice((1, 100, 1000))
             made += raw_frame(0x80, text)
         case 10:
@@ -98,15 +98,15 @@ def wrong_frames(random: Random, message: bytes) -> bytes:
 
 
 def _smuggled(number: int, host: str, *lines: str, before: bytes = b"", end: str = "\r\n") -> bytes:
-    """A POST with these lines, and behind `before` what would be another request."""
+    """Return a POST with these lines; after `before` follows what could be another request."""
     inner = request(f"PUT /v1/queues/{SMUGGLED_NAME}-{number}", host, "Content-Length: 2")
     head = ["POST /v1/queues/orders/messages HTTP/1.1", f"Host: {host}", *lines, "", ""]
     return end.join(head).encode("latin-1") + before + inner + b"{}"
 
 
 def smuggled(host: str) -> list[bytes]:
-    """Requests that two parsers could read differently (RFC 9112, 6.3 and 11.2). None of them may
-    be taken for two: the broker refuses, or takes all of it for one body."""
+    """Return requests that two parsers could read differently (RFC 9112, 6.3 and 11.2). None may be
+    taken for two: the broker refuses, or takes all of it for one body."""
     chunked = "Transfer-Encoding: chunked"
     end = b"0\r\n\r\n"
     vectors: list[tuple[tuple[str, ...], bytes]] = [
@@ -154,7 +154,7 @@ def smuggled(host: str) -> list[bytes]:
 
 
 def requests(host: str) -> list[bytes]:
-    """Good requests and bad ones, to be mutated further."""
+    """Return good requests and bad ones, to be mutated further."""
     json_body = b'{"messages":[{"key":"k","body":1}]}'
     chunks = b"".join((b"%x\r\n" % len(json_body), json_body, b"\r\n0\r\n\r\n"))
     length = f"Content-Length: {len(json_body)}"

@@ -1,7 +1,7 @@
-"""Frames of the protocol, and what can be made of them: texts that are nearly frames. Pure.
+"""Frames of the protocol, and texts that are nearly frames, made from them. Pure.
 
-The good ones are those of the transcripts in clients/conformance and of PROTOCOL.md. All chance
-comes from the Random that is handed in, so that a seed names a run.
+The good frames are those of the transcripts in clients/conformance and of PROTOCOL.md. All chance
+comes from the Random that the caller passes, so that a seed identifies a run.
 """
 
 import json
@@ -42,10 +42,11 @@ LARGE: Final = (
     "[" + ",".join(['{"body":1}'] * 1001) + "]",
     '"' + "\u00e9" * 20_000 + '"',
 )
-"""Seldom taken: each costs what hundreds of the others do."""
+"""Values that are drawn rarely, because each costs as much as hundreds of others."""
 _BITS: Final = (0, 1, 2, 3, 4, 5, 6) * 2 + (7,)
 _BYTES: Final = (128,) * 9 + (256,)
-"""Seldom above 127: what is no UTF-8 ends the session, and then a new one is to be opened."""
+"""Rarely above 127, because bytes that are no UTF-8 end the session, and a new one must be
+opened."""
 _TOKENS: Final = (b'"', b"{", b"[", b"\\", b",", b":", b"\x00", b"]", b"\n", b"}")
 FIELDS: Final = (
     "type", "ref", "queue", "group", "subscription", "credit", "granted", "deliveries", "started",
@@ -55,7 +56,7 @@ FIELDS: Final = (
 
 
 def _placed(value: Any) -> Any:
-    """A frame of a transcript, where what it leaves open is some number or some name."""
+    """Return a frame of a transcript with a number or a name in each open place."""
     if isinstance(value, dict):
         return {name: _placed(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -68,7 +69,7 @@ def _placed(value: Any) -> Any:
 
 
 def corpus() -> list[Any]:
-    """The good frames, each once. Raises RuntimeError where this is no checkout."""
+    """Return the good frames, each once. Raises RuntimeError if this is no checkout."""
     found: dict[str, Any] = {}
     for path in sorted((ROOT / "clients" / "conformance").glob("*.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()[1:]):
@@ -84,8 +85,8 @@ def corpus() -> list[Any]:
 
 
 class Mutator:
-    """Makes messages, each from one or a few good frames. `place`: of a delivery that this session
-    was given, [partition, epoch, push, first, last]; acks then name that now and then."""
+    """A maker of messages, each from one or a few good frames. `place`: a delivery to this session,
+    [partition, epoch, push, first, last]; some acks then name it."""
 
     def __init__(self, frames: list[Any], random: Random) -> None:
         self._frames = frames
@@ -94,8 +95,8 @@ class Mutator:
         self.place: list[int] | None = None
 
     def message(self) -> bytes:
-        """The next one: of twenty, two are good, ten are wrong as JSON has it, seven in their
-        bytes, and one is several frames, of which half are good."""
+        """Return the next message. Of twenty, two are good, ten are wrong as JSON, seven in their
+        bytes. One is several frames, of which half are good."""
         random = self._random
         which = random.randrange(20)
         if which < 2:
@@ -114,7 +115,8 @@ class Mutator:
         return b"[" + b",".join(texts) + b"]"
 
     def _volley(self) -> bytes:
-        """Good frames about one subscription, in any order: all of a message is judged at once."""
+        """Return good frames about one subscription, in any order; the broker judges a message as a
+        whole."""
         random, frames = self._random, []
         for _ in range(random.randrange(2, 8)):
             self._ref += 1
@@ -144,7 +146,7 @@ class Mutator:
         return frame
 
     def _wrong_json(self) -> bytes:
-        """One value, or one field, is another than it was."""
+        """Return a frame with one value, or one field, changed."""
         random, frame = self._random, json.loads(json.dumps(self._frame()))
         token = random.choice(LARGE) if random.random() < 0.001 else random.choice(VALUES)
         holders = list(_holders(frame))
@@ -166,7 +168,7 @@ class Mutator:
 
 
 def _holders(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in it that has a value: (what holds it, at which key or index)."""
+    """Yield every place of a value in it: (container, key or index)."""
     places = value.items() if isinstance(value, dict) else enumerate(value)
     for at, inner in list(places):
         yield value, at
@@ -175,7 +177,7 @@ def _holders(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated_bytes(data: bytes, random: Random) -> bytes:
-    """Flipped, inserted, deleted, doubled, cut off: one to three times."""
+    """Flip, insert, delete, double or cut off bytes, one to three times."""
     made = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         if not made:
@@ -207,14 +209,14 @@ def _no_constant(name: str) -> None:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value in (inf, -inf):  # JSON, and yet a number that not every parser takes
+    if value in (inf, -inf):  # JSON, but a number that not every parser accepts
         raise ValueError(text)
     return value
 
 
 def refs_of(message: bytes) -> list[int]:
-    """The refs that somebody is owed an answer under, whatever is wrong with the message. None
-    where it is no JSON, or where two parsers may differ about it."""
+    """Return the refs that need an answer, whatever else is wrong with the message. Empty if it is
+    no JSON, or if two parsers may differ about it."""
     if (
         len(message) > _TELLABLE_BYTES_MAX
         or message.count(b"[") + message.count(b"{") > _TELLABLE_DEPTH_MAX

@@ -1,9 +1,9 @@
-"""Thousands of requests made from /openapi.json, against a running broker: what is answered is what
-the document says, and nothing is a 5xx (P12).
+"""Thousands of requests made from /openapi.json, against a running broker: each answer is as the
+document says, and none is a 5xx (P12).
 
-schemathesis makes the requests, such as the document allows and such as it does not; half of those
-whose paths have names in them go to a queue and a group that are there. Everything runs with
-the token; besides, each operation that is not public is asked without one.
+schemathesis makes the requests, both those that the document allows and those that it does not.
+Half of the requests whose paths have names in them use an existing queue and group. Everything runs
+with the token. In addition, each operation that is not public is requested without one.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ TOKEN: Final = "schema-trial"
 QUEUE: Final = "orders"
 GROUP: Final = "billing"
 PER_ROUND_MAX: Final = 25
-"""Cases of one operation and kind before the next one has its turn."""
+"""The most cases of one operation and kind before the next one has its turn."""
 WAIT_S: Final = 10.0
-"""For one answer."""
+"""Timeout of one answer."""
 LONGEST_WAIT_S: Final = 0.01
-"""Of what a request may ask the broker to wait."""
+"""The longest wait that a request may ask of the broker."""
 _POLL: Final = "GET /v1/sessions/{session}/frames"
-"""It waits unless it says that it does not."""
+"""The operation that waits unless the request says otherwise."""
 SHOWN_MAX: Final = 5
 _NAMES: Final = re.compile(r"{(\w+)}")
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected", re.IGNORECASE)
@@ -50,7 +50,7 @@ class Plan:
 
 
 class _Trial:
-    """One run of it on a server of its own."""
+    """One run on a server of its own."""
 
     def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
         import requests
@@ -75,13 +75,13 @@ class _Trial:
         self.rounds = 0
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
-        """What was not as the document says, each operation, kind and failure once."""
+        """Answers that differ from the document, each operation, kind and failure once."""
         self._seen: set[tuple[str, ...]] = set()
         self.open: list[str] = []
-        """Operations that did something for somebody without a token."""
+        """Operations that did something without a token."""
 
     def run(self) -> None:
-        """Everything; blocks."""
+        """Run all cases; blocks."""
         self._without_token()
         told = time.monotonic()
         while self.cases < self._plan.cases:
@@ -95,7 +95,7 @@ class _Trial:
                 self._progress(f"schema: {self.cases:,} of {self._plan.cases:,} cases")
 
     def _prepare(self) -> None:
-        """What the known names name; a round may have deleted it."""
+        """Create what the known names name, because a round may have deleted it."""
         url = self._server.url
         self._http.put(f"{url}/v1/queues/{QUEUE}", json={"partitions": 2}, timeout=WAIT_S)
         self._http.put(f"{url}/v1/queues/{QUEUE}/groups/{GROUP}", json={}, timeout=WAIT_S)
@@ -143,7 +143,7 @@ class _Trial:
 
         _hurry(case)
         self.cases += 1
-        if self.cases % 10:  # the others keep what was made up of an Authorization header
+        if self.cases % 10:  # the others keep the Authorization header that was made up
             case.headers["Authorization"] = f"Bearer {TOKEN}"
         try:
             answer = case.call(session=self._http, timeout=WAIT_S)
@@ -167,7 +167,8 @@ class _Trial:
 
 
 def _kinds(operation: "_Operation") -> Iterator[Any]:
-    """What the document allows; and what it does not, where there is anything to do wrong."""
+    """Yield the kinds of cases: allowed by the document, and not allowed if anything can be
+    wrong."""
     from schemathesis import GenerationMode
 
     yield GenerationMode.POSITIVE
@@ -189,7 +190,7 @@ def _checks() -> list[Callable[..., Any]]:
 
 
 def _hurry(case: "_Case") -> None:
-    """Nobody waits half a minute for messages that will not come."""
+    """Shorten the waits of a request, so that no case waits half a minute for messages."""
     for place in (case.body, case.query):
         wait_s = place.get("wait_s") if isinstance(place, dict) else None
         if isinstance(place, dict) and isinstance(wait_s, int | float):
@@ -199,7 +200,8 @@ def _hurry(case: "_Case") -> None:
 
 
 async def schema(plan: Plan, progress: Progress) -> Finding:
-    """So many cases, each answered as the document says. Raises ServerFailed: no broker."""
+    """Run `plan.cases` cases, each answered as the document says. Raises ServerFailed if the broker
+    fails."""
     finding = Finding("schema")
     async with broker("schema", command=[*SERVE, "--token", TOKEN]) as server:
         trial = await asyncio.to_thread(_Trial, server, plan, progress)

@@ -1,7 +1,6 @@
-"""A million mutated frames against a running broker (P12): over WebSockets, as raw frames, as HTTP
-requests and by long poll, several at once, from a seed. A witness publishes and consumes beside
-them, and loses nothing.
-"""
+"""A million mutated frames against a running broker (P12), from a seed. They come over WebSockets,
+as raw frames, as HTTP requests and by long poll, several at once. A witness publishes and consumes
+beside them, and loses nothing."""
 
 import asyncio
 import itertools
@@ -23,22 +22,23 @@ from loadtests.trials.witness import Witness
 
 FRAMES: Final = 1_000_000
 AT_ONCE: Final = 12
-"""Conversations."""
+"""Number of conversations at a time."""
 PER_SESSION: Final = ((4, 16), (20, 400))
-"""Messages of one WebSocket session: half of them end by themselves, which is when every ref must
-have its answer; the others go on until the broker has enough of them."""
+"""Bounds of the number of messages in one WebSocket session. Half of the sessions end by
+themselves, and then every ref must have its answer. The others go on until the broker ends them."""
 PER_POLL: Final = 40
 TYPICAL: Final = 16
-"""Messages of a session before the broker has enough of it."""
+"""Typical number of messages of a session before the broker ends it."""
 WITNESS_RATE: Final = 100.0
 WARM_SHARE: Final = 0.1
-"""So much of the run passes before memory is looked at first."""
+"""The share of the run before memory is first measured."""
 GROWTH_MAX: Final = 96 * MIB
-"""Between there and the end: a third of it is the broker's cache of the newest records, which the
-witness fills within minutes; the names that the frames invent are groups and producers."""
+"""The most growth of memory between there and the end. A third of it is the broker's cache of the
+newest records, which the witness fills within minutes. The names that the frames invent are groups
+and producers."""
 SHOWN_MAX: Final = 10
 _SHARES: Final = (("raw", 0.03), ("http", 0.012), ("poll", 0.012))
-"""Of the frames; all others are messages of WebSocket sessions."""
+"""Shares of the frames; all others are messages of WebSocket sessions."""
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
 _TOLD_EVERY_S: Final = 10.0
 _ORDERS: Final = {
@@ -58,7 +58,7 @@ class Plan:
 
 
 class _Trial:
-    """One run of it on a server of its own."""
+    """One run on a server of its own."""
 
     def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
         self._plan = plan
@@ -75,7 +75,7 @@ class _Trial:
         """Resident bytes after WARM_SHARE of the frames, and at the end."""
 
     async def run(self) -> None:
-        """All of it."""
+        """Do the whole run."""
         await self._rest.call("PUT", "/v1/queues/orders", _ORDERS)
         self._rest.close()
         await self.witness.open()
@@ -92,7 +92,7 @@ class _Trial:
         self.witnessed = await self.witness.finish()
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """(kind, name) of one conversation after the other."""
+        """Yield (kind, name) of one conversation after the other."""
         random = self._fuzz.random("plan")
         kinds = [kind for kind, _ in _SHARES]
         weights = [share / (TYPICAL if kind == "poll" else 1) for kind, share in _SHARES]
@@ -112,7 +112,7 @@ class _Trial:
         while self.sent < self._plan.frames:
             kind, name = next(names)
             sent = await one[kind](name)
-            self.sent += sent  # not in one: the others count meanwhile
+            self.sent += sent  # not in one statement: the others count meanwhile
             if not self.warm and self.sent > WARM_SHARE * self._plan.frames:
                 self.warm = self._process.rss_bytes()
 
@@ -125,7 +125,7 @@ class _Trial:
             )
 
     async def smuggled(self) -> list[str]:
-        """Queues that a request inside another one has made."""
+        """Return the queues that a request inside another one has created."""
         found, after = [], ""
         while True:
             page = await self._rest.call("GET", f"/v1/queues?limit=1000&after={after}")
@@ -145,8 +145,8 @@ def _length(random: Random) -> int:
 
 
 async def fuzz(plan: Plan, progress: Progress) -> Finding:
-    """So many frames, and what came of them. Raises ServerFailed: no broker; RuntimeError: this is
-    no checkout, or too few files may be open."""
+    """Send `plan.frames` frames and judge the outcomes. Raises ServerFailed if the broker fails;
+    RuntimeError if this is no checkout, or if too few files may be open."""
     raise_file_limit(1000)
     finding = Finding("fuzz")
     smuggled: list[str] = []
@@ -200,7 +200,8 @@ async def fuzz(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _end(server: Server, trial: _Trial) -> str:
-    """Ask once more, look at its memory, stop it: what was wrong with that."""
+    """Check that the broker is still ready, measure its memory, and stop it. Return what went
+    wrong, or an empty text."""
     try:
         await asyncio.to_thread(server.wait_ready, 15.0)
         trial.end = Process(server.pid).rss_bytes()

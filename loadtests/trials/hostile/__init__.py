@@ -1,1 +1,1 @@
-"""The trial of everybody who means harm, and the process that plays them."""
+"""The trial of many attackers at once, and the process that plays them."""

@@ -1,9 +1,9 @@
-"""`python -m loadtests.trials.hostile.clients URL PLAN`: clients that mean harm, in one process.
+"""`python -m loadtests.trials.hostile.clients URL PLAN`: attacking clients, in one process.
 
-PLAN is JSON, the fields of `Attack`. They begin at once, say so in a line when all of them are at
-it, go on until a line comes on the standard input, and then say as one JSON object what became of
-them. Each opens a socket anew when the broker has closed it. They have the priority SCHED_IDLE; the
-line AT_NICE_19 does not end them but gives them an ordinary one, with nice 19.
+PLAN is JSON, the fields of `Attack`. The clients begin at once, and print a line when all of them
+have begun. They go on until a line comes on the standard input, and then print their outcomes as
+one JSON object. Each opens a new socket when the broker has closed its own. They run under
+SCHED_IDLE. The line AT_NICE_19 does not end them but gives them ordinary scheduling, with nice 19.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ MIB: Final = 1024 * 1024
 AT_NICE_19: Final = "at nice 19"
 QUEUE: Final = "flooded"
 SLOW_TURN_S: Final = 0.5
-"""A slow socket sends a byte in each."""
+"""Time after which a slow socket sends its next byte."""
 FRAME_BYTES: Final = 16 * MIB
 HOARDED_BYTES: Final = 2 * MIB
 HEADER_BYTES: Final = MIB
-"""Of one request, of the headers that come to 64 MB."""
+"""Bytes of headers of one request; all requests together send `Attack.header_mib`."""
 BODY_BYTES: Final = 1000
 FLOW_MESSAGES: Final = 50
 FLOW_TURN_S: Final = 0.5
 FLOOD_FRAMES: Final = 64
-"""Frames of one message of a flood; the next one goes out when it is answered."""
+"""Number of one-message frames of a flood; the next ones are sent after the answer."""
 PAUSE_S: Final = 0.25
 _STATUS: Final = "HTTP/1.1 "
 _OPENING_AT_ONCE: Final = 50
@@ -50,26 +50,29 @@ _OPENING_AT_ONCE: Final = 50
 
 @dataclass(frozen=True)
 class Attack:
-    """How many of each."""
+    """The number of attackers of each kind."""
 
     leaves_cores: bool = True
-    """SCHED_IDLE. Who hardly gets to run loses the broker's last words: a test lets it be."""
+    """Whether to run under SCHED_IDLE. A process that hardly runs misses the broker's last words,
+    so a test sets False."""
     slow: int = 1000
-    """Sockets: a third each for a request's header, a WebSocket's handshake, and a body."""
+    """Number of slow sockets: a third each for a request's header, a WebSocket's handshake, and a
+    body."""
     readers: int = 1000
     header_mib: int = 64
     large: int = 16
-    """Connections that send frames of 16 MiB, one after the other."""
+    """Number of connections that send frames of 16 MiB, one after the other."""
     hoards: int = 150
-    """Sessions with all of a message of 2 MiB but its last byte, and as many requests with such a
-    body: half of each would be more than all of them together may have."""
+    """Number of sessions that send all of a message of 2 MiB but its last byte, and as many
+    requests with such a body. Half of each would already exceed the bound on all incomplete
+    messages."""
     bombs: int = 4
     floods: int = 4
-    """Sessions that subscribe and unsubscribe, grant credit, and ask for tickets."""
+    """Number of sessions that subscribe and unsubscribe, grant credit, and ask for tickets."""
 
 
 class Heard(asyncio.Protocol):
-    """A socket: the beginning of what came, and whether it is closed."""
+    """A socket that keeps the beginning of what came, and whether it is closed."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -90,12 +93,13 @@ class Heard(asyncio.Protocol):
         self.event.set()
 
     def write(self, data: bytes) -> None:
-        """To a socket that is closed: nothing."""
+        """Write bytes; to a closed socket, nothing."""
         if not self.closed and not self.transport.is_closing():
             self.transport.write(data)
 
     async def answer(self, timeout_s: float) -> str:
-        """`431`, `101`, …; `closed`, or `nothing` after so long."""
+        """Return the status of the answer: `431`, `101`, …; `closed`, or `nothing` after
+        `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self.closed and b"\r\n" not in self.data:
@@ -104,14 +108,14 @@ class Heard(asyncio.Protocol):
         return self.said()
 
     def said(self) -> str:
-        """As `answer`, of what is there."""
+        """Return the status of the bytes received so far, in the form of `answer`."""
         if self.data.startswith(_STATUS.encode()):
             return self.data[len(_STATUS) : len(_STATUS) + 3].decode()
         return "closed" if self.closed else "nothing"
 
 
 class Hostile:
-    """All of them."""
+    """All attackers."""
 
     def __init__(self, url: str, plan: Attack) -> None:
         place = urlsplit(url)
@@ -120,9 +124,9 @@ class Hostile:
         self._plan = plan
         self._opened = 0
         self.outcomes: Counter[str] = Counter()
-        """`kind: what became of it`."""
+        """Number of outcomes by `kind: outcome`."""
         self.problems: list[str] = []
-        self._late = 2  # who takes long to begin: slow sockets, readers
+        self._late = 2  # the kinds that take long to begin: slow sockets, readers
         self._complete = asyncio.Event()
 
     def _begun(self) -> None:
@@ -131,7 +135,7 @@ class Hostile:
             self._complete.set()
 
     async def _open(self) -> Heard:
-        """A connection from one of 50 addresses."""
+        """Open a connection from one of 50 addresses."""
         self._opened += 1
         loop = asyncio.get_running_loop()
         _, heard = await loop.create_connection(
@@ -143,7 +147,7 @@ class Hostile:
         self.outcomes[f"{kind}: {outcome}"] += 1
 
     async def run(self, until: Awaitable[object]) -> None:
-        """Everything at once, until then."""
+        """Run all attacks at once until `until` is done."""
         plan = self._plan
         kinds: list[Callable[[], Awaitable[None]]] = [self._slow, self._headers, self._readers]
         kinds += [self._hoard_frames] * plan.hoards + [self._hoard_bodies] * plan.hoards
@@ -160,18 +164,19 @@ class Hostile:
     async def _go(self, kind: Callable[[], Awaitable[None]]) -> None:
         try:
             await kind()
-        except Exception as error:  # said at the end: nobody may stop the others
+        except Exception as error:  # reported at the end: one attacker must not stop the others
             self.problems.append(f"{kind.__name__}: {error!r}")
             self._complete.set()
 
-    # --- Slowly ---------------------------------------------------------------------------------
+    # --- Slow -----------------------------------------------------------------------------------
 
     async def _slow(self) -> None:
-        """A byte at a time: headers, handshakes, bodies. What the broker has closed begins anew."""
+        """Send headers, handshakes and bodies a byte at a time. A connection that the broker closed
+        is opened again."""
         body = f"Content-Length: {BODY_BYTES}"
         post = request(f"POST /v1/queues/{QUEUE}/messages", self._netloc, body)
         get = request("GET /v1/queues", self._netloc, "X-Long: " + "x" * 4000)
-        # (kind, what is sent at once, and what byte by byte)
+        # (kind, first bytes, and the bytes sent one by one)
         kinds = (
             ("slow header", b"", get),
             ("slow handshake", b"", handshake(self._netloc, "X-Long: " + "x" * 4000)),
@@ -203,7 +208,7 @@ class Hostile:
     # --- Large ----------------------------------------------------------------------------------
 
     async def _headers(self) -> None:
-        """Requests with a MiB of headers each, until it is as many as was asked for."""
+        """Send requests with a MiB of headers each, until `header_mib` are sent."""
         line = b"X-Flood: " + b"x" * 1000 + b"\r\n"
         head = request("GET /v1/queues", self._netloc)[:-2]
         for _ in range(self._plan.header_mib):
@@ -214,7 +219,7 @@ class Hostile:
             await asyncio.sleep(PAUSE_S / 2)
 
     async def _large(self) -> None:
-        """A frame of 16 MiB, and all of it, whatever the broker says to its header."""
+        """Send a whole frame of 16 MiB, whatever the broker answers to its header."""
         piece = bytes(MIB // 4)
         while True:
             heard = await self._open()
@@ -241,7 +246,7 @@ class Hostile:
                     await heard.event.wait()
 
     async def _hoard_frames(self) -> None:
-        """All of a large message but its end; again when the broker has enough of it."""
+        """Send all of a large message but its end; again after the broker has refused it."""
         while True:
             heard = await self._open()
             heard.write(handshake(self._netloc))
@@ -252,7 +257,7 @@ class Hostile:
             await self._hoard("hoarded frame", heard, whole)
 
     async def _hoard_bodies(self) -> None:
-        """The same with the body of a request."""
+        """Send all of a large request body but its end; again after the broker has refused it."""
         post, body = f"POST /v1/queues/{QUEUE}/messages", bytes(HOARDED_BYTES - 1)
         while True:
             heard = await self._open()
@@ -261,7 +266,7 @@ class Hostile:
 
     async def _hoard(self, kind: str, heard: Heard, data: bytes) -> None:
         heard.write(data)
-        # A welcome has digits of its own, hence the spaces.
+        # A welcome may contain these digits, hence the spaces.
         while not heard.closed and b"overloaded" not in heard.data and b" 408 " not in heard.data:
             heard.event.clear()
             await heard.event.wait()
@@ -271,7 +276,7 @@ class Hostile:
         await asyncio.sleep(PAUSE_S * 40)
 
     async def _bomb(self) -> None:
-        """Kilobytes that would be 64 MiB, offered with permessage-deflate and as a gzip body."""
+        """Send kilobytes that expand to 64 MiB, with permessage-deflate and as a gzip body."""
         raw = zlib.compressobj(9, zlib.DEFLATED, -15)
         bomb = raw.compress(bytes(64 * MIB)) + raw.flush(zlib.Z_SYNC_FLUSH)
         zipped = zlib.compress(bytes(64 * MIB), 9, 31)
@@ -304,7 +309,7 @@ class Hostile:
     # --- Many -----------------------------------------------------------------------------------
 
     async def _readers(self) -> None:
-        """They subscribe and read nothing, while a producer sees to it that there is much."""
+        """Let readers subscribe and read nothing, while a producer publishes much."""
         some = asyncio.Semaphore(_OPENING_AT_ONCE)
         readers: list[Narrow] = []
 
@@ -337,7 +342,8 @@ class Hostile:
                 reader.drop()
 
     async def _flood(self) -> None:
-        """Subscribe, grant, unsubscribe, in large messages: the next when one is answered."""
+        """Subscribe, grant, unsubscribe, in large messages; each follows the answer to the one
+        before."""
         heard = await self._open()
         heard.write(handshake(self._netloc))
         await heard.answer(10)
@@ -365,7 +371,7 @@ class Hostile:
         self._note("flood of frames", "closed")
 
     async def _tickets(self) -> None:
-        """One as soon as the other is there."""
+        """Request tickets, one after the other."""
         rest = Rest(self._url)
         try:
             while True:
@@ -376,7 +382,7 @@ class Hostile:
 
 
 async def main(url: str, plan: Attack) -> None:
-    """Until the standard input says so, or ends."""
+    """Attack until the standard input says stop, or ends."""
     raise_file_limit(plan.slow + plan.readers + 2 * plan.hoards + 500)
     hostile = Hostile(url, plan)
     await hostile.run(_until_told())
@@ -390,7 +396,7 @@ async def _until_told() -> None:
 
 
 def arguments(plan: Attack) -> str:
-    """PLAN."""
+    """Return the PLAN argument."""
     return json.dumps(asdict(plan))
 
 

@@ -1,16 +1,18 @@
-"""Everybody who means harm, at once, against one broker: its memory stays, and who behaves hardly
+"""Many attackers at once against one broker: its memory stays, and a well-behaved client hardly
 notices (P9, P12).
 
-Slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression bombs;
-readers that never read; floods of subscribes, credit and tickets. They are a process of their own,
-and would be other machines: broker and clients have cores of their own (busy.apart). On the
-clients', attackers are first given only what the witness leaves (SCHED_IDLE), which shows what the
-broker makes of them; then what any process with nice 19 is given, which shows in addition what the
-machine shares out, and is printed, not judged. Peace and attack take turns, each attack by clients
-of its own, and what is judged is the median of the rounds' ratios: a moment in which the machine
-itself stood still spoils one of them. At the end nobody attacks, but two processes are as busy as
-broker and attackers were: what the witness notices of that (p99_ratio_machine) is the machine's
-own, and no broker could stay below it there.
+The attacks: slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression
+bombs; readers that never read; floods of subscribes, credit and tickets. The attackers are a
+process of their own, and would be other machines: broker and clients have cores of their own
+(busy.apart). On the clients' cores, attackers first get only the time that the witness leaves
+(SCHED_IDLE), which shows the broker's handling of them. Then they run with nice 19, which also
+shows how the machine shares its cores; that is printed, not judged.
+
+Calm and attacked phases take turns, each attack with clients of its own. The verdict is the median
+of the rounds' ratios, because a moment in which the machine itself stops spoils only one of them.
+At the end no client attacks, but two processes are as busy as broker and attackers were. Their
+effect on the witness (p99_ratio_machine) is the machine's own, and no broker could stay below it
+there.
 """
 
 import asyncio
@@ -41,7 +43,8 @@ GROWTH_MAX: Final = 256 * MIB
 RATIO_MAX: Final = 2.0
 _STOP_S: Final = 60.0
 _LEAVING_S: Final = 3.0
-"""Behind an attack thousands of sockets are closed at once: not attacked any more, and not calm."""
+"""Pause after an attack. Thousands of sockets close at once then, so the phase is neither attacked
+nor calm."""
 _ARRIVING_S: Final = 60.0
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
 ANSWERS: Final = {
@@ -56,8 +59,8 @@ ANSWERS: Final = {
     "gzip body": {"400", "413", "415"},
     "tickets": {"200", "201", "429"},
 }
-"""What each may be answered, and nothing else. An answer is lost where a client that goes on
-sending takes longer than the broker lingers: then the socket was just closed."""
+"""The allowed answers to each attack. An answer is lost if a client goes on sending for longer than
+the broker lingers; then the socket was just closed."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,15 @@ class Plan:
         ROUNDS, "Of peace and attack; the median of their ratios is judged.", 1, 100
     )
     nice_seconds: float | None = None
-    """Under attack with nice 19, in the last round. None: half of `seconds`."""
+    """Seconds under attack with nice 19, in the last round. None: half of `seconds`."""
     apart: bool = True
-    """Cores of their own for broker and clients. Without, for where others work beside it: on the
-    one core that is left to them attackers may get so little that they miss their answers."""
+    """Whether broker and clients have cores of their own. False suits machines with other work:
+    attackers on the one core left to them may get so little time that they miss their answers."""
     attack: Attack = field(default_factory=Attack)
 
 
 class _Trial:
-    """One run of it on a server of its own."""
+    """One run on a server of its own."""
 
     def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
         self._server = server
@@ -93,18 +96,18 @@ class _Trial:
         self.witness = Witness(server.url, WITNESS_RATE)
         self.latency: dict[str, Histogram] = {}
         self.phases: defaultdict[str, float] = defaultdict(float)
-        """Seconds that each took, all rounds together."""
+        """Seconds of each phase, all rounds together."""
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
-        """The broker's."""
+        """CPU seconds of the broker in each phase."""
         self.ratios: list[float] = []
-        """Of each round: p99 during by p99 before."""
+        """For each round, the ratio of p99 during the attack to p99 before."""
         self.before = self.highest = self.after = 0
         self.outcomes: Counter[str] = Counter()
         self.problems: list[str] = []
         self.witnessed = 0
 
     async def run(self) -> None:
-        """All of it."""
+        """Do the whole run."""
         rest = Rest(self._server.url)
         await rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": 4, "retention_s": 60})
         rest.close()
@@ -126,7 +129,7 @@ class _Trial:
                 await self._phase("leaving", min(_LEAVING_S, self._plan.seconds / 4))
             await self._phase("after", self._plan.seconds / 2)
             self.after = self.memory.now()
-            # What the cores make of as many busy processes, without a byte of an attack.
+            # The cores' own effect with as many busy processes, without a byte of an attack.
             share, seconds = min(1.0, self.cpu("during")), self._plan.seconds / 4
             busy = ((share, 0), (1.0, IDLE))
             async with beside(2 * seconds + 10, *busy, broker=self._server.pid):
@@ -136,7 +139,7 @@ class _Trial:
         self.witnessed = await self.witness.finish()
 
     def cpu(self, phase: str) -> float:
-        """Of the broker, as a share of one core."""
+        """Return the broker's CPU time in a phase, as a share of one core."""
         return self.cpu_s[phase] / self.phases[phase]
 
     async def _phase(
@@ -206,8 +209,8 @@ def _cores(broker_pid: int, plan: Plan) -> AbstractContextManager[str]:
 
 
 async def hostile(plan: Plan, progress: Progress) -> Finding:
-    """All of them at once for `plan.seconds`, between two times in peace. Raises ServerFailed: the
-    broker ended; RuntimeError: too few files may be open."""
+    """Run all attacks at once for `plan.seconds`, between two calm phases. Raises ServerFailed if
+    the broker ended; RuntimeError if too few files may be open."""
     raise_file_limit(plan.attack.slow + plan.attack.readers + 1000)
     finding = Finding("hostile")
     failure = stopped = cores = ""

@@ -1,10 +1,10 @@
 """`python -m loadtests.trials.noisy.flooder URL QUEUE SECONDS RATE`: a process that floods a queue.
 
-It publishes frames of a hundred messages on a fixed schedule of RATE messages a second, whatever is
-answered, and counts what becomes of each. RATE 0: as fast as the queue takes them, never more than
-a window of them unanswered: that is the queue's capacity. What the broker does not read stays in
-the sockets; beyond a bound of it frames are held back, and counted. The first line of its standard
-output says that it begins, the second one, a JSON object, how it went.
+It publishes frames of a hundred messages on a fixed schedule of RATE messages a second, whatever
+the answers, and counts the outcomes. With RATE 0 it publishes as fast as the queue takes messages,
+with a bounded window of unanswered ones: that rate is the queue's capacity. Bytes that the broker
+does not read stay in the sockets; beyond a bound, frames are held back and counted. The first line
+of its standard output says that it begins. The second one is a JSON object of the results.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from loadtests.clients.load import Client, LoadFailed, Shape, stamp
 CONNECTIONS: Final = 4
 MESSAGES_PER_FRAME: Final = 100
 WINDOW: Final = 4_000
-"""Unanswered messages of a connection at most, where the capacity is measured."""
+"""The most unanswered messages of a connection when the capacity is measured."""
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
-"""Of one socket; more of them are held back."""
+"""The most unsent bytes of one socket; further frames are held back."""
 ANSWERS_S: Final = 60.0
 _TICK_S: Final = 0.002
 _CODE: Final = re.compile(rb'"code":"([a-z_]+)"')
@@ -33,7 +33,7 @@ _RETRY: Final = re.compile(rb'"retry":(true|false)')
 
 
 class Flooder(Client):
-    """One connection. Publishes without sequences: each frame stands alone."""
+    """One connection. It publishes without sequences, so each frame is independent."""
 
     def __init__(self, name: str, queue: str, random: Random) -> None:
         super().__init__(name)
@@ -43,14 +43,14 @@ class Flooder(Client):
         self.unanswered = 0
         self.offered = 0
         self.held_back = 0
-        """Messages that were not even sent, because the broker did not read."""
+        """Number of messages that were not even sent, because the broker did not read."""
         self.accepted = 0
         self.refused: Counter[str] = Counter()
         self.is_final = False
-        """A refusal said that trying again is of no use."""
+        """Whether a refusal said that a retry is of no use."""
 
     def publish(self) -> None:
-        """One frame more."""
+        """Send one more frame."""
         self.offered += MESSAGES_PER_FRAME
         transport = self.wire.transport
         if transport is not None and transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -82,7 +82,7 @@ class Flooder(Client):
 
 
 async def flood(url: str, queue: str, seconds: float, rate: int) -> dict[str, object]:
-    """Flood it; what became of it."""
+    """Flood the queue; return the counts."""
     random = Random(7)
     clients = [Flooder(f"flooder-{n}", queue, random) for n in range(CONNECTIONS)]
     for client in clients:
@@ -125,7 +125,7 @@ async def flood(url: str, queue: str, seconds: float, rate: int) -> dict[str, ob
 
 
 def failed(clients: list[Flooder]) -> None:
-    """Raise what went wrong with any of them."""
+    """Raise the failure of any client."""
     for client in clients:
         if client.failure is not None:
             raise client.failure

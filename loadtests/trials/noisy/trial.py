@@ -1,16 +1,18 @@
 """One queue is flooded at three times its capacity; another one must not pay for it.
 
 Queue `steady` has two hundred messages a second on a schedule, published, pushed and acked over
-connections of its own; the latency of a message counts from when it was due. Queue `flood` is
-flooded by another process, first as fast as it takes messages (its capacity), then at three times
-that. Calm and flooded stretches take turns in one run, and what is judged is the median of the
-rounds' ratios: a moment in which the machine itself stood still spoils one of them. The broker has
-cores of its own, its clients have others (busy.apart). The flooder runs once as any process, and
-once with what the steady queue's clients leave (SCHED_IDLE), as if it were on a machine of its own:
-what the first figure has more is what the machine shares out between the flooder and those clients,
-not the broker. At the end
-nobody floods, but two processes are as busy as broker and flooder were: what the steady queue
-notices of that is the machine's own, and no broker could stay below it there.
+connections of its own. The latency of a message counts from its due time. Queue `flood` is flooded
+by another process, first as fast as it takes messages (its capacity), then at three times that.
+Calm and flooded stretches take turns in one run. The verdict is the median of the rounds' ratios,
+because a moment in which the machine itself stops spoils only one of them.
+
+The broker has cores of its own, its clients have others (busy.apart). The flooder runs once with
+ordinary priority, and once with the time that the steady queue's clients leave (SCHED_IDLE), as if
+it were on a machine of its own. The difference between the two is the machine's sharing of cores
+between the flooder and those clients, not the broker's doing.
+
+At the end no process floods, but two processes are as busy as broker and flooder were. Their effect
+on the steady queue is the machine's own, and no broker could stay below it there.
 """
 
 import asyncio
@@ -33,8 +35,8 @@ from loadtests.trials.trial import Finding, Progress, broker, failed, uncollecte
 
 SECONDS: Final = 10.0
 ROUNDS: Final = 7
-"""More of them, and shorter ones, than would do elsewhere: a machine that is shared with strangers
-is half as fast a minute later, and what is judged is the median."""
+"""Number of rounds. They are many and short, because a machine shared with others may be half as
+fast a minute later, and the verdict is the median."""
 RATE: Final = 200
 TIMES: Final = 3
 RATIO_MAX: Final = 1.5
@@ -42,9 +44,9 @@ _TICK_S: Final = 0.0005
 _WARM_UP_S: Final = 1.0
 _WAIT_S: Final = 60.0
 _STEP_S: Final = 0.1
-"""The steady queue goes on in such steps until the flood has begun."""
+"""Length of the steady queue's steps until the flood has begun."""
 _BEYOND_S: Final = 0.3
-"""At least so long the flood goes on when the flooded stretch has ended."""
+"""The least time that the flood goes on after the flooded stretch."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class Plan:
         ROUNDS, "Of a calm stretch and a flooded one, for each kind of flooder.", 1, 100
     )
     settle_s: float = 2.0
-    """What of a flooded stretch is not measured, at its beginning."""
+    """The part at the beginning of a flooded stretch that is not measured."""
     nices: tuple[int, ...] = (0, IDLE)
-    """The kinds of flooders; judged is the last one."""
+    """The kinds of flooders; the verdict uses the last one."""
 
 
 class _Steady:
-    """The queue that must not notice."""
+    """The clients of the queue that must not be slowed down."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -77,11 +79,11 @@ class _Steady:
 
     @property
     def clients(self) -> list[Client]:
-        """To be watched."""
+        """All clients, so that their failures are noticed."""
         return [self.producer, self.consumer]
 
     async def open(self, rest: Rest) -> None:
-        """Its queue and its connections."""
+        """Create the queue and connect its clients."""
         await rest.call("PUT", "/v1/queues/steady", {"partitions": 4})
         await rest.call("PUT", "/v1/queues/steady/groups/g", {})
         await self.producer.open(self.url, None, self.producer.name)
@@ -89,7 +91,7 @@ class _Steady:
         await self.consumer.subscribe("steady", "g")
 
     async def run(self, seconds: float) -> None:
-        """Messages on their schedule."""
+        """Publish messages on their schedule, and wait until they are settled."""
         began_ns, sent = time.monotonic_ns(), 0
         while sent < seconds * RATE:
             failed(self.clients)
@@ -103,14 +105,15 @@ class _Steady:
         await until(self.is_done, "the steady queue", _WAIT_S, lambda: self.clients)
 
     def is_done(self) -> bool:
-        """Everything that was published is settled."""
+        """Whether all published messages are settled."""
         return self.consumer.settled >= self.published
 
 
 async def _flooder(
     url: str, seconds: float, rate: int, nice: int, begun: asyncio.Event
 ) -> dict[str, Any]:
-    """`begun` is set when it floods; it may take seconds to get there where it is nice."""
+    """Run a flooder and return its counts. `begun` is set when it floods, which may take seconds at
+    a low priority."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtests.trials.noisy.flooder", url, "flood", str(seconds),
         str(rate),
@@ -134,7 +137,7 @@ async def _flooder(
 
 @dataclass
 class _Flood:
-    """What one kind of flooder did to the steady queue."""
+    """The effect of one kind of flooder on the steady queue."""
 
     nice: int
     calm: Histogram
@@ -143,7 +146,7 @@ class _Flood:
 
 
 async def noisy(plan: Plan, progress: Progress) -> Finding:
-    """Run it."""
+    """Run the trial."""
     finding = Finding("noisy")
     async with broker("noisy") as server:
         rest = Rest(server.url)
@@ -183,7 +186,7 @@ async def noisy(plan: Plan, progress: Progress) -> Finding:
 async def _round(
     steady: _Steady, flood: _Flood, plan: Plan, rate: int, progress: Progress
 ) -> dict[str, Any]:
-    """A calm stretch and a flooded one."""
+    """Do one round: a calm stretch and a flooded one."""
     steady.latency.clear()
     await steady.run(plan.seconds)
     calm = Histogram()
@@ -212,7 +215,7 @@ async def _round(
 
 
 async def _machine(steady: _Steady, plan: Plan, flood: _Flood, broker: int) -> float:
-    """How much longer p99 is than in calm stretches beside two processes that are only busy."""
+    """Return the ratio of p99 beside two merely busy processes to p99 in calm stretches."""
     async with beside(2 * plan.seconds + 10, (1.0, 0), (1.0, flood.nice), broker=broker):
         await steady.run(min(_WARM_UP_S, plan.seconds))
         steady.latency.clear()

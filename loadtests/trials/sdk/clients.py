@@ -1,7 +1,7 @@
 """SDK clients whose frames go to a log that the judge and `sessions` read.
 
-In the log a stream is a session, over however many transports it goes; a client that is given
-another session goes on as another stream.
+In the log a stream is a session, over any number of transports. A client that gets another session
+continues as another stream.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Transport = Literal["websocket", "long-poll"]
 _HELLO: Final = b'"type":"hello"'
 _WELCOME: Final = b'"type":"welcome"'
 _LOOKED_AT_BYTES: Final = 4096
-"""A welcome is the first frame of its message."""
+"""Number of bytes searched for a welcome, which is the first frame of its message."""
 
 
 class _Welcome(msgspec.Struct):
@@ -33,12 +33,12 @@ _MANY: Final = msgspec.json.Decoder(list[_Welcome])
 
 
 class Tracer:
-    """Writes what one client says and hears. `counts`: what became of its transports."""
+    """A recorder of one client's frames. `counts`: what happened to its transports."""
 
     def __init__(
         self, log: Recorder, streams: "itertools.count[int]", start: Callable[[], int], who: str
     ) -> None:
-        """`start`: which start of the broker this is."""
+        """`start`: returns the number of the broker's start."""
         self.who = who
         self._log = log
         self._streams = streams
@@ -51,15 +51,15 @@ class Tracer:
         self.counts: Counter[str] = Counter()
 
     def trace(self, direction: Direction, transport: Transport, frames: bytes) -> None:
-        """As tocsin.connect wants it."""
+        """Record frames, as the `trace` argument of tocsin.connect."""
         start = frames[:_LOOKED_AT_BYTES]
         if direction == "sent" and _HELLO in start:
-            self._hello = frames  # whose it is, its welcome says
+            self._hello = frames  # its welcome says whose it is
             self.counts["attempts"] += 1
             return
         if direction == "received" and _WELCOME in start:
             self._welcomed(frames, transport)
-        # What was read after a kill came from the start before it.
+        # Frames that were read after a kill came from the start before it.
         self._log.ws(self._at, self._stream, b"out" if direction == "sent" else b"in", frames)
 
     def _welcomed(self, frames: bytes, transport: Transport) -> None:
@@ -80,7 +80,7 @@ class Tracer:
 
 
 class Clients:
-    """Makes them, all on one log, and sums up what became of them."""
+    """A maker of clients, all on one log, which sums up their counts."""
 
     def __init__(self, log: Recorder, start: Callable[[], int] = lambda: 1) -> None:
         self.log = log
@@ -89,17 +89,17 @@ class Clients:
         self._streams = itertools.count(1)
 
     def connect(self, url: str, *, who: str = "", **options: Any) -> tocsin.Client:
-        """As tocsin.connect, traced. `who` is what `counts_of` tells them apart by."""
+        """Call tocsin.connect with a trace. `counts_of` groups clients by `who`."""
         tracer = Tracer(self.log, self._streams, self._start, who)
         self.tracers.append(tracer)
         return tocsin.connect(url, trace=tracer.trace, **options)
 
     @property
     def counts(self) -> Counter[str]:
-        """Of all of them."""
+        """The counts of all clients."""
         return sum((tracer.counts for tracer in self.tracers), Counter())
 
     def counts_of(self, who: str) -> Counter[str]:
-        """Of these alone."""
+        """Return the counts of these clients alone."""
         found = (tracer.counts for tracer in self.tracers if tracer.who == who)
         return sum(found, Counter())

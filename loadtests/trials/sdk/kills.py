@@ -1,9 +1,9 @@
-"""`kill -9` of the broker, over and over, under twenty programs that use the SDK.
+"""Repeated `kill -9` of the broker, under twenty programs that use the SDK.
 
-Ten publish and keep what they were told; ten consume, and their handlers have an effect that must
-happen once, by `tocsin.effects`: it and its message's place are stored in one transaction of the
-handlers' own database, so that a message that comes again is recognised. Nothing acknowledged may
-be lost, and the effects are counted.
+Ten publish and keep their receipts. Ten consume, and their handlers have an effect that must happen
+once, by `tocsin.effects`: the effect and its message's place are stored in one transaction of the
+handlers' own database, so that a repeated message is recognised. Nothing acknowledged may be lost,
+and the effects are counted.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ CONSUMERS: Final = 10
 STORES: Final = 2
 LEASE_S: Final = 20.0
 LIFE_S: Final = (0.05, 1.5)
-"""How long the broker lives after messages flow again: uniformly within."""
+"""Bounds of the time that the broker lives after messages flow again, drawn uniformly."""
 FLOWING_MESSAGES: Final = 50
 FLOWING_TIMEOUT_S: Final = 60.0
 MEETING_TURNS_MAX: Final = 10_000
-"""Turns of the event loop that a kill waits for publishes to be under way."""
+"""The most turns of the event loop that a kill waits for unanswered publishes."""
 FAIL_CHANCE: Final = 0.01
-"""Of a handler, behind its effect: its message is nacked and comes again."""
+"""Probability that a handler fails after its effect. Its message is nacked and comes again."""
 EXAMPLES_MAX: Final = 10
 _WORK_S: Final = (0.0, 0.1)
 _CONCURRENCY: Final = 50
@@ -58,14 +58,14 @@ class Plan:
     seed: int = options.seed()
     rate: int = RATE
     once: bool = True
-    """False: handlers do not look whether they had a message before, the negative control."""
+    """False: handlers do not check whether they had a message before, the negative control."""
     command: Sequence[str] = field(default=SERVE)
-    """What is run as the broker; another one is a negative control, too."""
+    """The program that runs as the broker; another one is a negative control, too."""
 
 
 class Effects:
-    """The handlers' database, by two stores of the SDK's helper, as two processes would have it.
-    `once` False: a message that comes again has its effect again."""
+    """The handlers' database, through two stores of the SDK's helper, like two processes. `once`
+    False: a repeated message has its effect again."""
 
     def __init__(self, path: Path, *, once: bool) -> None:
         self._once = once
@@ -73,12 +73,12 @@ class Effects:
         self._db.executescript("PRAGMA journal_mode = WAL; CREATE TABLE effects (body TEXT)")
         self._stores = [SqliteEffects(path, group=GROUP) for _ in range(STORES)]
         self.again = 0
-        """Messages that were recognised, or with `once` False should have been."""
+        """Number of messages that were recognised, or with `once` False should have been."""
         self._seen: set[str] = set()
 
     def work(self, random: Random, number: int) -> Handler:
-        """A handler that takes its time, has its effect, and fails now and then behind it. `number`
-        is its consumer's."""
+        """Return a handler that takes its time, has its effect, and sometimes fails after it.
+        `number` is its consumer's."""
         store = self._stores[number % STORES]
 
         async def handle(message: tocsin.Message) -> None:
@@ -99,7 +99,7 @@ class Effects:
         return handle
 
     def counts(self) -> Counter[str]:
-        """How often each body had its effect."""
+        """Return how often each body had its effect."""
         return Counter(body for (body,) in self._db.execute("SELECT body FROM effects"))
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ class Effects:
 
 
 async def kills(plan: Plan, progress: Progress) -> Finding:
-    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
     random = Random(plan.seed)
     async with broker("kills", command=plan.command) as server:
         folder = server.data_dir.parent
         trial = SdkTrial(server.url, folder / "frames.jsonl", progress, LEASE_S)
         effects = Effects(folder / "effects.db", once=plan.once)
-        trial.book.is_alone = False  # after a kill one may still be at what another is given
+        trial.book.is_alone = False  # after a kill two may run one message
         try:
             await trial.prepare(partitions=16, backoff_s=0.01, backoff_max_s=0.1)
             await _cast(trial, effects, plan)
@@ -180,7 +180,8 @@ async def _cast(trial: SdkTrial, effects: Effects, plan: Plan) -> None:
 
 
 async def _kill(trial: SdkTrial, server: Server, random: Random, plan: Plan) -> int:
-    """Kill and start it again; at how many kills publishes were under way."""
+    """Kill the broker and start it again, repeatedly; return at how many kills publishes were
+    unanswered."""
     producers = [program for program in trial.programs if isinstance(program, Producing)]
     under_way = 0
     for number in range(1, plan.kills + 1):
@@ -202,7 +203,7 @@ async def _kill(trial: SdkTrial, server: Server, random: Random, plan: Plan) -> 
 
 
 async def _met(producers: Sequence[Producing]) -> bool:
-    """Wait a moment for publishes to be under way; whether they are."""
+    """Wait a moment for unanswered publishes; return whether any came."""
     for _ in range(MEETING_TURNS_MAX):
         if any(producer.unanswered for producer in producers):
             return True
@@ -211,7 +212,7 @@ async def _met(producers: Sequence[Producing]) -> bool:
 
 
 async def _flowing(trial: SdkTrial) -> None:
-    """Until messages are stored and run again. Raises LoadFailed."""
+    """Wait until messages are stored and run again. Raises LoadFailed."""
     book, deadline = trial.book, time.monotonic() + FLOWING_TIMEOUT_S
     stored, ran = len(book.stored), len(book.finished)
     while len(book.stored) - stored < FLOWING_MESSAGES or len(book.finished) == ran:

@@ -1,5 +1,5 @@
-"""Programs that use the SDK as its users do, and write down what it told them: producers, consumers
-of a group with handlers, readers."""
+"""Programs that use the SDK as its users do, and record its results: producers, consumers of a
+group with handlers, readers."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ GROUP_PLACE: Final = f"{QUEUE}/{GROUP}"
 KEYS: Final = 600
 TICK_S: Final = 0.02
 UNANSWERED_MAX: Final = 3_000
-"""Of one producer; it waits then, as a program would."""
+"""The most unanswered messages of one producer; it waits then, as a program would."""
 CONFIRM_CHANCE: Final = 0.05
 PUBLISH_TIMEOUT_S: Final = 300.0
 
@@ -26,7 +26,7 @@ Handler = Callable[[tocsin.Message], Awaitable[None]]
 
 
 class ProgramFailed(RuntimeError):
-    """The SDK raised what it never should: the trial ends, red."""
+    """The SDK raised what it never should; the trial ends as failed."""
 
 
 class Program:
@@ -37,11 +37,11 @@ class Program:
         self.client = client
         self.failure: BaseException | None = None
         self.ready = asyncio.Event()
-        """It is connected, and has joined what it wanted to join."""
+        """Set when it is connected, and has joined what it wanted to join."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Go."""
+        """Start the program."""
         self._task = asyncio.create_task(self._guarded(), name=self.name)
 
     async def _guarded(self) -> None:
@@ -52,11 +52,11 @@ class Program:
             self.failure = error
 
     async def run(self) -> None:
-        """What it does while its client is connected."""
+        """Do the program's work, while its client is connected."""
         raise AssertionError
 
     def check(self) -> None:
-        """Raise ProgramFailed for what it could not bear."""
+        """Raise ProgramFailed for an error that the program does not expect."""
         error = self.failure
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -64,7 +64,7 @@ class Program:
             raise ProgramFailed(f"{self.name}: {error!r}") from error
 
     async def leave(self) -> None:
-        """Close the client; what it is doing ends."""
+        """Close the client, which ends the program's work."""
         if self._task is not None:
             with contextlib.suppress(tocsin.TocsinError, OSError):
                 await self.client.close()
@@ -73,7 +73,8 @@ class Program:
 
 
 class Producing(Program):
-    """Publishes `rate_per_s` messages of some hundred keys, now singly, now many at once."""
+    """A producer of `rate_per_s` messages of some hundred keys, sometimes singly, sometimes many at
+    once."""
 
     def __init__(
         self,
@@ -93,15 +94,15 @@ class Producing(Program):
         self.unanswered = 0
         self.stopping = False
         self.done = asyncio.Event()
-        """It was told to stop, and every publish has returned."""
+        """Set when it was stopped and every publish has returned."""
 
     async def run(self) -> None:
-        """Until `stopping`, and then until all is answered."""
+        """Publish until `stopping`, then wait until all is answered."""
         self.ready.set()
         began, sent = time.monotonic(), 0
         while not self.stopping:
             due = int((time.monotonic() - began) * self._rate_per_s) - sent
-            sent += due  # what is not sent because too much is unanswered is not made up for
+            sent += due  # messages left out because too many are unanswered are not made up for
             count = min(due, UNANSWERED_MAX - self.unanswered)
             if count > 0:
                 self._call(self._messages(count))
@@ -135,7 +136,7 @@ class Producing(Program):
             )
         except tocsin.PublishManyFailed as error:
             outcomes = error.outcomes
-        except Exception as error:  # whatever it is, `_answered` says that it is none to bear
+        except Exception as error:  # `_answered` fails the program for any such error
             outcomes = [error] * len(messages)
         self._answered(messages, outcomes)
 
@@ -162,7 +163,7 @@ class Producing(Program):
 
 
 class Saying(Program):
-    """Publishes these (body, key), in order, and leaves it at that."""
+    """A producer that publishes these (body, key), in order, once."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Saying(Program):
         self._messages = messages
 
     async def run(self) -> None:
-        """It is `ready` when all have returned."""
+        """Publish; the program is `ready` when all have returned."""
         for body, key in self._messages:
             self._book.publishes(body, key)
         wanted = [{"body": body, "key": key} for body, key in self._messages]
@@ -189,14 +190,14 @@ class Saying(Program):
 
 
 class Consuming(Program):
-    """A member of the group. `work` is what its handler does."""
+    """A member of the group. `work` is its handler's work."""
 
     def __init__(
         self, name: str, client: tocsin.Client, book: SdkHistory, *, work: Handler,
         concurrency: int, random: Random, acks: bool = True, **subscribing: Any,
     ) -> None:  # fmt: skip
-        """`acks` False: a consumer that never acks, the negative control. `subscribing`: what else
-        to say to `Client.subscribe`."""
+        """`acks` False: a consumer that never acks, the negative control. `subscribing`: further
+        arguments of `Client.subscribe`."""
         super().__init__(name, client)
         self._book = book
         self._work = work
@@ -205,10 +206,10 @@ class Consuming(Program):
         self._acks = acks
         self._subscribing = subscribing
         self.confirmed = 0
-        """Acks whose confirmation a handler waited for."""
+        """Number of acks whose confirmation a handler waited for."""
 
     async def run(self) -> None:
-        """Until the client is closed."""
+        """Consume until the client is closed."""
         joining = self.client.subscribe(QUEUE, group=GROUP, **self._subscribing)
         async with joining as subscription:
             self.ready.set()
@@ -230,7 +231,7 @@ class Consuming(Program):
 
 
 def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
-    """Work that takes its time."""
+    """Return a handler that takes some time."""
 
     async def work(_: tocsin.Message) -> None:
         await asyncio.sleep(random.uniform(from_s, to_s))
@@ -251,7 +252,7 @@ class Following(Program):
         book.readings.append(self.reading)
 
     async def run(self) -> None:
-        """Until the client is closed. A gap is an exception, and so a failure."""
+        """Read until the client is closed. A gap is an exception, and so a failure."""
         async with self.client.read(QUEUE, self._keys, start="earliest") as reader:
             self.ready.set()
             async for message in reader:

@@ -1,9 +1,9 @@
 """Minutes of a bad network under load: programs that use the SDK must not notice.
 
-Producers, a group of consumers and readers, all through a proxy that delays, trickles, holds,
-swallows, cuts and half-opens their connections, refuses them, and keeps WebSockets out, at random.
-No fault lasts as long as a session outlives its transport, and leases are longer than all of that:
-so nothing may go twice to a handler, and nothing may be missing or out of order.
+Producers, a group of consumers and readers go through a proxy. At random, it delays, trickles,
+holds, swallows, cuts and half-opens their connections, refuses them, and blocks WebSockets. No
+fault lasts longer than a session outlives its transport, and leases are longer than the whole run.
+So no message may go twice to a handler, and none may be missing or out of order.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ CONSUMERS: Final = 4
 LEASE_S: Final = 600.0
 OUTAGE_S: Final = 4.0
 HEARTBEAT_S: Final = 3.0
-"""Who hears nothing for twice as long gives the connection up."""
+"""The heartbeat. A client that hears nothing for twice this time gives the connection up."""
 TOLD_EVERY_S: Final = 15.0
 KINDS_MIN_SECONDS: Final = 60.0
-"""In so long every kind of fault has happened."""
+"""The time within which every kind of fault must have happened."""
 _WORK_S: Final = (0.0, 0.05)
 _CONCURRENCY: Final = 50
 
@@ -54,7 +54,7 @@ class Plan:
 
 
 async def proxied(plan: Plan, progress: Progress) -> Finding:
-    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
     random = Random(plan.seed)
     command = (*SERVE, "--heartbeat-s", f"{HEARTBEAT_S:g}")
     async with (
@@ -116,7 +116,7 @@ async def _cast(trial: SdkTrial, url: str, plan: Plan) -> None:
     some = [f"k{number}" for number in range(0, KEYS, 20)]
     for name, keys in (("reader-0", []), ("reader-1", []), ("reader-2", some)):
         trial.add(Following(name, connect(url), book, keys=keys))
-    await trial.ready()  # before anything goes wrong: a first connect is not tried again
+    await trial.ready()  # before the first fault: a first connect is not tried again
     for number in range(PRODUCERS):
         rate, random = plan.rate / PRODUCERS, Random(plan.seed + 100 + number)
         client = connect(url)
@@ -125,7 +125,7 @@ async def _cast(trial: SdkTrial, url: str, plan: Plan) -> None:
 
 
 async def _endure(trial: SdkTrial, faults: RandomFaults, plan: Plan) -> None:
-    """Tell how it goes, meanwhile."""
+    """Cause the faults, and report progress meanwhile."""
     trouble = asyncio.create_task(faults.run(plan.seconds))
     began = told_at = time.monotonic()
     try:

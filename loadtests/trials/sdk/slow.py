@@ -1,8 +1,8 @@
 """Handlers that take longer than a lease, hang, or have a long line of one key before them.
 
-Three brokers side by side, each with two consumers and a stream of other messages beside the slow
-ones: a handler of three leases; one that hangs until its delivery may not be prolonged any more;
-a hundred messages of one key, together longer than three leases.
+Three brokers run at the same time, each with two consumers and a stream of other messages beside
+the slow ones. The cases: a handler of three leases; one that hangs until its delivery cannot be
+extended any more; a hundred messages of one key, together longer than three leases.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from loadtests.trials.trial import Finding, Progress, broker
 KINDS: Final = ("slow", "hang", "line")
 LEASE_S: Final = 30.0
 LEASES: Final = 3
-"""So many leases long is the slow handler."""
+"""Duration of the slow handler, in leases."""
 TOTAL_LEASES: Final = 2
-"""After so many the hung handler's delivery is taken back."""
+"""Number of leases after which the hung handler's delivery is taken back."""
 LINE: Final = 100
 LINE_LEASES: Final = 1 / 30
-"""So many leases long is each handler of the line: 1 s of 30."""
+"""Duration of each handler of the line, in leases: 1 s of 30."""
 RATE: Final = 50
 """Messages a second beside the slow ones."""
 STALL_S_MAX: Final = 2.0
@@ -49,47 +49,47 @@ class Plan:
     seed: int = 1
     kinds: tuple[str, ...] = KINDS
     auto_extend: bool = True
-    """False: nobody prolongs leases, the negative control."""
+    """False: no client extends leases, the negative control."""
 
     @property
     def slow_s(self) -> float:
-        """Of the slow handler."""
+        """Duration of the slow handler, in seconds."""
         return LEASES * self.lease_s
 
     @property
     def line_s(self) -> float:
-        """Of each handler of the line."""
+        """Duration of each handler of the line, in seconds."""
         return LINE_LEASES * self.lease_s
 
     @property
     def total_s(self) -> float:
-        """`lease_total_s` where the handler hangs."""
+        """The setting `lease_total_s` of the queue whose handler hangs."""
         return TOTAL_LEASES * self.lease_s
 
 
 class _Part:
-    """One broker's share. `kind`: slow, hang or line."""
+    """The part of one broker. `kind`: slow, hang or line."""
 
     def __init__(self, kind: str, plan: Plan, trial: SdkTrial) -> None:
         self.kind = kind
         self.plan = plan
         self.trial = trial
         self.starts: list[tuple[str, int, float]] = []
-        """Of the slow key: body, attempt, when."""
+        """(body, attempt, time) of each start of the slow key."""
         self.ended: list[float] = []
         self.done = asyncio.Event()
         self.other_s_max = 0.0
-        """The longest that a message of another key waited for its handler."""
+        """The longest that a message of another key waited for its handler, in seconds."""
         self.others_meanwhile = 0
         self._wanted = LINE if kind == "line" else 4
 
     @property
     def messages(self) -> list[tuple[str, str]]:
-        """Of the slow key: the slow one and three behind it, or the line."""
+        """The slow key's messages: the slow one and three after it, or the line."""
         return [(f"slow-{number}", _SLOW) for number in range(self._wanted)]
 
     async def work(self, message: tocsin.Message) -> None:
-        """A handler."""
+        """Handle a message."""
         if message.key != _SLOW:
             waited_s = time.time() - message.published_unix_ms / 1000
             self.other_s_max = max(self.other_s_max, waited_s)
@@ -108,7 +108,7 @@ class _Part:
             self.done.set()
 
     async def run(self) -> bool:
-        """Until the slow key is through, and all else; whether it drained."""
+        """Run until the slow key and everything else is handled; return whether it drained."""
         plan, trial, connect = self.plan, self.trial, self.trial.clients.connect
         trial.book.is_alone = self.kind != "hang"
         total_s = plan.total_s if self.kind == "hang" else 100 * plan.lease_s
@@ -134,7 +134,7 @@ class _Part:
         return await trial.drain()
 
     async def conclude(self, finding: Finding, drained: bool) -> None:
-        """Add what was promised of this part."""
+        """Add the promises of this part."""
         kind, plan = self.kind, self.plan
         evidence = await asyncio.to_thread(self.trial.evidence, drained=drained)
         part = Finding(kind)
@@ -176,7 +176,7 @@ class _Part:
 
 
 async def slow(plan: Plan, progress: Progress) -> Finding:
-    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
     finding = Finding("slow")
     finding.conditions = {
         "lease_s": plan.lease_s, "slow_handler_s": plan.slow_s, "lease_total_s": plan.total_s,

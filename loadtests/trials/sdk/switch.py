@@ -1,8 +1,8 @@
-"""One session, switched between WebSocket and long poll in the middle of its stream, over and over.
+"""One session that is switched repeatedly between WebSocket and long poll in mid-stream.
 
-A consumer and two producers go through a proxy that lets WebSockets through or keeps them out, in
-each of the ways in which proxies do that. Whenever it changes, more than a hundred deliveries are
-with the consumer's handlers, unacked.
+A consumer and two producers go through a proxy that passes WebSockets or blocks them, in each of
+the ways in which proxies do that. At each switch, the consumer's handlers have more than a hundred
+unacked deliveries.
 """
 
 import asyncio
@@ -28,11 +28,12 @@ LEASE_S: Final = 60.0
 PRODUCERS: Final = 2
 CONCURRENCY: Final = 600
 WORK_S: Final = (0.12, 0.2)
-"""Times the rate, some 240 are in hand at a time."""
+"""Bounds of a handler's duration; multiplied by the rate, some 240 messages are being handled at a
+time."""
 CONSUMER: Final = "consumer"
 SWITCH_TIMEOUT_S: Final = 90.0
 BETWEEN_S: Final = 2.0
-"""After each switch it goes on for so long before the next one."""
+"""Time after each switch before the next one."""
 _BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
     ("refuse", 403), ("strip", 0), ("swallow", 0), ("refuse", 400),
 )  # fmt: skip
@@ -56,7 +57,7 @@ class Plan:
 
 
 class _Switching:
-    """Keeps WebSockets out and lets them in again, and notes when what stood."""
+    """A switch that blocks WebSockets and passes them again, and notes the times."""
 
     def __init__(self, plan: Plan, trial: SdkTrial, proxy: Proxy) -> None:
         self.plan = plan
@@ -65,13 +66,13 @@ class _Switching:
         self._blocks = itertools.cycle(_BLOCKS)
         self._ends = itertools.cycle(("reset", "fin", "within a frame"))
         self.moments: list[int] = []
-        """When it was switched, monotonic nanoseconds."""
+        """The times of switches, in monotonic nanoseconds."""
         self.took_s: list[float] = []
         self.switched = 0
 
     async def switch(self, to: Transport) -> None:
-        """All clients, as soon as the consumer has enough in hand. The way back is the SDK's own:
-        it tries a WebSocket beside its poll every now and then."""
+        """Switch all clients, as soon as the consumer has enough unacked deliveries. The way back
+        is the SDK's own: it tries a WebSocket beside its poll from time to time."""
         trial, proxy = self._trial, self._proxy
         while len(trial.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
             await trial.wait(0.01)
@@ -99,7 +100,7 @@ class _Switching:
 
 
 async def switch(plan: Plan, progress: Progress) -> Finding:
-    """Raises ProgramFailed, LoadFailed or ServerFailed where it cannot come to its end."""
+    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
     random = Random(plan.seed)
     async with broker("switch") as server, Proxy(server.port, random=random) as proxy:
         trial = SdkTrial(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
@@ -117,7 +118,7 @@ async def switch(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _run(trial: SdkTrial, proxy: Proxy, switching: _Switching) -> float:
-    """Returns how many messages a second were handled."""
+    """Do the switches; return the number of messages handled a second."""
     book, connect, random, plan = trial.book, trial.clients.connect, proxy.random, switching.plan
     client = connect(proxy.url, who=CONSUMER)
     trial.add(

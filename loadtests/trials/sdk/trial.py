@@ -1,4 +1,4 @@
-"""A trial by programs that use the SDK, from its queue to its verdict: what all of them do."""
+"""The common part of trials by programs that use the SDK, from queue to verdict."""
 
 import asyncio
 import time
@@ -29,16 +29,16 @@ from loadtests.trials.sdk.programs import (
 from loadtests.trials.trial import Finding, Progress
 
 STALL_TIMEOUT_S: Final = 60.0
-"""While draining, something must come to its end within this."""
+"""The longest time without progress while draining."""
 REST_S: Final = 0.5
-"""When all is done, so long for what should not come any more."""
+"""Wait after everything is done, for deliveries that should not come any more."""
 _POLL_S: Final = 0.1
 ActorT = TypeVar("ActorT", bound=Program)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the raw frames say, and what the programs saw."""
+    """The verdicts on the raw frames, and what the programs saw."""
 
     verdict: Verdict
     sessions: Sessions
@@ -47,14 +47,15 @@ class Evidence:
 
 @dataclass
 class SdkTrial:
-    """`url`: where the trial itself goes, past all proxies; `start` counts the broker's starts."""
+    """One trial. `url`: the broker's own address, past all proxies; `start` counts the broker's
+    starts."""
 
     url: str
     log: Path
     progress: Progress
     lease_s: float
     linger_s: float = 30.0
-    """Of the SDK's sessions."""
+    """The time that the SDK's sessions outlive their transport, in seconds."""
     start: int = 1
     programs: list[Program] = field(default_factory=list)
     book: SdkHistory = field(default_factory=SdkHistory)
@@ -63,13 +64,13 @@ class SdkTrial:
         self.clients = Clients(Recorder(self.log), lambda: self.start)
 
     def add(self, program: ActorT) -> ActorT:
-        """Let it take part."""
+        """Add a program and start it."""
         self.programs.append(program)
         program.start()
         return program
 
     async def prepare(self, **settings: object) -> None:
-        """Make the queue and the group, so that P1 counts from the first message on (R11)."""
+        """Create the queue and the group, so that P1 counts from the first message on (R11)."""
         rest = Rest(self.url)
         try:
             queue = {"lease_s": self.lease_s, "retention_s": 3600, "attempts_max": 0} | settings
@@ -81,19 +82,19 @@ class SdkTrial:
     # --- while it runs
 
     def check(self) -> None:
-        """Raise what a program could not bear."""
+        """Raise the failure of any program."""
         for program in self.programs:
             program.check()
 
     async def wait(self, seconds: float) -> None:
-        """As asyncio.sleep, watching."""
+        """Sleep, while watching the programs."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _POLL_S))
             self.check()
 
     async def ready(self, timeout_s: float = STALL_TIMEOUT_S) -> None:
-        """Wait until everyone is connected. Raises LoadFailed."""
+        """Wait until all programs are ready. Raises LoadFailed."""
         deadline = time.monotonic() + timeout_s
         while missing := [program.name for program in self.programs if not program.ready.is_set()]:
             await self.wait(_POLL_S)
@@ -101,9 +102,9 @@ class SdkTrial:
                 raise LoadFailed(f"not connected within {timeout_s:.0f} s: {', '.join(missing)}")
 
     async def shared(self, consumers: int, timeout_s: float = STALL_TIMEOUT_S) -> None:
-        """Wait until so many consumers own partitions, and each partition has an owner: one that
-        moves later waits for what its owner of before has in its hands, which is no fault. Raises
-        LoadFailed."""
+        """Wait until this many consumers own partitions, and each partition has an owner. A
+        partition that moved later would wait for its former owner's unacked messages, which is no
+        fault. Raises LoadFailed."""
         rest, deadline = Rest(self.url), time.monotonic() + timeout_s
         try:
             while True:
@@ -122,8 +123,8 @@ class SdkTrial:
     # --- the end
 
     async def drain(self) -> bool:
-        """Producers stop, everyone else goes on until nothing is left; False: something is left
-        and nothing happens any more. What it is, the evidence says."""
+        """Stop the producers, and let the others go on until nothing is left. False if something is
+        left and nothing happens any more; the evidence says what it is."""
         producers = [program for program in self.programs if isinstance(program, Producing)]
         readings = [program.reading for program in self.programs if isinstance(program, Following)]
         for producer in producers:
@@ -162,12 +163,13 @@ class SdkTrial:
         return lag
 
     async def leave(self) -> None:
-        """Everyone goes; the log is complete."""
+        """Stop all programs and close the log."""
         await asyncio.gather(*(program.leave() for program in self.programs))
         self.clients.log.close()
 
     def evidence(self, *, drained: bool, moments: Sequence[int] = ()) -> Evidence:
-        """Read the log and close the book. `moments`: at which to count what is unacked."""
+        """Read the log and close the history. `moments`: times at which to count unacked
+        deliveries."""
         self.progress(f"judging {self.log.stat().st_size / 1e6:,.0f} MB of frames")
         verdict, sessions = read_log(
             self.log, drained=drained, lease_s=self.lease_s, linger_s=self.linger_s,
@@ -179,14 +181,15 @@ class SdkTrial:
 
     @property
     def confirmed(self) -> int:
-        """Acks whose confirmation a handler waited for."""
+        """Number of acks whose confirmation a handler waited for."""
         return sum(program.confirmed for program in self.programs if isinstance(program, Consuming))
 
 
 def read_log(
     log: Path, *, drained: bool, lease_s: float, linger_s: float, moments: Sequence[int] = ()
 ) -> tuple[Verdict, Sessions]:
-    """What the judge and the sessions' own rules say of a log. Raises history.Unreadable."""
+    """Return the verdicts of the judge and of the sessions' rules on a log. Raises
+    history.Unreadable."""
     judge, interpreter = Judge([GROUP_PLACE]), Interpreter()
     sessions = Sessions(lease_s=lease_s, linger_s=linger_s, moments=list(moments))
     with log.open("rb") as lines:
@@ -198,8 +201,8 @@ def read_log(
 
 
 def examine(finding: Finding, evidence: Evidence, *, again_allowed: bool) -> None:
-    """Add what is promised of every such trial. `again_allowed`: leases may have ended, so that
-    messages may have run again; only what had not ended must not."""
+    """Add the promises of every such trial. `again_allowed`: leases may have ended, so messages may
+    have run again, but only after their delivery had ended."""
     verdict, sessions, book = evidence.verdict, evidence.sessions, evidence.book
     finding.check(
         "P1-P5, P7: nothing lost, invented, out of order, or given after its ack (raw frames)",

@@ -1,5 +1,5 @@
-"""Readers that check that nothing is left out in silence (P10), and clients that stop reading: the
-sockets of the trial `stalled`."""
+"""The sockets of the trial `stalled`: readers that check for silent gaps (P10), and clients that
+stop reading."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class _Head(msgspec.Struct, gc=False):
-    """A push to a reader, but for its messages."""
+    """A push to a reader, without its messages."""
 
     partition: int = -1
     offset: int = -1
@@ -30,7 +30,7 @@ _HEAD: Final = msgspec.json.Decoder(_Head)
 
 
 class Follower(Client):
-    """A reader that checks that nothing is left out in silence (P10)."""
+    """A reader that checks that nothing is left out silently (P10)."""
 
     def __init__(self, name: str, queue: str) -> None:
         super().__init__(name)
@@ -83,7 +83,8 @@ class Narrow(Follower):
     async def open(
         self, url: str, token: str | None, producer: str | None = None, *, local: str | None = None
     ) -> None:
-        """Connect like over a network, and say hello. `local`: as `wire.connect` has it."""
+        """Connect like over a network, and say hello. `local`: the address of this machine to
+        connect from."""
         place = urlsplit(url)
         pipe = socket.socket()
         pipe.setblocking(False)
@@ -102,21 +103,21 @@ class Narrow(Follower):
             await self._welcome
 
     def grant(self) -> None:
-        """Let the broker give something; a reader has said so when it subscribed."""
+        """Let the broker give messages. A reader did so when it subscribed."""
 
     def stall(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         assert self.wire.transport is not None
         self.wire.transport.pause_reading()
 
     def alive(self) -> None:
-        """An unsolicited pong: a sign of life that asks for nothing."""
+        """Send an unsolicited pong: a sign of life that needs no answer."""
         assert self.wire.transport is not None
         if not self.wire.closed:
             self.wire.transport.write(wire.frame(b"", wire.PONG))
 
     def drop(self) -> None:
-        """Be gone."""
+        """Disconnect without a word."""
         self._leaving = True
         if hasattr(self, "wire"):
             self.wire.abort()
@@ -128,11 +129,11 @@ class Narrow(Follower):
 
 
 class StalledConsumer(Narrow):
-    """A member of a group; what it is given stays unsettled."""
+    """A member of a group that never settles its messages."""
 
     async def subscribe(self) -> None:
         await self.ask(type="subscribe", subscription=1, queue=self._queue, group="g", credit=0)
 
     def grant(self) -> None:
-        """Let the broker give something."""
+        """Let the broker give messages, by granting credit."""
         self.wire.send(b'{"type":"credit","subscription":1,"granted":%d}' % CREDIT)

@@ -1,8 +1,8 @@
 """A thousand sockets that stop reading: the broker's memory stays, and the others keep their rate.
 
 Most of them read the queue that is under load; some are consumers of a group on another queue. They
-look like clients over a network: packets of 1,448 bytes, small buffers; and they are not dead: each
-says so every few seconds without reading, so that no heartbeat frees the broker of them.
+look like clients over a network, with packets of 1,448 bytes and small buffers. They are not dead:
+each sends a sign of life every few seconds without reading, so that no heartbeat ends them.
 """
 
 import asyncio
@@ -39,10 +39,11 @@ from loadtests.trials.trial import (
 
 SOCKETS: Final = 1_000
 CONSUMERS_SHARE: Final = 10
-"""One of so many is a consumer; the others are readers."""
+"""One socket in this many is a consumer; the others are readers."""
 SECONDS: Final = 40.0
 ROUND_S: Final = 8.0
-"""Measured in rounds: so long with stalled sockets, and as long without, before and after."""
+"""Length of a round with stalled sockets; one of the same length without them is before and after
+it."""
 GROWTH_MAX: Final = 256 * MIB
 RATIO_MIN: Final = 0.95
 LOAD_QUEUE: Final = "load"
@@ -53,14 +54,14 @@ SETTLE_S: Final = 3.0
 WATCHERS: Final = 2
 AWAKENED: Final = 3
 _MESSAGES_EACH: Final = 2_000
-"""For each stalled consumer: more than the buffers between us take."""
+"""Number of messages for each stalled consumer, more than the buffers on the way hold."""
 _ALIVE_EVERY_S: Final = 4.0
 _OPENING_AT_ONCE: Final = 50
 _WAIT_S: Final = 60.0
 
 
 class _Trial:
-    """One run of it on a server of its own."""
+    """One run on a server of its own."""
 
     def __init__(self, server: Server, sockets: int, window: int, progress: Progress) -> None:
         self._url = server.url
@@ -74,18 +75,19 @@ class _Trial:
         self.narrow: list[Narrow] = []
         self.rest = Rest(server.url)
         self.without: list[tuple[float, float]] = []
-        """(messages a second, server CPU µs a message), before, between and after the others."""
+        """(messages a second, server CPU µs a message) of the rounds without stalled sockets:
+        before, between and after the others."""
         self.with_them: list[tuple[float, float]] = []
         self.before = self.highest = 0
-        """Resident bytes before the first socket stalled; the most afterwards."""
+        """Resident bytes before the first socket stalled, and the most afterwards."""
         self.dropped = 0
-        """Of the stalled, cut off by the broker."""
+        """Number of stalled sockets that the broker closed."""
         self.full = self.consumers
-        """The partitions whose consumer's socket took nothing more, by the broker's own word; the
+        """Number of partitions whose consumer's socket was full, as the broker stated it; the
         fewest of all rounds."""
 
     async def prepare(self) -> None:
-        """Queues and the load's clients."""
+        """Create the queues and connect the load's clients."""
         settings = {"partitions": self.consumers, "lease_s": 5}
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}", settings)
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}/groups/g", {})
@@ -99,12 +101,12 @@ class _Trial:
             await watcher.subscribe()
 
     async def calm(self, seconds: float) -> None:
-        """Without stalled sockets."""
+        """Measure without stalled sockets."""
         self.without.append(await self._measure(seconds, "without stalled sockets"))
         self.before = self.before or self.memory.highest(0.0)
 
     async def stalling(self, seconds: float, settle_s: float) -> None:
-        """With them, after `settle_s` in which their buffers fill up."""
+        """Measure with stalled sockets, after `settle_s` in which their buffers fill up."""
         began = time.monotonic()
         async with self._stalled():
             await self._feed()
@@ -127,7 +129,7 @@ class _Trial:
 
     @contextlib.asynccontextmanager
     async def _stalled(self) -> AsyncIterator[None]:
-        """So many sockets, subscribed, and then no longer reading."""
+        """Open all the sockets, subscribe, and stop reading; close them after the block."""
         kinds: list[tuple[type[Narrow], str]] = [(Narrow, LOAD_QUEUE)] * self.readers
         kinds += [(StalledConsumer, ASIDE_QUEUE)] * self.consumers
 
@@ -162,7 +164,7 @@ class _Trial:
                 client.alive()
 
     async def _until_shared(self) -> None:
-        """Each consumer owns a partition, and none of them has been given anything."""
+        """Wait until each consumer owns a partition. None of them has received anything by then."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             partitions = (await self._group())["partitions"]
@@ -174,7 +176,7 @@ class _Trial:
             await asyncio.sleep(0.05)
 
     async def _until_left(self) -> None:
-        """The consumers have left; what they held waits for the next round."""
+        """Wait until the consumers have left; their messages wait for the next round."""
         deadline = time.monotonic() + _WAIT_S
         while (await self._group())["consumers"]:
             if time.monotonic() > deadline:
@@ -185,11 +187,11 @@ class _Trial:
         return await self._look(f"/v1/queues/{ASIDE_QUEUE}/groups/g")
 
     async def _look(self, path: str) -> Any:
-        self.rest.close()  # what is idle for a round, the broker has closed
+        self.rest.close()  # the broker has closed it, because it was idle for a round
         return await self.rest.call("GET", path)
 
     async def _feed(self) -> None:
-        """Something for the stalled consumers, so that their buffers fill up, too."""
+        """Publish messages for the stalled consumers, so that their buffers fill up, too."""
         each = self.consumers * _MESSAGES_EACH // 1000 * 1000
         producer = Producer(f"feeder-{time.monotonic_ns()}", ASIDE_QUEUE, Shape(), 500, Random(2))
         await producer.open(self._url, None, producer.name)
@@ -216,7 +218,7 @@ class _Trial:
         self.full = min(self.full, waits.count("socket"))
 
     async def _awaken(self) -> None:
-        """Some readers read on: they come to the end, and nothing is left out in silence."""
+        """Let some readers read on. They come to the end, and nothing is left out silently."""
         some = [client for client in self.narrow if not isinstance(client, StalledConsumer)]
         some = some[:AWAKENED]
         for client in some:
@@ -224,7 +226,7 @@ class _Trial:
         await self.finish(*some)
 
     async def finish(self, *others: Follower) -> None:
-        """All that was published is settled, and every reader has come to the end."""
+        """Wait until all published messages are settled, and every reader has come to the end."""
         await self.line.drain()
         readers = [*self.watchers, *others]
         queue = await self._look(f"/v1/queues/{LOAD_QUEUE}")
@@ -250,15 +252,15 @@ class Plan:
     sockets: int = options.whole(SOCKETS, "How many stop reading.", 10, 20_000)
     settle_s: float = SETTLE_S
     window: int = WINDOW
-    """Messages published and not yet settled."""
+    """The most messages published and not yet settled."""
 
 
 async def stalled(plan: Plan, progress: Progress) -> Finding:
-    """`plan.seconds` with stalled sockets, in rounds of about ROUND_S, each between two without
-    and after `plan.settle_s` to fill buffers.
+    """Measure for `plan.seconds` with stalled sockets, in rounds of about ROUND_S. Each is between
+    two rounds without, and begins with `plan.settle_s` to fill buffers.
 
-    Raises LoadFailed or ServerFailed where it cannot even come to its end, RuntimeError when this
-    process may not open so many files.
+    Raises LoadFailed or ServerFailed if the trial cannot end normally, RuntimeError if this process
+    cannot open enough files.
     """
     seconds = plan.seconds
     raise_file_limit(plan.sockets + 500)

@@ -1,10 +1,10 @@
-"""Keys whose handlers hang, through the interfaces that users have: who else is served (P8)?
+"""Keys whose handlers hang, through the users' interfaces: are the other keys still served (P8)?
 
-A backlog of hung keys, one key after the other, and behind it, in the same queue, messages of other
-keys. Then a consumer comes, by one of five ways: the Python SDK (asyncio, blocking), the JavaScript
-SDK (Node, Chromium), HTTP pulls. The handlers of the hung keys never return and the SDKs prolong
-their leases; pulled messages of theirs are never settled. What counts is how many messages of the
-others were handled within some seconds.
+The queue has a backlog of hung keys, one key after the other, followed by messages of other keys.
+Then a consumer comes, in one of five ways: the Python SDK (asyncio, blocking), the JavaScript SDK
+(Node, Chromium), HTTP pulls. The handlers of the hung keys never return and the SDKs extend their
+leases; pulled messages of these keys are never settled. The result is the number of messages of the
+other keys that were handled within some seconds.
 """
 
 import asyncio
@@ -63,25 +63,25 @@ process.exit(0);
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what."""
+    """The sizes of one run."""
 
     hung: int = 1
-    """Keys whose handlers hang."""
+    """Number of keys whose handlers hang."""
     behind: int = 5_000
-    """Messages of each of them."""
+    """Number of messages of each of them."""
     others: int = 1_000
-    """Messages of other keys, behind all of these."""
+    """Number of messages of other keys, after all of these."""
     concurrency: int = 20
     partitions: int = 16
-    """With one all of it stands in one log."""
+    """Number of partitions; with one, everything is in one log."""
     credit: int = 0
-    """0: what the SDK asks for by itself."""
+    """The credit of the subscription; 0 for the SDK's default."""
     seconds: float = SECONDS
 
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the others."""
+    """The result for the other keys."""
 
     handled: int
     took_s: float
@@ -101,7 +101,7 @@ async def _fill(url: str, plan: Plan) -> None:
 
 
 class _Counting:
-    """Counts what is handled of the others; from any thread."""
+    """A counter of the handled messages of the other keys; usable from any thread."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -109,7 +109,7 @@ class _Counting:
         self.began = time.monotonic()
 
     def add(self) -> None:
-        """One more."""
+        """Count one more."""
         self._handled.append(1)
 
     async def served(self) -> Served:
@@ -127,7 +127,7 @@ def _credit(plan: Plan) -> dict[str, Any]:
 
 
 async def python(url: str, plan: Plan) -> Served:
-    """The SDK with asyncio, `Subscription.run`."""
+    """Consume with the SDK for asyncio, `Subscription.run`."""
     async with tocsin.connect(url) as client:
         counting = _Counting(plan)
 
@@ -145,7 +145,7 @@ async def python(url: str, plan: Plan) -> Served:
 
 
 async def blocking(url: str, plan: Plan) -> Served:
-    """The blocking SDK, a thread for each handler."""
+    """Consume with the blocking SDK, a thread for each handler."""
     ended, counting = threading.Event(), _Counting(plan)
 
     def handle(messages: tocsin.blocking.Subscription) -> None:
@@ -187,7 +187,7 @@ def _settings(plan: Plan) -> str:
 
 
 async def in_node(url: str, plan: Plan) -> Served:
-    """The JavaScript SDK in Node, with a handler."""
+    """Consume with the JavaScript SDK in Node, with a handler."""
     script = _IN_NODE % (json.dumps(_MODULE.as_uri()), _STORY, json.dumps(url), _settings(plan))
     process = await asyncio.create_subprocess_exec(
         node(), "--input-type=module", "-e", script,
@@ -201,7 +201,7 @@ async def in_node(url: str, plan: Plan) -> Served:
 
 
 async def in_chromium(url: str, plan: Plan) -> Served:
-    """The same in a page of the broker's."""
+    """Consume with the JavaScript SDK in a page of the broker."""
     async with browsing() as browser:
         page = await browser.new_page()
         await page.goto(f"{url}/console")
@@ -214,7 +214,7 @@ async def in_chromium(url: str, plan: Plan) -> Served:
 
 
 async def pulls(url: str, plan: Plan) -> Served:
-    """HTTP pulls of a hundred; what is hung is never settled."""
+    """Consume with HTTP pulls of a hundred; messages of hung keys are never settled."""
     async with tocsin.Http(url) as http:
         counting = _Counting(plan)
 
@@ -250,7 +250,8 @@ PLANS: Final = (Plan(), Plan(hung=20, concurrency=40, partitions=1))
 async def hung_handlers(
     progress: Progress, *, ways: Sequence[str] = tuple(WAYS), plans: Sequence[Plan] = PLANS
 ) -> Finding:
-    """Each of these ways and plans on a broker of its own. Raises LoadFailed or ServerFailed."""
+    """Run each of these ways and plans on a broker of its own. Raises LoadFailed or
+    ServerFailed."""
     finding = Finding("stuck --handlers")
     for plan in plans:
         for way in ways:

@@ -1,5 +1,5 @@
-"""What a consumer does with stuck keys, and what must not happen to it: the clients of the trial
-`stuck`. The first letter of a key says what becomes of its messages."""
+"""The clients of the trial `stuck`: how a consumer treats stuck keys, and what must not happen to
+it. The first letter of a key determines the treatment of its messages."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from loadtests.clients.load import Client, Reply, Shape
 
 KEYS: Final = 10_000
 OF_A_KIND: Final = 100
-"""Keys that are always nacked, as many that are parked, and as many whose handlers hang."""
+"""Number of keys that are always nacked, of keys that are parked, and of keys whose handlers
+hang."""
 HEALTHY, NACKED, PARKED, HUNG = b"knph"
 _LETTERS: Final = {0: NACKED, 1: PARKED, 2: HUNG}
 CREDIT: Final = 8_000
@@ -30,7 +31,7 @@ class Deck(Shape):
         """`keys`: a multiple of OF_A_KIND."""
         super().__init__(keys=keys)
         self.stuck_share = len(_LETTERS) * OF_A_KIND / keys
-        """Of all keys, and in whole decks of all messages."""
+        """The share of stuck keys, and in whole decks of their messages."""
         self._cards: list[int] = []
         self.key_at = _LETTER_AT
         self.key_bytes = 1 + self._key_digits
@@ -40,7 +41,7 @@ class Deck(Shape):
         return b'{"key":"%c%0*d","body":"' % (letter, self._key_digits, key)
 
     def block(self, messages: int, random: Random) -> list[bytes]:
-        """As Shape.block, from the deck."""
+        """Return messages like Shape.block, with keys from the deck."""
         closing = self._padding + b'"}'
         openings = [self._opening(self._draw(random)) for _ in range(messages)]
         return [openings[0], *(closing + b"," + opening for opening in openings[1:]), closing]
@@ -51,52 +52,53 @@ class Deck(Shape):
         return self._cards.pop()
 
     def healthy(self, messages: int) -> int:
-        """How many of so many messages, whole decks, are of healthy keys."""
+        """Return how many of `messages`, whole decks, are of healthy keys."""
         return messages - len(_LETTERS) * self.of_a_kind(messages)
 
     def of_a_kind(self, messages: int) -> int:
-        """How many of them are of the keys of one kind that is stuck."""
+        """Return how many of `messages` are of stuck keys of one kind."""
         return messages * OF_A_KIND // self.keys
 
     def names(self, letter: int) -> list[str]:
-        """The keys of a kind."""
+        """Return the keys of a kind."""
         keys = (self._opening(key) for key in range(self.keys))
         return [x[self.key_at : self.key_at + self.key_bytes].decode() for x in keys
                 if x[self.key_at] == letter]  # fmt: skip
 
 
 class Book:
-    """What one group was given, over all its consumers."""
+    """The deliveries to one group, over all its consumers."""
 
     def __init__(self, *, stuck: bool) -> None:
         self.stuck = stuck
         """False: keys of all kinds are handled like healthy ones."""
         self.letting_go = False
-        """What was stuck is handled from now on."""
+        """Whether stuck messages are handled from now on."""
         self.healthy = 0
-        """Messages of healthy keys, each counted once."""
+        """Number of messages of healthy keys, each counted once."""
         self.again = 0
-        """Messages of healthy keys that were given again."""
+        """Number of repeated deliveries of healthy keys."""
         self.redelivered: Counter[int] = Counter()
-        """Of stuck keys, by kind: how often a message came again."""
+        """Number of repeated deliveries of stuck keys, by kind."""
         self.let_go = 0
         self.violations: list[str] = []
         self.given: dict[int, bytearray] = {}
-        """Partition → what was given, a byte an offset; the part behind its end never was."""
+        """Partition → a byte for each offset: whether it was given. Offsets beyond the end never
+        were."""
         self.heads: dict[bytes, int] = {}
-        """Stuck key → the offset that everything else of it waits for."""
+        """Stuck key → the offset that all others of the key wait for."""
         self.came_back: set[bytes] = set()
-        """Stuck keys whose head was given again: from then on nothing else of them may come."""
+        """Stuck keys whose head was given again. From then on no other message of them may come."""
         self.done: dict[bytes, int] = {}
         """Stuck key → the newest offset handled while letting go."""
 
     def violated(self, why: str) -> None:
-        """Note what should not have happened."""
+        """Note a violation."""
         if len(self.violations) < EXAMPLES_MAX:
             self.violations.append(why)
 
     def give(self, partition: int, first: int, last: int, skips: Sequence[int]) -> bool:
-        """Note the messages of a push. True: they lie beyond all that was given before."""
+        """Note the messages of a push. True if they are beyond all that was given before."""
         given = self.given.setdefault(partition, bytearray())
         if first < len(given):
             return False
@@ -107,7 +109,7 @@ class Book:
         return True
 
     def give_one(self, partition: int, offset: int) -> bool:
-        """Note one message below the end. True: it was never given before."""
+        """Note one message below the end. True if it was never given before."""
         given = self.given[partition]
         fresh = not given[offset]
         given[offset] = 1
@@ -115,19 +117,20 @@ class Book:
 
 
 class Handler(Client):
-    """A consumer that does to each kind of key what the trial says, and acks the rest at once,
-    confirmed. `go` and `pause` turn its credit on and off."""
+    """A consumer that treats each kind of key as the trial says. It acks the rest at once, with
+    confirmation. `go` and `pause` turn its credit on and off."""
 
     def __init__(self, name: str, deck: Deck, book: Book) -> None:
         super().__init__(name)
         self._deck = deck
         self._book = book
         self.settled = 0
-        """Messages of healthy keys whose ack was confirmed."""
+        """Number of messages of healthy keys whose ack was confirmed."""
         self.stale = 0
         self.nacked = 0
         self.held: dict[tuple[int, int, int, int], bytes] = {}
-        """(partition, epoch, push, offset) of what hangs, or waits to be revoked → key."""
+        """(partition, epoch, push, offset) of a delivery that hangs, or waits to be revoked →
+        key."""
         self._granted = 0
         self._freed = CREDIT
         self._going = False
@@ -143,19 +146,19 @@ class Handler(Client):
 
     @property
     def unanswered(self) -> int:
-        """Acks that are not confirmed yet."""
+        """Number of acks that are not confirmed yet."""
         return len(self._acking)
 
     def go(self) -> None:
-        """Grant what is free, from now on."""
+        """Grant the free credit, from now on."""
         self._going = True
         self._turn()
 
     def pause(self) -> None:
-        """Grant nothing more."""
+        """Grant no more credit."""
         self._going = False
 
-    # --- what comes
+    # --- received frames
 
     def _push(self, data: bytes) -> None:
         head, start, end = wire.open_push(data)
@@ -234,16 +237,17 @@ class Handler(Client):
             for partition, epoch, push, *ranges in _REVOKED.decode(data).deliveries:
                 for first, last in zip(ranges[::2], ranges[1::2], strict=True):
                     for offset in range(first, last + 1):
-                        # Revoked healthy ones were acked on the way and freed their credit then.
+                        # Healthy messages that are revoked were acked already, and freed their
+                        # credit then.
                         if self.held.pop((partition, epoch, push, offset), None) is not None:
                             self._freed += 1
         else:
             super()._reply(data)
 
-    # --- what goes
+    # --- sent frames
 
     def let_go(self) -> None:
-        """Handle what hangs."""
+        """Handle the messages that hang."""
         for place, key in sorted(self.held.items(), key=lambda item: item[0][3]):
             self._handle(key, place[3])
             self._freed += 1
@@ -294,7 +298,7 @@ class _Push(msgspec.Struct, gc=False):
 
 
 class Nacker(Client):
-    """Returns everything."""
+    """A consumer that nacks everything."""
 
     def _push(self, data: bytes) -> None:
         push = msgspec.json.decode(data, type=_Push)
@@ -313,7 +317,7 @@ _REVOKED: Final = msgspec.json.Decoder(_Revoked)
 
 @dataclass
 class Turns:
-    """What the turns of one group came to."""
+    """The results of one group's turns."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -326,7 +330,7 @@ class Turns:
 
     @property
     def cpu_us(self) -> float:
-        """Server CPU per healthy message."""
+        """Server CPU per healthy message, in microseconds."""
         return self.cpu_s / self.messages * 1e6 if self.messages else 0.0
 
 
@@ -337,18 +341,18 @@ class Crew:
     group: str
     book: Book
     total: int
-    """Messages of healthy keys that it is to be given."""
+    """Number of messages of healthy keys that the group must receive."""
     handlers: list[Handler] = field(default_factory=list)
     turns: Turns = field(default_factory=Turns)
 
     @property
     def settled(self) -> int:
-        """Messages of healthy keys whose ack was confirmed."""
+        """Number of messages of healthy keys whose ack was confirmed."""
         return sum(handler.settled for handler in self.handlers)
 
     @property
     def finished(self) -> bool:
-        """Whether it has been given, and has settled, all that it is to."""
+        """Whether it has received and settled all of them."""
         return self.book.healthy >= self.total and not any(h.unanswered for h in self.handlers)
 
     def clients(self) -> list[Client]:

@@ -1,10 +1,10 @@
 """The whole path with and without stuck keys: producers publish, and one of two groups takes it.
 
-A turn is a fixed number of messages, whole decks of keys, so that both groups do the same work;
-what the other group finds waiting afterwards, it drains before its own turn begins. Before what
-is measured, as many go as use up the credit that the other group still has: nobody else's work
-is in a turn. Turns are short and many: the machine is faster now and slower then, and a turn is
-compared with the one beside it.
+A turn is a fixed number of messages, whole decks of keys, so that both groups do the same work. The
+other group drains the messages that wait for it before its own turn begins. Before each
+measurement, messages use up the credit that the other group still has, so that a turn contains only
+its own group's work. Turns are short and many, because the machine's speed varies; each turn is
+compared with its neighbour.
 """
 
 import statistics
@@ -18,17 +18,17 @@ from loadtests.trials.stuck.keys import Crew, Deck, Turns
 from loadtests.trials.trial import Progress, until
 
 LIVE_MESSAGES: Final = 120_000
-"""That are measured in a turn."""
+"""Number of measured messages of a turn."""
 _BEFORE: Final = 40_000
 _PRODUCERS: Final = 4
 _FRAME_MESSAGES: Final = 100
 _WINDOW: Final = 20_000
-"""As of the benchmark's batch100."""
+"""The window of the benchmark's batch100."""
 _WAIT_S: Final = 120.0
 
 
 class Live:
-    """Publishes for a crew and measures it. `turns` by group."""
+    """A publisher for one of two crews, which measures it. `turns` are by group."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class Live:
         server: Process,
         progress: Progress,
     ) -> None:
-        """`measured`: messages of a turn, whole decks; `messages` are all that it publishes."""
+        """`measured`: number of measured messages of a turn, whole decks; `messages` is the number
+        of all published ones."""
         random = Random(2)
-        # Of all producers together each key once.
+        # All producers together send each key once.
         blocks = deck.keys // (_PRODUCERS * _FRAME_MESSAGES)
         self._url = url
         self._deck = deck
@@ -69,7 +70,7 @@ class Live:
             producer.on_answers = self._fill
 
     def _fill(self) -> None:
-        """As much as the window allows, of what is healthy."""
+        """Publish as much as the window of healthy messages allows."""
         if self._crew is None:
             return
         due = stamp(time.monotonic_ns())
@@ -84,8 +85,8 @@ class Live:
             producer.flush()
 
     async def turn(self, crew: Crew, other: Crew) -> None:
-        """Let the crew drain what waits; then publish, and measure until it has settled what is
-        healthy of it. Raises LoadFailed."""
+        """Let the crew drain its waiting messages. Then publish, and measure until it has settled
+        the healthy ones. Raises LoadFailed."""
         await self._drain(crew)
         for handler in crew.handlers:
             handler.on_settled = self._fill
@@ -119,12 +120,14 @@ class Live:
 
     @property
     def ratio(self) -> float:
-        """With to without stuck keys: the median over the pairs of turns beside each other."""
+        """Return the ratio of rates with and without stuck keys: the median over pairs of
+        neighbouring turns."""
         pairs = zip(self.rates["stuck"], self.rates["free"], strict=True)
         return statistics.median(stuck / free for stuck, free in pairs)
 
     async def drain(self, crew: Crew) -> None:
-        """Let the crew have what the other one's turns left for it. Raises LoadFailed."""
+        """Let the crew drain the messages that the other one's turns left for it. Raises
+        LoadFailed."""
         await self._drain(crew)
         for handler in crew.handlers:
             handler.pause()

@@ -1,10 +1,12 @@
-"""Stuck keys with a backlog behind them: the healthy ones must not pay for it (P8), nor memory.
+"""Stuck keys with a backlog: the healthy ones must not pay for it (P8), nor memory.
 
-One queue, two groups over the same log. In `free` all is well; in `stuck` one key of a hundred is
-always nacked, one of a hundred is parked, and a hundred handlers hang and never extend. The groups
-take turns, so that what else the machine does hits both alike; only the healthy keys are counted.
-Before that, on the first messages, what is to be stuck gets stuck: a nacked key backs off, a hung
-one has lost its lease (P8 speaks of keys that are; until then a handler only takes its time).
+One queue has two groups over the same log. In `free` all keys are healthy. In `stuck` one key of a
+hundred is always nacked, one of a hundred is parked, and a hundred handlers hang and never extend.
+The groups take turns, so that other work on the machine affects both alike. Only the healthy keys
+are counted.
+
+Before that, on the first messages, the stuck keys get stuck: a nacked key backs off, a hung one has
+lost its lease. (P8 is about keys in that state; until then a handler only takes its time.)
 """
 
 import asyncio
@@ -43,13 +45,14 @@ PARTITIONS: Final = 16
 CONSUMERS: Final = 4
 LEASE_S: Final = 10.0
 RATIO_MIN: Final = 0.95
-"""P8: for each per cent of the keys that is stuck."""
+"""The least ratio of rates, for each per cent of the keys that is stuck (P8)."""
 GROWTH_MAX: Final = 64 * MIB
-"""Beyond the tail cache, which stays empty: nothing is published while the groups read."""
+"""The most growth of memory beyond the tail cache. That stays empty, because nothing is published
+while the groups read."""
 _QUEUE: Final = "stuck"
 _SETTINGS: Final = {
     "partitions": PARTITIONS, "attempts_max": 0, "backoff_s": 0.5, "backoff_max_s": 5,
-    "retention_s": 86_400,  # both groups read the whole log, and nobody pays for trimming it
+    "retention_s": 86_400,  # both groups read the whole log, and trimming would cost one of them
 }  # fmt: skip
 _PRODUCERS: Final = 4
 _FRAME_MESSAGES: Final = 625
@@ -59,7 +62,7 @@ _WAIT_S: Final = 120.0
 
 
 class _Trial:
-    """One run of it on a server of its own."""
+    """One run on a server of its own."""
 
     def __init__(
         self, server: Server, keys: int, messages: int, turn_s: float, progress: Progress
@@ -76,10 +79,11 @@ class _Trial:
         self.free = Crew("free", Book(stuck=False), healthy)
         self.stuck = Crew("stuck", Book(stuck=True), healthy)
         self.tenth_at = self.all_at = 0.0
-        """When the stuck group had a tenth of its messages, and all; monotonic."""
+        """The monotonic times at which the stuck group had a tenth of its messages, and all."""
 
     async def prepare(self, lease_s: float) -> None:
-        """Queue, groups, consumers; what is to be stuck gets stuck; then the backlog."""
+        """Create queue, groups and consumers; let the stuck keys get stuck; then publish the
+        backlog."""
         await self.rest.call("PUT", f"/v1/queues/{_QUEUE}", _SETTINGS | {"lease_s": lease_s})
         await self.rest.call("PUT", f"{self._place('free')}", {})
         await self._park()
@@ -102,8 +106,9 @@ class _Trial:
         return f"/v1/queues/{_QUEUE}/groups/{group}"
 
     async def _park(self) -> None:
-        """A group has one setting of attempts; it reaches consumers when they join. So the group
-        parks at the first nack while the keys to be parked have their first message."""
+        """Park the keys to be parked. A group has one setting of attempts, which reaches consumers
+        when they join. So the group parks at the first nack while these keys have their first
+        message."""
         settings: dict[str, Any] = {"attempts_max": 1, "on_exhausted": "park"}
         await self.rest.call("PUT", self._place("stuck"), settings)
         names = self.deck.names(PARKED)
@@ -136,8 +141,8 @@ class _Trial:
             await asyncio.sleep(0.05)
 
     async def _shared(self, crew: Crew) -> None:
-        """Wait until each consumer owns partitions. What hangs at a consumer whose partition moves
-        later is given by the next owner with what follows it, which is no fault."""
+        """Wait until each consumer owns partitions. If a partition with hung messages moved later,
+        the next owner would give them and those after them, which is no fault."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             partitions = (await self.describe(crew.group))["partitions"]
@@ -149,8 +154,8 @@ class _Trial:
             await asyncio.sleep(0.05)
 
     async def describe(self, group: str) -> Any:
-        """What the broker says of a group."""
-        self.rest.close()  # what is idle for a turn, the broker has closed
+        """Return the broker's description of a group."""
+        self.rest.close()  # the broker has closed it, because it was idle for a turn
         return await self.rest.call("GET", self._place(group))
 
     async def _fill(self, messages: int) -> None:
@@ -190,7 +195,7 @@ class _Trial:
         self._progress(f"stuck: {messages:,} messages wait, after {took_s:.1f} s")
 
     async def run(self) -> None:
-        """Turn by turn, until both groups have settled what is healthy."""
+        """Run turns until both groups have settled their healthy messages."""
         crews = [self.free, self.stuck]
         while not all(crew.finished for crew in crews):
             for crew in crews:
@@ -241,7 +246,7 @@ class _Trial:
         )  # fmt: skip
 
     async def live(self, rounds: int, measured: int) -> Live:
-        """Both groups take what is published, in turns: free, stuck, stuck, free, …"""
+        """Let both groups take published messages in turns: free, stuck, stuck, free, …"""
         live = Live(
             self._url, _QUEUE, self.deck,
             measured=measured, server=self._server, progress=self._progress,
@@ -262,7 +267,7 @@ class _Trial:
         return live
 
     async def let_go(self, timeout_s: float) -> float:
-        """Handle what was stuck; the seconds until only the parked keys are left."""
+        """Handle the stuck messages; return the seconds until only the parked keys are left."""
         began, crew = time.monotonic(), self.stuck
         crew.book.letting_go = True
         wanted = 2 * self.deck.of_a_kind(self.messages)
@@ -302,10 +307,10 @@ class Plan:
 
 
 async def stuck(plan: Plan, progress: Progress) -> Finding:
-    """`messages` (rounded up to whole decks) wait; both groups read them in turns of `turn_s`.
-    Then, `rounds` times each, one of them takes `live_messages` that are published meanwhile.
+    """Let `messages` (rounded up to whole decks) wait; both groups read them in turns of `turn_s`.
+    Then each takes, `rounds` times, `live_messages` that are published meanwhile.
 
-    Raises LoadFailed or ServerFailed where it cannot even come to its end.
+    Raises LoadFailed or ServerFailed if the trial cannot end normally.
     """
     if plan.handlers:
         return await hung_handlers(progress)
@@ -343,8 +348,8 @@ async def stuck(plan: Plan, progress: Progress) -> Finding:
 def _judge(
     finding: Finding, trial: _Trial, redelivered: Counter[int], groups: Sequence[Any]
 ) -> None:
-    """`redelivered` by kind, before what was stuck was let go; `groups` as the broker described
-    them: stuck, free, and stuck after that."""
+    """Judge the run. `redelivered` is by kind, before the stuck messages were let go. `groups` are
+    the broker's descriptions: stuck, free, and stuck after that."""
     book = trial.stuck.book
     growth = _growth(trial)
     finding.figures |= {
@@ -368,8 +373,8 @@ def _judge(
 
 
 def _judge_rates(finding: Finding, trial: _Trial, live: Live) -> None:
-    """P8 is about the whole path: published, durable, pushed, acked. How fast a backlog drains,
-    which has been through the first half of it, is reported beside it."""
+    """Judge the rates. P8 is about the whole path: published, durable, pushed, acked. The rate at
+    which a backlog drains skips the first half of it, so it is only reported."""
     free, stuck = live.turns["free"], live.turns["stuck"]
     finding.figures |= {
         "healthy_per_s_without": round(free.rate),
@@ -416,6 +421,6 @@ def _judge_delivery(finding: Finding, trial: _Trial, groups: Sequence[Any]) -> N
 
 
 def _growth(trial: _Trial) -> int:
-    """How much more memory there was at any time than at a tenth of the backlog."""
+    """Return the largest growth of memory since a tenth of the backlog was read."""
     start = trial.memory.highest(trial.tenth_at - 1.0, trial.tenth_at + 0.2)
     return max(0, trial.memory.highest(trial.tenth_at, trial.all_at + 1.0) - start)

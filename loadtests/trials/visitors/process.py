@@ -1,7 +1,7 @@
 """`python -m loadtests.trials.visitors.process URL COUNT`: consumers that come and go at once.
 
-Each connects, says hello, subscribes, and resets its socket; it has a process of its own and plain
-sockets, so that they come as fast as anybody can send them.
+Each connects, says hello, subscribes, and resets its socket. They have a process of their own and
+plain sockets, so that they come as fast as possible.
 """
 
 import socket

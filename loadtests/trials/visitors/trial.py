@@ -1,8 +1,8 @@
-"""Consumers that connect, subscribe and are reset at once, thousands of them: the one that stays
-must hardly notice, and what they cost must grow no faster than their number.
+"""Thousands of consumers that connect, subscribe and are reset at once. The consumer that stays
+must hardly notice, and their cost must grow no faster than their number.
 
 A producer publishes on a fixed schedule to a queue of some partitions, and a consumer that stays
-acks what it is given. Meanwhile visitors come (`loadtests.trials.visitors.process`): one after the
+acks its messages. Meanwhile visitors come (`loadtests.trials.visitors.process`): one after the
 other; the same, each waiting for the answer to its subscribe; or a crowd that subscribes together
 and is reset together.
 """
@@ -29,9 +29,9 @@ RATE: Final = 100
 PARTITIONS: Final = 16
 GAP_MAX_S: Final = 1.0
 SETTLED_S: Final = 2.0
-"""After so long the group counts nobody who has gone."""
+"""Time after which the group counts no consumer that has gone."""
 LINEAR: Final = 2.0
-"""A visitor of many costs the broker at most so many times the CPU that one of few costs."""
+"""The largest ratio of the broker's CPU time per visitor, for many visitors to few."""
 _TICK_S: Final = 0.002
 _WARM_UP_S: Final = 1.0
 _VISIT_S: Final = 400.0
@@ -40,7 +40,7 @@ _GROUP: Final = f"/v1/queues/{QUEUE}/groups/{GROUP}"
 
 
 class _Steady(Consumer):
-    """The consumer that stays, and its gaps."""
+    """The consumer that stays, and the gaps between its pushes."""
 
     def __init__(self, waits: Histogram) -> None:
         super().__init__("steady", Shape(), waits, Random(1))
@@ -48,11 +48,11 @@ class _Steady(Consumer):
         self._worst_ns = 0
 
     def begin(self) -> None:
-        """Gaps count from now on."""
+        """Count gaps from now on."""
         self._last_ns, self._worst_ns = time.monotonic_ns(), 0
 
     def worst_gap_s(self) -> float:
-        """The worst gap so far, in seconds; the one that still lasts counts."""
+        """Return the longest gap so far, in seconds; the current one counts."""
         self._worst_ns = max(self._worst_ns, time.monotonic_ns() - self._last_ns)
         return round(self._worst_ns / 1e9, 3)
 
@@ -63,7 +63,7 @@ class _Steady(Consumer):
 
 
 class _Run:
-    """A broker under load, and who visits it."""
+    """A broker under load, and its visitors."""
 
     def __init__(self, url: str, process: Process, rate: int) -> None:
         self._url = url
@@ -77,7 +77,7 @@ class _Run:
         self._offering: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Load it from now on."""
+        """Begin the load."""
         await self._rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": PARTITIONS})
         await self._rest.call("PUT", _GROUP, {})
         await self._producer.open(self._url, None, self._producer.name)
@@ -97,7 +97,7 @@ class _Run:
             await asyncio.sleep(_TICK_S)
 
     async def visit(self, count: int, shape: str) -> dict[str, Any]:
-        """So many come and go; what of it is noticed."""
+        """Let `count` visitors come and go; return the effects."""
         self._waits.clear()
         self._steady.begin()
         began, cpu_s = time.monotonic(), self._process.cpu_s()
@@ -105,7 +105,7 @@ class _Run:
             await self._visitors(count, shape)
             took_s = time.monotonic() - began
             await asyncio.sleep(SETTLED_S)
-            self._rest.close()  # what was idle meanwhile, the broker has closed
+            self._rest.close()  # the broker has closed it, because it was idle meanwhile
             consumers = int((await self._rest.call("GET", _GROUP))["consumers"])
             cpu_s = self._process.cpu_s() - cpu_s
             gap_s = self._steady.worst_gap_s()
@@ -133,7 +133,7 @@ class _Run:
                 await process.wait()
 
     async def _drain(self) -> None:
-        """Until the steady consumer was given everything that was published so far."""
+        """Wait until the steady consumer has settled all messages published so far."""
         published, deadline = self._published, time.monotonic() + _DRAIN_S
         while self._steady.settled < published:
             failed([self._steady, self._producer])
@@ -142,7 +142,7 @@ class _Run:
             await asyncio.sleep(_TICK_S)
 
     def close(self) -> None:
-        """Nobody comes any more."""
+        """Disconnect, and end the load."""
         if self._offering is not None:
             self._offering.cancel()
         self._rest.close()
@@ -168,8 +168,8 @@ class Plan:
 
 
 async def visitors(plan: Plan, progress: Progress) -> Finding:
-    """Each count, in each shape, on a broker of its own. Raises LoadFailed or ServerFailed where it
-    cannot even come to its end."""
+    """Run each count, in each shape, on a broker of its own. Raises LoadFailed or ServerFailed if
+    the trial cannot end normally."""
     finding = Finding("visitors")
     counts, rate = plan.counts, plan.rate
     raise_file_limit(max(counts) + 500)
