@@ -83,8 +83,8 @@ class Process:
 
 
 class Server:
-    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts, its master
-    key `<data_dir>.key`.
+    """A `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts, its master key
+    `<data_dir>.key`.
 
     `command` is what the interpreter runs in place of the shipped server (negative controls).
     `port` 0 picks a free port and keeps it over restarts. `settings` are further variables of its

@@ -86,7 +86,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One message was given to a consumer. `by` names the delivery as acks do. Deliveries share a
+    """A message was given to a consumer. `by` names the delivery as acks do. Deliveries share a
     `stream` only if the broker may give a later message of a key on it while an earlier one is in
     flight. A socket is such a stream; each pull is a stream of its own."""
 

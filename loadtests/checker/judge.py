@@ -67,8 +67,8 @@ class Given:
 
 
 class Key:
-    """One key in one group. `open` are the offsets given and not acked since. `acked` are those
-    whose ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
+    """A key in a group. `open` are the offsets given and not acked since. `acked` are those whose
+    ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
 
     While m is open, a later m' of the key may come only on the same stream (one consumer, which
     runs them one after another), and not once m is known to have returned. While m is acked but

@@ -254,7 +254,7 @@ class Producer(Client):
 
 
 class _Part:
-    """One ack's part of a subscription: a delivery list, and its number of messages."""
+    """The part of an ack for one subscription: a delivery list, and its number of messages."""
 
     __slots__ = ("count", "deliveries")
 

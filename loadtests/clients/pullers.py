@@ -36,7 +36,7 @@ _PULL_BODY: Final = _ENCODE({"messages_max": PULL_MESSAGES_MAX, "wait_s": PULL_W
 
 
 class Puller:
-    """One of the clients whose pulls form the group's virtual consumer (R24)."""
+    """A client of those whose pulls form the group's virtual consumer (R24)."""
 
     def __init__(self, field: RunState, number: int = 0) -> None:
         self._field = field

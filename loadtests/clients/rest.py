@@ -9,8 +9,8 @@ REQUEST_TIMEOUT_S = 60.0
 
 
 class Rest:
-    """One connection to the broker's HTTP interface, opened on first use and reopened on the next
-    use after it broke. It carries one request at a time."""
+    """A connection to the broker's HTTP interface, opened on first use and reopened on the next use
+    after it broke. It carries one request at a time."""
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S

@@ -60,7 +60,7 @@ def _nothing() -> None:
 
 
 class Wire(asyncio.Protocol):
-    """One socket after its handshake.
+    """A socket after its handshake.
 
     `on_message(bytes)` gets every message. `on_turn()` follows once after all messages of one read,
     the moment to send answers. `on_closed()` is called once when the socket has closed, with

@@ -125,8 +125,7 @@ _NEVER: Final[tuple[int, How]] = (0, "reset")
 
 
 class Link:
-    """One connection of a client, and the proxy's connection to the broker for it. Made by the
-    proxy."""
+    """A client's connection, and the proxy's connection to the broker for it. Made by the proxy."""
 
     def __init__(
         self,

@@ -112,8 +112,8 @@ def reason(error: Exception) -> str:
 
 
 class Http:
-    """One keep-alive connection, which is opened anew after it has broken. It carries one request
-    at a time."""
+    """A keep-alive connection, which is opened anew after it has broken. It carries one request at
+    a time."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """`url`: http://host:port of a broker."""

@@ -124,7 +124,7 @@ class LoadBroke(RuntimeError):
 
 
 class Locusts:
-    """One master and the plan's workers, on this machine. Leaving its context ends them all."""
+    """A master and the plan's workers, on this machine. Leaving its context ends them all."""
 
     def __init__(self, plan: Plan, folder: Path, token: str | None) -> None:
         """`folder`: the run's folder, which holds the plan's file. Logs are written there too."""

@@ -41,7 +41,7 @@ class NoGate(ValueError):
 
 @dataclass(frozen=True)
 class Gate:
-    """One bound on one figure."""
+    """A bound on one figure."""
 
     figure: str
     how: str

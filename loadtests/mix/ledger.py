@@ -259,7 +259,7 @@ KINDS: Final = {
 
 @dataclass(slots=True)
 class Sent:
-    """One line of one publisher. A message that is neither certified nor refused is unknown."""
+    """A line of one publisher. A message that is neither certified nor refused is unknown."""
 
     offered: int = 0
     """The highest number that was ever sent."""

@@ -78,7 +78,7 @@ def attach(users: Any) -> None:
 
 
 class Mix:
-    """One process of Locust: the only one, the master, or a worker."""
+    """A process of Locust: the only one, the master, or a worker."""
 
     def __init__(self, users: Any) -> None:
         """`users`: the base class of all users, whose `process_context` is set when a test

@@ -1,4 +1,4 @@
-"""One run of the mix, from empty queues to its outcome: ramp, measure, drain, over."""
+"""A run of the mix, from empty queues to its outcome: ramp, measure, drain, over."""
 
 import time
 from collections import Counter
@@ -90,7 +90,7 @@ class OwnBroker:
 
 
 class Run:
-    """One run of the mix. Its methods raise LoadBroke if the load could not be made."""
+    """A run of the mix. Its methods raise LoadBroke if the load could not be made."""
 
     def __init__(
         self, plan: Plan, folder: Path, token: str | None, say: Say, server: Server | None

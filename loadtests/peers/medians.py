@@ -12,7 +12,7 @@ OFFERED: Final = {"open1k": 1_000, "open5k": 5_000, "open10k": 10_000}
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One entrant in one scenario of one round."""
+    """An entrant in one scenario of one round."""
 
     round: int
     """Number of the round, from 1."""

@@ -1,4 +1,4 @@
-"""One process of a swarm: thousands of waiting readers that follow orders from stdin."""
+"""A process of a swarm: thousands of waiting readers that follow orders from stdin."""
 
 import asyncio
 import gc

@@ -153,7 +153,7 @@ class _Member(_Logged):
 
 
 class _Stretch:
-    """One queue under load, with or without churn, from its creation to the judge's verdict."""
+    """A queue under load, with or without churn, from its creation to the judge's verdict."""
 
     def __init__(self, url: str, name: str, log: Path, rate: int, random: Random) -> None:
         self._url = url

@@ -36,7 +36,7 @@ class Case:
     keys: int
     batch: int
     share: float = 1.0
-    """Its share of the plan's messages."""
+    """The case's share of the plan's messages."""
 
 
 CASES: Final = (

@@ -42,7 +42,7 @@ LOADS: Final = {"batch100": Load(100, 20_000), "single": Load(1, 8_000)}
 
 
 class Side(NamedTuple):
-    """One of the two brokers, and its clients' token."""
+    """A broker, guarded or not, and its clients' token."""
 
     name: str
     server: Server

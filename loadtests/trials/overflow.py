@@ -175,7 +175,7 @@ class Outcome:
 
 
 class _Round:
-    """One queue, from its creation to the verdict on each message."""
+    """A queue, from its creation to the verdict on each message."""
 
     def __init__(self, url: str, name: str, plan: Plan, random: Random) -> None:
         self._url, self._name, self._plan, self._random = url, name, plan, random

@@ -29,7 +29,7 @@ _SEEN_TIMEOUT_S: Final = 30.0
 _REDRAWN_S: Final = 2.0
 """The page draws changes outside the screen once a second."""
 _COLLECTIONS: Final = 3
-"""One collection does not find everything: finalizers and detached nodes need another."""
+"""A single collection does not find everything: finalizers and detached nodes need another."""
 _FRAMES: Final = """() => {
   window.frameIntervals = [];
   let last = performance.now();

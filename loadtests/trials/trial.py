@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, and what was found."""
+    """A promise, and what was found."""
 
     promise: str
     found: str

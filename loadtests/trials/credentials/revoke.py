@@ -38,7 +38,7 @@ _FRAMES: Final = "/v1/sessions/{}/frames?after=1&wait_s=30"
 
 @dataclass
 class _Session:
-    """One of the sessions that are to end. `code` is None while it is open."""
+    """A session that is to end. `code` is None while it is open."""
 
     transport: str
     code: int | None = None
@@ -125,7 +125,7 @@ async def _many(
 
 @dataclass
 class _Ending:
-    """One way for credentials to end: the token, and an action that ends it and returns when it has
+    """A way for credentials to end: the token, and an action that ends it and returns when it has
     (unix seconds)."""
 
     token: str

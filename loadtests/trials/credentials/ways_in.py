@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class Line:
-    """One socket."""
+    """A blocking socket."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port), TIMEOUT_S)

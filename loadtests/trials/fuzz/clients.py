@@ -198,7 +198,7 @@ def _address(name: str) -> str:
 
 
 class _Talk:
-    """One WebSocket session that goes on until the broker ends it."""
+    """A WebSocket session that goes on until the broker ends it."""
 
     def __init__(self, fuzz: Fuzz, name: str) -> None:
         self._fuzz = fuzz

@@ -58,7 +58,7 @@ class Plan:
 
 
 class _Trial:
-    """One run on a server of its own."""
+    """A run on a server of its own."""
 
     def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
         self._plan = plan

@@ -33,7 +33,7 @@ _RETRY: Final = re.compile(rb'"retry":(true|false)')
 
 
 class Flooder(Client):
-    """One connection. It publishes without sequences, so each frame is independent."""
+    """A connection. It publishes without sequences, so each frame is independent."""
 
     def __init__(self, name: str, queue: str, random: Random) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""One queue is flooded at three times its capacity; another one must not pay for it.
+"""A queue is flooded at three times its capacity; another one must not pay for it.
 
 Queue `steady` has two hundred messages a second on a schedule, published, pushed and acked over
 connections of its own. The latency of a message counts from its due time. Queue `flood` is flooded

@@ -1,4 +1,4 @@
-"""One session that is switched repeatedly between WebSocket and long poll in mid-stream.
+"""A session that is switched repeatedly between WebSocket and long poll in mid-stream.
 
 A consumer and two producers go through a proxy that passes WebSockets or blocks them, in each of
 the ways in which proxies do that. At each switch, the consumer's handlers have more than a hundred

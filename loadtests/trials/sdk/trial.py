@@ -47,7 +47,7 @@ class Evidence:
 
 @dataclass
 class SdkTrial:
-    """One trial. `url`: the broker's own address, past all proxies; `start` counts the broker's
+    """A trial. `url`: the broker's own address, past all proxies; `start` counts the broker's
     starts."""
 
     url: str

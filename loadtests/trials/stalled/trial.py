@@ -39,7 +39,7 @@ from loadtests.trials.trial import (
 
 SOCKETS: Final = 1_000
 CONSUMERS_SHARE: Final = 10
-"""One socket in this many is a consumer; the others are readers."""
+"""The ratio of all stalled sockets to consumers among them; the others are readers."""
 SECONDS: Final = 40.0
 ROUND_S: Final = 8.0
 """Length of a round with stalled sockets; one of the same length without them is before and after
@@ -61,7 +61,7 @@ _WAIT_S: Final = 60.0
 
 
 class _Trial:
-    """One run on a server of its own."""
+    """A run on a server of its own."""
 
     def __init__(self, server: Server, sockets: int, window: int, progress: Progress) -> None:
         self._url = server.url

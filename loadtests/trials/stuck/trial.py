@@ -62,7 +62,7 @@ _WAIT_S: Final = 120.0
 
 
 class _Trial:
-    """One run on a server of its own."""
+    """A run on a server of its own."""
 
     def __init__(
         self, server: Server, keys: int, messages: int, turn_s: float, progress: Progress

@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 class _Visitor:
-    """One socket."""
+    """A visitor, over a socket of its own."""
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
