@@ -194,7 +194,7 @@ class ShardedStorage:
             Unknown: it may have happened at some of them, and is to be done again.
         """
         found = await asyncio.gather(*map(begin, stores), return_exceptions=True)
-        return acted(found)
+        return action_results(found)
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         """Create the queue at each cluster that has some of its partitions."""
@@ -248,17 +248,17 @@ class ShardedStorage:
             return self._stores[at].append([self._bounded(one, at) for one in part], lane=inner)
 
         found = await self._in_parts(appends, lambda append: append.partition, begin)
-        return in_order(found, acted)
+        return in_order(found, action_results)
 
     def _bounded(self, append: Append, at: int) -> Append:
         """The same with its cluster's part of the queue's bounds."""
         if not (append.messages_max or append.bytes_max):
             return append
         here, of = self._places.share(append.partition.queue_id, at)
-        bytes_max = within(append.bytes_max, here, of)
+        bytes_max = share_of_bound(append.bytes_max, here, of)
         return replace(
             append,
-            messages_max=within(append.messages_max, here, of),
+            messages_max=share_of_bound(append.messages_max, here, of),
             bytes_max=bytes_max,
             message_bytes_max=min(filter(None, (append.message_bytes_max, bytes_max)), default=0),
         )
@@ -305,7 +305,7 @@ class ShardedStorage:
         def begin(lane: int, part: Sequence[tuple[Partition, int]]) -> Awaitable[list[int | None]]:
             return self._stores[lane].published(part)
 
-        return in_order(await self._in_parts(places, lambda place: place[0], begin), looked)
+        return in_order(await self._in_parts(places, lambda place: place[0], begin), read_results)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
         """The state of each partition, by the cluster that has it."""
@@ -323,7 +323,7 @@ class ShardedStorage:
         """What the queue's clusters say, by lane. Raises what one of them does."""
         lanes = self._places.lanes_of(queue_id)
         works = [look(self._stores[lane]) for lane in lanes]
-        found = looked(await asyncio.gather(*works, return_exceptions=True))
+        found = read_results(await asyncio.gather(*works, return_exceptions=True))
         return list(zip(lanes, found, strict=True))
 
     # --- Cursors -----------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class ShardedStorage:
             return self._stores[lane].write_cursors(part)
 
         found = await self._in_parts(writes, lambda write: write.place.partition, begin)
-        return in_order(found, acted)
+        return in_order(found, action_results)
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
@@ -403,7 +403,7 @@ class ShardedStorage:
         await asyncio.gather(*(store.close() for store in self._stores))
 
 
-def acted(found: Sequence[T | BaseException]) -> list[T]:
+def action_results(found: Sequence[T | BaseException]) -> list[T]:
     """The answers of several clusters, where all have given one.
 
     Raises:
@@ -411,13 +411,13 @@ def acted(found: Sequence[T | BaseException]) -> list[T]:
     """
     errors = errors_in(found)
     if not errors:
-        return looked(found)
+        return read_results(found)
     if len(errors) == len(found) and not any(isinstance(error, Unknown) for error in errors):
         raise errors[0]
     raise Unknown(f"not at every storage cluster: {'; '.join(one.detail for one in errors)}")
 
 
-def looked(found: Sequence[T | BaseException]) -> list[T]:
+def read_results(found: Sequence[T | BaseException]) -> list[T]:
     """The same for what changes nothing. Raises what one of them said that did not answer."""
     for error in errors_in(found):
         raise error
@@ -445,7 +445,7 @@ def in_order(
     return [told[number] for number in sorted(told)]
 
 
-def within(bound: int, here: int, of: int) -> int:
+def share_of_bound(bound: int, here: int, of: int) -> int:
     """What of a queue's bound counts at a cluster with `here` of its partitions, `of` of them in
     all: all of them together never take more. One at least, where there is a bound."""
     return max(1, bound * here // of) if bound else 0

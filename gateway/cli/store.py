@@ -18,7 +18,7 @@ from metadata.redis.database import found_catalog
 from push.errors import Refused, TocsinError
 from storage.redis import target as redis_target
 from storage.redis.connection import address_of
-from storage.redis.discovery import replicas_known
+from storage.redis.discovery import known_replicas
 from storage.redis.ops import provision as redis_provision
 from storage.redis.ops.examine import ExaminedShard
 from storage.redis.target import Target
@@ -315,7 +315,7 @@ async def _answers(host: str, port: int) -> bool:
 
 async def _remembered(target: Target, replicas: int) -> list[str]:
     """Sentinels that cannot be asked. Raises Refused: one knows more replicas than that."""
-    known = await replicas_known(target.places, target.name, target.reach)
+    known = await known_replicas(target.places, target.name, target.reach)
     for place, count in known.items():
         if isinstance(count, int) and count > replicas:
             raise Refused(

@@ -194,7 +194,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
             shards = {home.cluster: shard, **others.shards}
             place_queues_on(targets, metadata, shards)
             for one in shards.values():
-                await one.heard()
+                await one.wait_subscribed()
             return Stores(
                 metadata,
                 storage,

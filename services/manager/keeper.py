@@ -74,17 +74,17 @@ class ClusterKeeper:
         self.name = name
         self._away_s = away_s
         self._store = store
-        self._many = ConnectionCache(watched.reach)
+        self._cache = ConnectionCache(watched.reach)
         self._observer: ShardObserver | ClusterObserver
         self._copying: ReplicaControl | ClusterReplicaControl
         self._new: type[ShardRule]
         if watched.in_cluster:
-            self._observer = ClusterObserver(watched, self._many)
-            self._copying = ClusterReplicaControl(watched, self._many)
+            self._observer = ClusterObserver(watched, self._cache)
+            self._copying = ClusterReplicaControl(watched, self._cache)
             self._new = ClusterElectable
         else:
-            self._observer = ShardObserver(watched, self._many)
-            self._copying = ReplicaControl(watched, self._many)
+            self._observer = ShardObserver(watched, self._cache)
+            self._copying = ReplicaControl(watched, self._cache)
             self._new = Electable
         self._rule: ShardRule = self._new(away_s=away_s)
         self._term = 0
@@ -179,7 +179,7 @@ class ClusterKeeper:
 
     async def close(self) -> None:
         """Let go of all connections."""
-        await self._many.close()
+        await self._cache.close()
 
 
 def is_held_up(view: ShardView, rule: ShardRule) -> bool:

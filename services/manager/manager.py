@@ -27,7 +27,7 @@ from services.manager.leader import Leader, RedisLeaderRow
 from services.manager.placement import Placing, PlacingDuty
 from services.manager.rules.election import AWAY_S
 from storage.redis.cluster import ClusterShard
-from storage.redis.connection import packed
+from storage.redis.connection import pack
 from storage.redis.ops.observe import WatchedShard
 from storage.redis.replication import NotOurs
 from storage.redis.shard import Marks, RedisShard, Settings
@@ -269,7 +269,7 @@ async def incarnation_of(settings: Settings) -> str:
     """Of this store. Raises Refused(storage_unavailable): nobody answers, or it has none."""
     link = await settings.open()
     try:
-        held = await settings.ask(link, packed("HGET", settings.key, "incarnation"))
+        held = await settings.ask(link, pack("HGET", settings.key, "incarnation"))
     finally:
         await link.close()
     if not isinstance(held, bytes):

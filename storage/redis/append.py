@@ -85,7 +85,7 @@ class AppendReply:
     next_offset: int
 
 
-def placed(answer: Sequence[Any], count: int) -> AppendReply:
+def decode_reply(answer: Sequence[Any], count: int) -> AppendReply:
     """Decode the reply of `append` about a record of `count` messages."""
     if not answer:
         return AppendReply(nowhere(count), 0)
@@ -106,7 +106,7 @@ def _outcome(raw: bytes) -> Stored | NotStored:
     return NotStored(raw.decode())
 
 
-def all_placed(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
+def collect_replies(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
     """The places of all records of a call.
 
     Raises:
@@ -150,7 +150,7 @@ class StreamRow:
             return Damage(partition, self.first, self.count, str(damage))
 
 
-def row_of(partition: Partition, raw: Sequence[Any]) -> StreamRow:
+def decode_row(partition: Partition, raw: Sequence[Any]) -> StreamRow:
     """One entry of a partition's stream, with its checksums looked at (R30)."""
     identifier, flat = raw
     first = int(bytes(identifier).partition(b"-")[0]) - 1
@@ -169,7 +169,7 @@ def row_of(partition: Partition, raw: Sequence[Any]) -> StreamRow:
         return StreamRow(first, 1, b"", b"", (), f"the row is not whole: {error}")
 
 
-def damage_of(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
+def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
     """What was put aside of a partition, in order."""
     found = []
     for first, row in zip(flat[::2], flat[1::2], strict=True):
@@ -196,8 +196,8 @@ class RedisAppender:
         self._sealer = sealer
         self._wall_unix_ms = wall_unix_ms
         self._tell = tell
-        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
-        self._counting: dict[Partition, asyncio.Task[int]] = {}
+        self._sealers = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._counts: dict[Partition, asyncio.Task[int]] = {}
         """Where copies of what is not certified are being counted, and up to where."""
         self._ends: dict[Partition, int] = {}
         self._late: set[Partition] = set()
@@ -209,10 +209,10 @@ class RedisAppender:
 
     async def close(self) -> None:
         """Seal no more, and count no more."""
-        for task in self._counting.values():
+        for task in self._counts.values():
             task.cancel()
-        await asyncio.gather(*self._counting.values(), return_exceptions=True)
-        self._sealing.shutdown()
+        await asyncio.gather(*self._counts.values(), return_exceptions=True)
+        self._sealers.shutdown()
 
     async def append(
         self, appends: Sequence[Append], headers: Sequence[Header], lane: Lane | None
@@ -229,9 +229,9 @@ class RedisAppender:
             for append, header, each in zip(appends, headers, args, strict=True)
         ]
         results = await asyncio.gather(*works, return_exceptions=True)
-        answers = all_placed(results)
+        answers = collect_replies(results)
         try:
-            return await self._certified(appends, answers)
+            return await self._certify_all(appends, answers)
         except Refused as refused:  # the records are there, and whoever looks certifies them (P2)
             raise Unknown(f"stored, and not certified: {refused.detail}") from refused
 
@@ -246,7 +246,7 @@ class RedisAppender:
                 for append, header in zip(appends, headers, strict=True)
             ]
 
-        return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
+        return await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
 
     async def _append_one(
         self, append: Append, header: Header, args: list[Arg], lane: Lane | None
@@ -260,14 +260,14 @@ class RedisAppender:
         if self._shard.has_room(key):
             try:
                 answer = await self._shard.act("append", [key], args, level=level, lane=lane)
-                return placed(answer, header.count)
+                return decode_reply(answer, header.count)
             except Refused as refused:
                 if refused.code.name != "storage_full":
                     raise
                 lane = None  # what was asked behind it is refused by now, and this stores nothing
         args = refuse_args(args, "storage_full")
         answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
-        return placed(answer, header.count)
+        return decode_reply(answer, header.count)
 
     async def _certify(self, partition: Partition, end: int) -> int:
         """The certified end, where the copies of everything below `end` were counted."""
@@ -276,15 +276,15 @@ class RedisAppender:
         certified, _ = await self._shard.act("certify", [key], [number, end], level="local")
         return certified
 
-    async def _behind(self, partition: Partition, end: int) -> int:
+    async def _certify_local(self, partition: Partition, end: int) -> int:
         """Certify what is stored at the level `local` behind records of a higher one
         whose copies nobody has counted. 0: that takes longer, for a replica may be away, and who
         publishes here does not wait for it; it is told of as soon as they are certified."""
         self._ends[partition] = end
-        task = self._counting.get(partition)
+        task = self._counts.get(partition)
         if task is None:
             task = asyncio.create_task(self._count(partition), name=f"certify {partition}")
-            self._counting[partition] = task
+            self._counts[partition] = task
         if partition not in self._late:
             await asyncio.wait((task,), timeout=COUNTED_WITHIN_S)
         if not task.done():
@@ -310,9 +310,9 @@ class RedisAppender:
             self._late.add(partition)
             return 0
         finally:
-            del self._counting[partition], self._ends[partition]
+            del self._counts[partition], self._ends[partition]
 
-    async def _certified(
+    async def _certify_all(
         self, appends: Sequence[Append], answers: Sequence[AppendReply]
     ) -> list[Appended]:
         """The answers, once what they name may be given to anybody."""
@@ -330,7 +330,7 @@ class RedisAppender:
         }
 
         async def one(partition: Partition) -> int:
-            certify = self._behind if partition in local else self._certify
+            certify = self._certify_local if partition in local else self._certify
             return await certify(partition, ends[partition])
 
         found = await asyncio.gather(*map(one, ends))

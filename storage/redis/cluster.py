@@ -22,7 +22,7 @@ from push.errors import Refused
 from push.places import Durability
 from push.storage_port import Lane
 from storage.redis.answers import SlotMoved, unavailable
-from storage.redis.connection import Address, Reach, packed
+from storage.redis.connection import Address, Reach, pack
 from storage.redis.discovery import Find
 from storage.redis.pipeline import BEHIND
 from storage.redis.port import Arg, OnMessage, ShardHealth
@@ -100,7 +100,9 @@ def members_of(nodes: bytes) -> list[Address]:
     return [*primaries, *others] if primaries else []
 
 
-def learned(named: Sequence[Sequence[Address]], seeds: Sequence[Address]) -> tuple[Address, ...]:
+def choose_learned(
+    named: Sequence[Sequence[Address]], seeds: Sequence[Address]
+) -> tuple[Address, ...]:
     """Which nodes are asked beside the seeds: of those that each of some nodes has named the first
     ones, in turns, for one of them may name what is there no more."""
     turns = (place for row in zip_longest(*named) for place in row if place is not None)
@@ -121,13 +123,13 @@ class ClusterNodes:
     async def claims(self) -> list[SlotClaim]:
         """What those of them know that answer. Raises Refused: none does."""
         asked = (*self._seeds, *self._learned)
-        answers = await asyncio.gather(*(_asked(node, self._reach) for node in asked))
+        answers = await asyncio.gather(*(_ask_node(node, self._reach) for node in asked))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
         if not views:
             raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
         named = [view.members for view in views]
         if any(named):
-            self._learned = learned(named, self._seeds)
+            self._learned = choose_learned(named, self._seeds)
         return [claim for view in views for claim in view.claims]
 
 
@@ -225,8 +227,8 @@ class ClusterShard:
         """Whether every primary answers."""
         return all(shard.answers for shard in self._shards)
 
-    def standing(self) -> ShardHealth:
-        every = [shard.standing() for shard in self._shards]
+    def health(self) -> ShardHealth:
+        every = [shard.health() for shard in self._shards]
         facts = {key: said for one in every for key, said in one.facts.items()}
         waits_for = tuple(why for one in every for why in one.waits_for)
         return ShardHealth(waits_for, facts, tuple(took for one in every for took in one.took))
@@ -276,8 +278,8 @@ class ClusterShard:
         connection hears all of it."""
         self._shards[0].on_message(channel_prefix, heard)
 
-    async def heard(self) -> None:
-        await self._shards[0].heard()
+    async def wait_subscribed(self) -> None:
+        await self._shards[0].wait_subscribed()
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -318,13 +320,13 @@ class ClusterShard:
         self._at = found
 
 
-async def _asked(node: Address, reach: Reach) -> NodeView | str:
+async def _ask_node(node: Address, reach: Reach) -> NodeView | str:
     """What this node knows, or a sentence why it does not say."""
     try:
         async with asyncio.timeout(NODE_S):
             link = await reach.link(node)
             try:
-                (reply,) = await link.ask([packed("CLUSTER", "NODES")], NODE_S)
+                (reply,) = await link.ask([pack("CLUSTER", "NODES")], NODE_S)
             finally:
                 await link.close()
         if isinstance(reply, RedisError):

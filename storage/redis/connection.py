@@ -86,7 +86,7 @@ class Reach:
         return Connection(connection, address)
 
 
-def packed(*words: Arg) -> bytes:
+def pack(*words: Arg) -> bytes:
     """A command as it is sent."""
     done: bytes = pack_command(words)  # type: ignore[arg-type]  # its stub names one word only
     return done
@@ -129,7 +129,7 @@ class Connection:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connection.send_packed_command(commands, check_health=False)
-                return [await self.hear() for _ in commands]
+                return [await self.receive() for _ in commands]
         except BaseException:
             await self.close()
             raise
@@ -140,7 +140,7 @@ class Connection:
             raise Broken("the connection is closed")
         await self._connection.send_packed_command([command], check_health=False)
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """The next reply, whenever it comes. An error of Redis is a value, that of a connection is
         raised."""
         try:
@@ -169,7 +169,7 @@ class ReadPool:
     def __init__(self, connect: Connect, silence_s: float) -> None:
         self._connect = connect
         self._silence_s = silence_s
-        self._places = asyncio.Semaphore(LINKS)
+        self._slots = asyncio.Semaphore(LINKS)
         self._idle: list[Connection] = []
         self._moves = 0
         """How often the primary has been found elsewhere."""
@@ -178,7 +178,7 @@ class ReadPool:
     async def look(self, command: bytes) -> Any:
         """Ask on a connection of its own. An idle connection that turns out to be broken is
         replaced once: a look changes nothing, so it may be asked twice."""
-        async with self._places:
+        async with self._slots:
             while True:
                 if self._closed:
                     raise unavailable("the storage is closed")
@@ -198,7 +198,7 @@ class ReadPool:
                 break
             if isinstance(reply, RedisError):
                 await link.close()
-                raise _refused(reply)
+                raise _look_error(reply)
             if self._closed or moves != self._moves:
                 await link.close()
             else:
@@ -217,7 +217,7 @@ class ReadPool:
         await self.renew()
 
 
-def _refused(reply: RedisError) -> TocsinError:
+def _look_error(reply: RedisError) -> TocsinError:
     """What a look's error is: never Unknown, a look changes nothing."""
     return refusal(reply) or unavailable(str(reply))
 
@@ -228,8 +228,8 @@ class Subscriber:
     def __init__(self, connect: Connect, prefix: str, heard: OnMessage) -> None:
         self._connect = connect
         self._pattern = pattern_of(prefix)
-        self._heard = heard
-        self.is_heard = asyncio.Event()
+        self._on_message = heard
+        self.is_subscribed = asyncio.Event()
         """Set while the subscription stands: what is published now is heard."""
         self._link: Connection | None = None
         self._task = asyncio.create_task(self._run(), name="shard messages")
@@ -254,7 +254,7 @@ class Subscriber:
                 try:
                     await self._listen(link)
                 finally:
-                    self.is_heard.clear()
+                    self.is_subscribed.clear()
                     self._link = None
                     await link.close()
             except (Refused, RedisError, OSError):
@@ -264,26 +264,26 @@ class Subscriber:
                 )
 
     async def _listen(self, link: Connection) -> None:
-        await link.send(packed("PSUBSCRIBE", self._pattern))
+        await link.send(pack("PSUBSCRIBE", self._pattern))
         asked = False
         while True:
             try:
                 async with asyncio.timeout(QUIET_S):
-                    message = await link.hear()
+                    message = await link.receive()
             except TimeoutError:
                 if asked:
                     raise
                 asked = True
-                await link.send(packed("PING"))
+                await link.send(pack("PING"))
                 continue
             asked = False
             if isinstance(message, RedisError):
                 raise message
             match message:
                 case [b"psubscribe", *_]:
-                    self.is_heard.set()
+                    self.is_subscribed.set()
                 case [b"pmessage", _, channel, content]:
-                    self._heard(channel, content)
+                    self._on_message(channel, content)
 
 
 def pattern_of(prefix: str) -> str:
@@ -321,7 +321,7 @@ class ConnectionCache:
             link = self._links[place] = await self._reach.link(address_of(place))
         return await link.ask(commands, self._reply_s)
 
-    async def told(self, place: str, commands: Sequence[bytes]) -> list[Any] | str:
+    async def try_ask(self, place: str, commands: Sequence[bytes]) -> list[Any] | str:
         """The replies, none of which is an error; or a sentence why there are none."""
         try:
             replies = await self.ask(place, commands)

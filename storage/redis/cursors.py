@@ -1,7 +1,7 @@
 """Cursors on Redis: the rules decide at the owner, and one act writes what changed.
 
 `storage/rules/cursor.py` is applied where the owner is. The act is fenced by epoch, token and the
-version that it was decided on. A cursor that was read or written here is kept, so that a write
+version that it was decided on. A cursor that was read or written here is cached, so that a write
 costs one act. Whatever leaves its state in doubt (an answer that did not come, another's write)
 throws it away, and the next write reads it again: asking again is safe, because writes are absolute
 (R29).
@@ -29,14 +29,14 @@ from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
 from storage.rules.cursor import Change, GroupCursor, check_write
 
-KEPT_MAX: Final = 4096
-"""Cursors that are kept at a time; those not used longest leave."""
+CACHED_MAX: Final = 4096
+"""Cursors that are cached at a time; those not used longest leave."""
 _TRIES_MAX: Final = 8
 """How often a write is decided again because somebody else's came between."""
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedCursor:
     cursor: GroupCursor
     version: int
     certified: int
@@ -44,7 +44,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Line:
+class _WriteLock:
     """Writes to one place, one after the other."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -57,35 +57,35 @@ class RedisCursors:
     def __init__(self, shard: Shard, *, level: Durability) -> None:
         self._shard = shard
         self._level: Durability = level
-        self._kept: OrderedDict[CursorPlace, _Kept] = OrderedDict()
-        self._lines: dict[CursorPlace, _Line] = {}
+        self._cache: OrderedDict[CursorPlace, _CachedCursor] = OrderedDict()
+        self._locks: dict[CursorPlace, _WriteLock] = {}
 
     def forget(self, belongs: Callable[[CursorPlace], bool]) -> None:
         """These places were changed otherwise."""
-        for place in [place for place in self._kept if belongs(place)]:
-            del self._kept[place]
+        for place in [place for place in self._cache if belongs(place)]:
+            del self._cache[place]
 
-    def _keep(self, place: CursorPlace, kept: _Kept) -> None:
-        self._kept[place] = kept
-        self._kept.move_to_end(place)
-        while len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+    def _cache_cursor(self, place: CursorPlace, cached: _CachedCursor) -> None:
+        self._cache[place] = cached
+        self._cache.move_to_end(place)
+        while len(self._cache) > CACHED_MAX:
+            self._cache.popitem(last=False)
 
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int
     ) -> Owned:
-        self._kept.pop(place, None)
+        self._cache.pop(place, None)
         args = [*_at(place), token, token[:OWNER_BYTES], assignment, epoch_seen]
         answer = await self._shard.act("own", [_queue_key(place)], args, level="all")
         previous, *row = answer
-        kept = _kept_of(row)
-        self._keep(place, kept)
-        cursor = kept.cursor
+        cached = _decode_cursor(row)
+        self._cache_cursor(place, cached)
+        cursor = cached.cursor
         return Owned(
             cursor.epoch,
             cursor.snapshot(),
-            kept.certified,
-            kept.generation,
+            cached.certified,
+            cached.generation,
             previous if previous >= 0 else None,
         )
 
@@ -93,21 +93,21 @@ class RedisCursors:
         self, place: CursorPlace, ranges: Iterable[Range] = ()
     ) -> "tuple[GroupCursor, dict[int, int]] | None":
         """The cursor as it is stored, and what stands aside in these ranges; None: unknown."""
-        found = await self._look(place, ranges)
+        found = await self._read(place, ranges)
         if found is None:
             return None
-        kept, aside = found
-        return kept.cursor, aside
+        cached, aside = found
+        return cached.cursor, aside
 
-    async def _look(
+    async def _read(
         self, place: CursorPlace, ranges: Iterable[Range]
-    ) -> tuple[_Kept, dict[int, int]] | None:
+    ) -> tuple[_CachedCursor, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
         answer = await self._shard.look("cursor", [_queue_key(place)], args)
         if not answer:
             return None
         *row, aside = answer
-        return _kept_of(row), _aside(aside)
+        return _decode_cursor(row), _decode_aside(aside)
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """Write to one place in order, to several places at the same time."""
@@ -115,16 +115,16 @@ class RedisCursors:
         for index, write in enumerate(writes):
             by_place.setdefault(write.place, []).append(index)
         places = sorted(by_place)  # one order for all, so that no two calls wait for each other
-        lines = []
+        locks = []
         for place in places:
-            line = self._lines.setdefault(place, _Line())
-            line.waiting += 1
-            lines.append(line)
-        held: list[_Line] = []
+            lock = self._locks.setdefault(place, _WriteLock())
+            lock.waiting += 1
+            locks.append(lock)
+        acquired: list[_WriteLock] = []
         try:
-            for line in lines:
-                await line.lock.acquire()
-                held.append(line)
+            for lock in locks:
+                await lock.lock.acquire()
+                acquired.append(lock)
             await self._check(writes, places)
             answers: list[Written] = [Written()] * len(writes)
 
@@ -138,68 +138,72 @@ class RedisCursors:
                     raise result
             return answers
         finally:
-            for line in held:
-                line.lock.release()
-            for place, line in zip(places, lines, strict=True):
-                line.waiting -= 1
-                if not line.waiting:
-                    self._lines.pop(place, None)
+            for lock in acquired:
+                lock.lock.release()
+            for place, lock in zip(places, locks, strict=True):
+                lock.waiting -= 1
+                if not lock.waiting:
+                    self._locks.pop(place, None)
 
     async def _check(self, writes: Sequence[CursorWrite], places: list[CursorPlace]) -> None:
-        """Raises Refused: one of them names what is not certified. Places that are not kept, or
+        """Raises Refused: one of them names what is not certified. Places that are not cached, or
         have grown since, are read."""
         for place in places:
             mine = [write for write in writes if write.place == place]
-            kept = self._kept.get(place)
-            if kept is None or any(_highest(write) >= kept.certified for write in mine):
-                found = await self._look(place, ())
+            cached = self._cache.get(place)
+            if cached is None or any(_highest(write) >= cached.certified for write in mine):
+                found = await self._read(place, ())
                 if found is None:
-                    self._kept.pop(place, None)
+                    self._cache.pop(place, None)
                     continue
-                kept, _ = found
-                self._keep(place, kept)
+                cached, _ = found
+                self._cache_cursor(place, cached)
             for write in mine:
-                check_write(write, kept.certified)
+                check_write(write, cached.certified)
 
     async def _write(self, write: CursorWrite) -> Written:
         for _ in range(_TRIES_MAX):
-            kept = self._kept.get(write.place)
-            if kept is None or not _is_owners(kept.cursor, write):
-                found = await self._look(write.place, ())
-                kept, _ = found if found is not None else (None, None)
-                if kept is None or not _is_owners(kept.cursor, write):
+            cached = self._cache.get(write.place)
+            if cached is None or not _is_by_owner(cached.cursor, write):
+                found = await self._read(write.place, ())
+                cached, _ = found if found is not None else (None, None)
+                if cached is None or not _is_by_owner(cached.cursor, write):
                     return Written(fenced=True)
             aside: dict[int, int] = {}
-            if kept.cursor.lines:
+            if cached.cursor.lines:
                 ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
                 ranges += [(one.first, one.last) for one in write.dead]
                 args = [*_at(write.place), *_flat(ranges)]
-                aside = _aside(await self._shard.look("aside", [_queue_key(write.place)], args))
-            self._kept.pop(write.place, None)  # in doubt from here on
-            written = await self._send(write, kept, aside)
+                aside = _decode_aside(
+                    await self._shard.look("aside", [_queue_key(write.place)], args)
+                )
+            self._cache.pop(write.place, None)  # in doubt from here on
+            written = await self._send(write, cached, aside)
             if written is not None:
                 return written
         raise Unknown("others changed the cursor at the same time, again and again")
 
-    async def _send(self, write: CursorWrite, kept: _Kept, aside: dict[int, int]) -> Written | None:
+    async def _send(
+        self, write: CursorWrite, cached: _CachedCursor, aside: dict[int, int]
+    ) -> Written | None:
         """What became of it; None: the cursor was changed meanwhile, and nothing happened."""
 
         def find(first: int, last: int) -> list[tuple[int, int]]:
             return [(offset, key) for offset, key in aside.items() if first <= offset <= last]
 
-        change = kept.cursor.apply(write, find)
+        change = cached.cursor.apply(write, find)
         answer = await self._shard.act(
             "write_cursor",
             [_queue_key(write.place)],
-            _write_args(write, kept, change),
+            _write_args(write, cached, change),
             level=self._level,
         )
         if answer < 0:
             return None
         if answer == 0:
             return Written(fenced=True)
-        kept.version += 1
-        self._keep(write.place, kept)
+        cached.version += 1
+        self._cache_cursor(write.place, cached)
         return change.written
 
     async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
@@ -209,7 +213,7 @@ class RedisCursors:
                 place=CursorPlace(group_id, Partition(queue_id, number)),
                 epoch=epoch,
                 floor=floor,
-                settled_above=_ranges(passed).size(),
+                settled_above=_decode_ranges(passed).size(),
                 aside=aside,
                 parked=parked,
                 aside_first=least if least >= 0 else None,
@@ -230,9 +234,9 @@ class RedisCursors:
         rows = await self._shard.look("parked", [key], _at(place))
         lines = []
         for key_hash, row, messages, head, retry in rows:
-            mark = _parked(key_hash, row)
+            mark = _decode_parked(key_hash, row)
             at = head if head >= 0 else None
-            tried = _retry(head, retry) if retry else Retry(head, 0)
+            tried = _decode_retry(head, retry) if retry else Retry(head, 0)
             lines.append(
                 ParkedLine(
                     mark.key_hash,
@@ -255,7 +259,7 @@ class RedisCursors:
         return tuple(int(member.rpartition(b":")[2]) for member in members)
 
 
-def _is_owners(cursor: GroupCursor, write: CursorWrite) -> bool:
+def _is_by_owner(cursor: GroupCursor, write: CursorWrite) -> bool:
     return bool(cursor.token) and (cursor.epoch, cursor.token) == (write.epoch, write.token)
 
 
@@ -281,7 +285,7 @@ def _highest(write: CursorWrite) -> int:
     return max(offsets, default=-1)
 
 
-def _ranges(text: bytes) -> RangeSet:
+def _decode_ranges(text: bytes) -> RangeSet:
     """`first-last,first-last`, in order."""
     passed = RangeSet()
     for pair in text.split(b",") if text else ():
@@ -290,20 +294,20 @@ def _ranges(text: bytes) -> RangeSet:
     return passed
 
 
-def _text(ranges: RangeSet) -> str:
-    """What `_ranges` reads."""
+def _encode_ranges(ranges: RangeSet) -> str:
+    """The inverse of `_decode_ranges`."""
     return ",".join(f"{first}-{last}" for first, last in ranges)
 
 
-def _retry(offset: int, row: bytes) -> Retry:
+def _decode_retry(offset: int, row: bytes) -> Retry:
     attempts, due, *more = row.split(b":", 3)
     rejected, reason = more or (b"0", b"")
     return Retry(offset, int(attempts), int(due), reason or None, rejected == b"1")
 
 
-def _retry_row(retry: Retry) -> bytes:
-    """What `_retry` reads: attempts, when it is due, and if there is more to say, whether it was
-    rejected, and the reason."""
+def _encode_retry(retry: Retry) -> bytes:
+    """The inverse of `_decode_retry`: attempts, when it is due, and if there is more to say,
+    whether it was rejected, and the reason."""
     row = b"%d:%d" % (retry.attempts, retry.due_unix_ms)
     if retry.nack is None and not retry.rejected:
         return row
@@ -314,12 +318,12 @@ def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _parked(key_hash: bytes, row: bytes) -> Parked:
+def _decode_parked(key_hash: bytes, row: bytes) -> Parked:
     since, _, reason = row.decode().partition(":")
     return Parked(int(key_hash), reason, int(since))
 
 
-def _aside(members: Sequence[bytes]) -> dict[int, int]:
+def _decode_aside(members: Sequence[bytes]) -> dict[int, int]:
     aside = {}
     for member in members:
         offset, _, key_hash = member.partition(b":")
@@ -327,7 +331,7 @@ def _aside(members: Sequence[bytes]) -> dict[int, int]:
     return aside
 
 
-def _kept_of(answer: Sequence[Any]) -> _Kept:
+def _decode_cursor(answer: Sequence[Any]) -> _CachedCursor:
     """Decode a cursor, as the functions `own` and `cursor` answer it."""
     (
         version,
@@ -346,24 +350,24 @@ def _kept_of(answer: Sequence[Any]) -> _Kept:
     ) = answer
     cursor = GroupCursor(floor)
     cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
-    cursor.passed = _ranges(passed)
+    cursor.passed = _decode_ranges(passed)
     for offset, row in _pairs(retries):
-        cursor.put_retry(_retry(int(offset), row))
+        cursor.put_retry(_decode_retry(int(offset), row))
     cursor.lines = {int(key_hash): int(count) for key_hash, count in _pairs(lines)}
     for key_hash, row in _pairs(parked):
-        cursor.parked[int(key_hash)] = _parked(key_hash, row)
-    cursor.ended = _ranges(ended)
+        cursor.parked[int(key_hash)] = _decode_parked(key_hash, row)
+    cursor.ended = _decode_ranges(ended)
     cursor.dead = dead_of(dead.decode())
-    return _Kept(cursor, version, certified, generation)
+    return _CachedCursor(cursor, version, certified, generation)
 
 
-def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
+def _write_args(write: CursorWrite, cached: _CachedCursor, change: Change) -> list[Arg]:
     """The arguments of `write_cursor`: what the cursor is now, and what changed beside."""
-    cursor = kept.cursor
+    cursor = cached.cursor
     keys = {*change.aside.values(), *change.aside_gone.values()}
     retries = {retry.offset: retry for retry in change.retries}
     lists: list[list[Arg]] = [
-        [x for retry in retries.values() for x in (retry.offset, _retry_row(retry))],
+        [x for retry in retries.values() for x in (retry.offset, _encode_retry(retry))],
         [offset for offset in change.retries_gone if offset not in retries],
         [number for pair in change.aside.items() for number in pair],
         [number for pair in change.aside_gone.items() for number in pair],
@@ -376,10 +380,10 @@ def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
         *_at(write.place),
         write.epoch,
         write.token,
-        kept.version,
+        cached.version,
         cursor.floor,
-        _text(cursor.passed),
-        _text(cursor.ended) if change.ended else "",
+        _encode_ranges(cursor.passed),
+        _encode_ranges(cursor.ended) if change.ended else "",
         cursor.dead.text(),
     ]
     for items in lists:

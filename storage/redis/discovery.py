@@ -16,15 +16,15 @@ from redis.exceptions import RedisError
 
 from push.errors import Refused
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, Connection, Reach, packed
+from storage.redis.connection import Address, Connection, Reach, pack
 from storage.redis.replication import (
     MemoryReserve,
     NotOurs,
-    attached,
-    awaited,
+    count_attached,
     fields,
     memory_of,
-    without,
+    shortfall_of,
+    without_replicas,
 )
 
 Find = Callable[[], Awaitable[Address]]
@@ -54,7 +54,7 @@ def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
     """
 
     async def find() -> Address:
-        answers = await asyncio.gather(*(_asked(place, name, reach) for place in sentinels))
+        answers = await asyncio.gather(*(_ask_primary(place, name, reach) for place in sentinels))
         known = [answer for answer in answers if not isinstance(answer, str)]
         if not known:
             why = "; ".join(answer for answer in answers if isinstance(answer, str))
@@ -64,7 +64,7 @@ def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
     return find
 
 
-async def replicas_known(
+async def known_replicas(
     sentinels: Sequence[Address], name: str, reach: Reach
 ) -> dict[Address, int | str]:
     """How many replicas of `name` each Sentinel knows, those included that it has not seen for
@@ -72,19 +72,19 @@ async def replicas_known(
 
     Source: https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/
     """
-    answers = await asyncio.gather(*(_counted(place, name, reach) for place in sentinels))
+    answers = await asyncio.gather(*(_count_replicas(place, name, reach) for place in sentinels))
     return dict(zip(sentinels, answers, strict=True))
 
 
-async def _counted(place: Address, name: str, reach: Reach) -> int | str:
+async def _count_replicas(place: Address, name: str, reach: Reach) -> int | str:
     try:
-        (master,) = await _told(place, [packed("SENTINEL", "MASTER", name)], reach)
+        (master,) = await _ask(place, [pack("SENTINEL", "MASTER", name)], reach)
         return int(_facts(master)[b"num-slaves"])
     except (RedisError, OSError, ValueError) as error:
         return f"{place}: {str(error) or 'no reply in time'}"
 
 
-async def _told(place: Address, commands: Sequence[bytes], reach: Reach) -> list[Any]:
+async def _ask(place: Address, commands: Sequence[bytes], reach: Reach) -> list[Any]:
     async with asyncio.timeout(SENTINEL_S):
         link = await reach.link(place)
         try:
@@ -93,16 +93,16 @@ async def _told(place: Address, commands: Sequence[bytes], reach: Reach) -> list
             await link.close()
 
 
-async def _asked(place: Address, name: str, reach: Reach) -> tuple[int, Address] | str:
+async def _ask_primary(place: Address, name: str, reach: Reach) -> tuple[int, Address] | str:
     """(configuration epoch, the primary's address), or a sentence why there is none."""
     try:
-        commands = [packed("SENTINEL", word, name) for word in WORDS]
-        return _named(*await _told(place, commands, reach))
+        commands = [pack("SENTINEL", word, name) for word in WORDS]
+        return _decode_primary(*await _ask(place, commands, reach))
     except (RedisError, OSError, ValueError) as error:
         return f"{place}: {str(error) or 'no reply in time'}"
 
 
-def _named(master: Any, named: Any) -> tuple[int, Address]:
+def _decode_primary(master: Any, named: Any) -> tuple[int, Address]:
     """Of the replies to WORDS. Raises what an error is, and ValueError for another form."""
     if isinstance(named, RedisError):
         raise named
@@ -115,7 +115,7 @@ def _named(master: Any, named: Any) -> tuple[int, Address]:
 
 
 def _facts(master: Any) -> dict[bytes, bytes]:
-    """A reply to SENTINEL MASTER as a mapping. Raises as `_named`."""
+    """A reply to SENTINEL MASTER as a mapping. Raises as `_decode_primary`."""
     if isinstance(master, RedisError):
         raise master
     try:
@@ -126,8 +126,8 @@ def _facts(master: Any) -> dict[bytes, bytes]:
 
 PERIOD_S: Final = 1.0
 USED_EVERY_S: Final = 3600.0
-MEMORY: Final = packed("INFO", "memory")
-FOLLOWED: Final = packed("INFO", "replication")
+MEMORY: Final = pack("INFO", "memory")
+FOLLOWED: Final = pack("INFO", "replication")
 _LOG: Final = logging.getLogger("storage.redis_watch")
 
 
@@ -195,13 +195,13 @@ class Watch:
                     _LOG.exception("the store could not be watched")
                 await asyncio.sleep(self._period_s)
         finally:
-            await self._let_go()
+            await self._disconnect()
 
     async def _look(self) -> None:
         try:
             link = self._link
             if link is None or not link.is_open or link.address != await self._find():
-                await self._let_go()
+                await self._disconnect()
                 self._link = link = await self._connect()
             else:
                 await self._check(link)
@@ -211,10 +211,10 @@ class Watch:
                 await link.ask([self._used], self._silence_s)
                 self._used_at = now
         except OSError as error:
-            await self._let_go()
+            await self._disconnect()
             raise Refused("storage_unavailable", str(error)) from None
         except BaseException:
-            await self._let_go()
+            await self._disconnect()
             raise
         if not isinstance(told, bytes) or not isinstance(followed, bytes):
             return
@@ -222,11 +222,11 @@ class Watch:
         before, memory = self._reserve.is_open, memory_of(fields(told))
         self.seen = (
             f"the primary is {link.address}, "
-            f"{attached(without(fields(followed), link.out))} of {link.replicas} "
+            f"{count_attached(without_replicas(fields(followed), link.out))} of {link.replicas} "
             f"replicas are attached, {_not_counted(link)}{memory.used} of {memory.bound} bytes of "
             "memory are taken"
         )
-        if self._reserve.seen(memory) != before:
+        if self._reserve.update(memory) != before:
             _LOG.warning(
                 "publishing %s: %d of %d bytes of memory are taken",
                 "stops" if before else "goes on",
@@ -236,13 +236,13 @@ class Watch:
 
     def _follow(self, link: Connection, followed: Mapping[str, str]) -> None:
         before = self.waits_for
-        self.waits_for = awaited(followed, link.replicas, link.out)
+        self.waits_for = shortfall_of(followed, link.replicas, link.out)
         if self.waits_for and self.waits_for != before:
             _LOG.warning("%s: %s", link.address, self.waits_for)
         elif before and not self.waits_for:
             _LOG.info("%s: all %d replicas are attached again", link.address, link.replicas)
 
-    async def _let_go(self) -> None:
+    async def _disconnect(self) -> None:
         if self._link is not None:
             await self._link.close()
             self._link = None

@@ -35,7 +35,7 @@ class ReadyShard(Shard, Protocol):
     def answers(self) -> bool:
         """Whether it did, within the last seconds."""
 
-    async def heard(self) -> None:
+    async def wait_subscribed(self) -> None:
         """Wait until every subscription stands."""
 
 
@@ -139,18 +139,18 @@ class LazyShard:
         if self._shard is not None:
             self._shard.on_message(channel_prefix, heard)
 
-    async def heard(self) -> None:
+    async def wait_subscribed(self) -> None:
         """Wait until every subscription stands; not for a shard that is away."""
         if self._shard is not None:
-            await self._shard.heard()
+            await self._shard.wait_subscribed()
 
     def has_room(self, key: str | None = None) -> bool:
         return self._shard is None or self._shard.has_room(key)
 
-    def standing(self) -> ShardHealth:
+    def health(self) -> ShardHealth:
         if self._shard is None:
             return ShardHealth((self._why,), {})
-        return self._shard.standing()
+        return self._shard.health()
 
     async def close(self) -> None:
         if self._task is not None:

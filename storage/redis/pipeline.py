@@ -20,13 +20,13 @@ from push.histogram import Histogram
 from push.places import Durability
 from push.retry import backoff_s
 from storage.redis.answers import answer, is_sure, unavailable
-from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Connection, packed
+from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Connection, pack
 from storage.redis.replication import copies_needed, doubt_of, fields, out_of
 
 GROUP_ACTS: Final = 1000
 GROUP_BYTES: Final = 8 << 20
 """A group takes no more than this, but at least one act."""
-REPLICAS: Final = packed("INFO", "replication", "stats")
+REPLICAS: Final = pack("INFO", "replication", "stats")
 BEHIND: Final = "what was asked before it may not have happened"
 
 
@@ -67,19 +67,19 @@ class ReplicatedPipeline:
         self.level = level
         self._connect = connect
         self._terms = terms
-        self._confirmed = confirmed
+        self._on_confirmed = confirmed
         self.doubts = 0
         """Groups that have failed, or had an act with an order that Redis did not begin."""
         self.took_s = Histogram()
         """From sending each group to its last reply, that of WAIT among them, or to giving up."""
-        self._waiting: deque[PipelinedCall] = deque()
-        self._filled = asyncio.Event()
+        self._queue: deque[PipelinedCall] = deque()
+        self._not_empty = asyncio.Event()
         self._closing = False
         self._link: Connection | None = None
-        self._is_old = False
+        self._is_stale = False
         self._failures = 0
-        self._not_before_s = 0.0
-        self._why = ""
+        self._retry_at_s = 0.0
+        self._reason = ""
         self._task = asyncio.create_task(self._run(), name=f"shard {level}")
 
     async def act(self, command: bytes, order: str) -> Any:
@@ -87,50 +87,50 @@ class ReplicatedPipeline:
         if self._closing:
             raise unavailable("the storage is closed")
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(PipelinedCall(command, asked, order))
-        self._filled.set()
+        self._queue.append(PipelinedCall(command, asked, order))
+        self._not_empty.set()
         return await asked
 
     def renew(self) -> None:
         """The primary is elsewhere: connect anew before the next group."""
-        self._is_old = True
+        self._is_stale = True
 
     async def close(self) -> None:
         """Finish what was accepted, then close."""
         self._closing = True
-        self._filled.set()
+        self._not_empty.set()
         await self._task
 
     async def _run(self) -> None:
         while True:
-            await self._filled.wait()
-            if self._waiting:
-                group = self._taken()
+            await self._not_empty.wait()
+            if self._queue:
+                group = self._take_group()
                 try:
                     await self._commit(group)
                 except Exception as error:  # whatever it is, nobody waits for ever
                     self.doubts += 1
-                    await self._let_go()
+                    await self._disconnect()
                     for act in group:
-                        _give(act, error=Unknown(f"internal: {error!r}"))
-                    self._refuse_waiting()
+                        _resolve(act, error=Unknown(f"internal: {error!r}"))
+                    self._refuse_queue()
             elif self._closing:
                 break
             else:
-                self._filled.clear()
-        await self._let_go()
+                self._not_empty.clear()
+        await self._disconnect()
 
-    def _taken(self) -> list[PipelinedCall]:
+    def _take_group(self) -> list[PipelinedCall]:
         group: list[PipelinedCall] = []
         orders: set[str] = set()
         size = 0
-        while self._waiting and len(group) < GROUP_ACTS:
-            act = self._waiting[0]
+        while self._queue and len(group) < GROUP_ACTS:
+            act = self._queue[0]
             size += len(act.command)
             # Redis refuses by itself in the middle of a group, too, and goes on with the next act.
             if group and (size > GROUP_BYTES or act.order in orders):
                 break
-            self._waiting.popleft()
+            self._queue.popleft()
             if not act.answer.done():  # nobody waits for it any more, and it has not been sent
                 group.append(act)
                 orders |= {act.order} - {""}
@@ -140,18 +140,18 @@ class ReplicatedPipeline:
         if not group:
             return
         try:
-            link = await self._standing()
+            link = await self._open_link()
         except Refused as error:
             self.doubts += 1
             for act in group:
-                _give(act, error=Refused(error.code.name, error.detail))
-            self._refuse_waiting()
+                _resolve(act, error=Refused(error.code.name, error.detail))
+            self._refuse_queue()
             return
         needed = copies_needed(self.level, link.replicas) + link.unready
         commands = [act.command for act in group]
         commands.append(self._terms.touch)
         if self.level != "local":
-            commands.append(packed("WAIT", needed, round(self._terms.wait_s * 1000)))
+            commands.append(pack("WAIT", needed, round(self._terms.wait_s * 1000)))
             commands.append(REPLICAS)
         began = perf_counter()
         try:
@@ -159,26 +159,26 @@ class ReplicatedPipeline:
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
             self.doubts += 1
             for act in group:
-                _give(act, error=Unknown(f"{link.address}: {str(error) or 'no reply in time'}"))
-            self._refuse_waiting()
+                _resolve(act, error=Unknown(f"{link.address}: {str(error) or 'no reply in time'}"))
+            self._refuse_queue()
             return
         finally:
             self.took_s.add(perf_counter() - began)
-        doubt = self._doubt(link, replies[len(group) :])
+        doubt = self._confirm(link, replies[len(group) :])
         answered = list(zip(group, replies, strict=False))
         is_broken = any(act.order and is_sure(reply) for act, reply in answered)
         if doubt or is_broken:
             self.doubts += 1
         if doubt:
-            await self._let_go()
+            await self._disconnect()
         for act, reply in answered:
             _answer(act, reply, doubt)
         if doubt:
-            self._refuse_waiting()
+            self._refuse_queue()
         elif is_broken:
-            self._refuse_waiting(lambda act: bool(act.order))
+            self._refuse_queue(lambda act: bool(act.order))
 
-    def _doubt(self, link: Connection, ending: Sequence[Any]) -> str:
+    def _confirm(self, link: Connection, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
         if self.level == "local":
             (touched,) = ending
@@ -202,44 +202,44 @@ class ReplicatedPipeline:
                 return doubt
             if needed and told.get("sync_full") != link.syncs:
                 return "a replica was synced anew, and may not have it on its disk yet"
-        self._confirmed(self.level, touches, replicas)
+        self._on_confirmed(self.level, touches, replicas)
         return ""
 
-    def _refuse_waiting(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
+    def _refuse_queue(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
         """What was asked behind a group that may not have happened was meant to come behind it
         (R7): it is refused, and asked again by who has heard of that."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._queue = self._queue, deque()
         for act in waiting:
             if which(act):
-                _give(act, error=unavailable(BEHIND))
+                _resolve(act, error=unavailable(BEHIND))
             else:
-                self._waiting.append(act)
+                self._queue.append(act)
 
-    async def _standing(self) -> Connection:
+    async def _open_link(self) -> Connection:
         """The link, made anew where there is none. Raises Refused at once while the last failure is
         so young that trying again would only add to it."""
-        if self._is_old:
-            self._is_old = False
-            await self._let_go()
+        if self._is_stale:
+            self._is_stale = False
+            await self._disconnect()
         if self._link is not None and self._link.is_open:
             return self._link
-        await self._let_go()
+        await self._disconnect()
         clock = asyncio.get_running_loop().time
-        if clock() < self._not_before_s:
-            raise unavailable(self._why)
+        if clock() < self._retry_at_s:
+            raise unavailable(self._reason)
         try:
             self._link = await self._connect()
         except Refused as error:
             self._failures += 1
-            self._why = error.detail
-            self._not_before_s = clock() + backoff_s(
+            self._reason = error.detail
+            self._retry_at_s = clock() + backoff_s(
                 self._failures, base_s=BACKOFF_BASE_S, max_s=BACKOFF_MAX_S, draw=random()
             )
             raise
         self._failures = 0
         return self._link
 
-    async def _let_go(self) -> None:
+    async def _disconnect(self) -> None:
         if self._link is not None:
             await self._link.close()
             self._link = None
@@ -247,12 +247,12 @@ class ReplicatedPipeline:
 
 def _answer(act: PipelinedCall, reply: Any, doubt: str) -> None:
     try:
-        _give(act, answer(reply, doubt))
+        _resolve(act, answer(reply, doubt))
     except Exception as error:
-        _give(act, error=error)
+        _resolve(act, error=error)
 
 
-def _give(act: PipelinedCall, reply: Any = None, *, error: Exception | None = None) -> None:
+def _resolve(act: PipelinedCall, reply: Any = None, *, error: Exception | None = None) -> None:
     if act.answer.done():  # who asked has gone
         return
     if error is None:

@@ -82,7 +82,7 @@ class Shard(Protocol):
         """Whether the memory that is free there is above the reserve (R29); without a key, whether
         it is everywhere. As it was seen last; nobody is asked."""
 
-    def standing(self) -> ShardHealth:
+    def health(self) -> ShardHealth:
         """How the servers stand, for people. As it was seen last; nobody is asked."""
 
     async def close(self) -> None:

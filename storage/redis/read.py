@@ -20,7 +20,7 @@ from push.errors import TocsinError
 from push.places import Durability, Partition
 from push.record import Record
 from push.storage_port import PLAIN, Damage, PartitionState, Read, Sealer
-from storage.redis.append import damage_of, row_of
+from storage.redis.append import decode_damage, decode_row
 from storage.redis.keys import queue_key
 from storage.redis.port import Shard
 
@@ -33,11 +33,11 @@ class RedisReader:
     def __init__(self, shard: Shard, sealer: Sealer) -> None:
         self._shard = shard
         self._sealer = sealer
-        self._opening = ThreadPoolExecutor(_OPENERS, thread_name_prefix="unsealing")
+        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="unsealing")
 
     def close(self) -> None:
         """End the threads."""
-        self._opening.shutdown()
+        self._openers.shutdown()
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, until: int | None
@@ -64,12 +64,12 @@ class RedisReader:
             records += whole
             size += sum(record.memory_bytes for record in whole)
             for damage in damaged:
-                await self._put_aside(damage)
+                await self._quarantine(damage)
             if not damaged or ends >= min(certified, end):
                 break
             at = ends  # damage left room
         top = min(ends, end) if records or found else end
-        known = {damage.first: damage for damage in [*found, *damage_of(partition, bad)]}
+        known = {damage.first: damage for damage in [*found, *decode_damage(partition, bad)]}
         damages = [
             known[first]
             for first in sorted(known)
@@ -81,13 +81,13 @@ class RedisReader:
         """In their order; in a thread where keys may have to be waited for."""
 
         def opened() -> list[Record | Damage]:
-            return [row_of(partition, raw).open(partition, self._sealer) for raw in rows]
+            return [decode_row(partition, raw).open(partition, self._sealer) for raw in rows]
 
         if self._sealer is PLAIN or not rows:
             return opened()
-        return await asyncio.get_running_loop().run_in_executor(self._opening, opened)
+        return await asyncio.get_running_loop().run_in_executor(self._openers, opened)
 
-    async def _put_aside(self, damage: Damage) -> None:
+    async def _quarantine(self, damage: Damage) -> None:
         partition = damage.partition
         await self._shard.act(
             "quarantine",
@@ -111,7 +111,7 @@ class RedisReader:
         records = []
         for one in await self._open(partition, [row for row in rows if row]):
             if isinstance(one, Damage):
-                await self._put_aside(one)
+                await self._quarantine(one)
             else:
                 records.append(one)
         found: list[Record | None] = []
@@ -173,30 +173,30 @@ class TailPoller:
         self._shard = shard
         self._tell = tell
         self._period_s = period_s
-        self._watched: OrderedDict[str, set[int]] = OrderedDict()
+        self._queues: OrderedDict[str, set[int]] = OrderedDict()
         """Queue → partitions; the one that was looked at longest ago comes first."""
-        self._loose: dict[Partition, int] = {}
+        self._uncertified: dict[Partition, int] = {}
         """Ends that were not certified when they were first seen: perhaps on their way."""
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._polls: dict[str, asyncio.Task[None]] = {}
         """Of queues that are being looked at: one whose primary is down holds up no other."""
         self._task = asyncio.create_task(self._run(), name="tails")
 
     def watch(self, partition: Partition) -> None:
         """Somebody here is interested in it."""
-        numbers = self._watched.get(partition.queue_id)
+        numbers = self._queues.get(partition.queue_id)
         if numbers is None:
-            numbers = self._watched[partition.queue_id] = set()
+            numbers = self._queues[partition.queue_id] = set()
         numbers.add(partition.number)
 
     def forget(self, queue_id: str) -> None:
         """The queue is gone."""
-        self._watched.pop(queue_id, None)
-        for partition in [one for one in self._loose if one.queue_id == queue_id]:
-            del self._loose[partition]
+        self._queues.pop(queue_id, None)
+        for partition in [one for one in self._uncertified if one.queue_id == queue_id]:
+            del self._uncertified[partition]
 
     async def close(self) -> None:
         """Look no more."""
-        tasks = [self._task, *self._looks.values()]
+        tasks = [self._task, *self._polls.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,25 +204,25 @@ class TailPoller:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            due = {partition.queue_id for partition in self._loose}
-            for queue_id in list(self._watched)[:LOOKS]:
+            due = {partition.queue_id for partition in self._uncertified}
+            for queue_id in list(self._queues)[:LOOKS]:
                 due.add(queue_id)
-                self._watched.move_to_end(queue_id)
-            for queue_id in due - self._looks.keys():
-                self._looks[queue_id] = asyncio.create_task(self._look_at(queue_id), name="tails")
+                self._queues.move_to_end(queue_id)
+            for queue_id in due - self._polls.keys():
+                self._polls[queue_id] = asyncio.create_task(self._poll(queue_id), name="tails")
 
-    async def _look_at(self, queue_id: str) -> None:
+    async def _poll(self, queue_id: str) -> None:
         try:
-            await self._look(queue_id)
+            await self._poll_ends(queue_id)
         except TocsinError:  # the store is not there, or too few copies: next time
             pass
         except Exception:  # whatever a server may say, who looks goes on
             _LOG.exception("the ends of queue %s could not be looked at", queue_id)
         finally:
-            del self._looks[queue_id]
+            del self._polls[queue_id]
 
-    async def _look(self, queue_id: str) -> None:
-        numbers = sorted(self._watched.get(queue_id, ()))
+    async def _poll_ends(self, queue_id: str) -> None:
+        numbers = sorted(self._queues.get(queue_id, ()))
         if not numbers:
             return
         flat = await self._shard.look("tails", [queue_key(queue_id)], numbers)
@@ -233,17 +233,17 @@ class TailPoller:
             numbers, flat[::3], flat[1::3], flat[2::3], strict=True
         ):
             partition = Partition(queue_id, number)
-            certified, seen = told, self._loose.get(partition)
+            certified, seen = told, self._uncertified.get(partition)
             if seen is not None and certified < seen:
-                certified = await self._certified(partition, seen, level.decode())
+                certified = await self._certify(partition, seen, level.decode())
             if end > certified:
-                self._loose[partition] = end
+                self._uncertified[partition] = end
             else:
-                self._loose.pop(partition, None)
+                self._uncertified.pop(partition, None)
             if certified:
                 self._tell(partition, certified)
 
-    async def _certified(self, partition: Partition, end: int, level: Durability) -> int:
+    async def _certify(self, partition: Partition, end: int, level: Durability) -> int:
         """The certified end, once the copies of everything below `end` were counted. Raises
         TocsinError."""
         key, number = queue_key(partition.queue_id), partition.number

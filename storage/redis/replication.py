@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from push import limits
 from push.errors import Refused
 from push.places import Durability
-from storage.redis.connection import Address, Reach, packed
+from storage.redis.connection import Address, Reach, pack
 
 STATE: Final = "state="
 
@@ -40,7 +40,7 @@ def fields(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def attached(replication: Mapping[str, str]) -> int:
+def count_attached(replication: Mapping[str, str]) -> int:
     """How many replicas are there and follow, by INFO replication."""
     return sum(STATE + "online" in text for text in replication.values())
 
@@ -55,7 +55,7 @@ def places(replication: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def without(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str, str]:
+def without_replicas(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str, str]:
     """INFO replication as if these replicas, which are not counted, were not attached."""
     lines = {name for place, name in places(replication).items() if place in out} if out else ()
     if not lines:
@@ -64,11 +64,11 @@ def without(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str
     return left | {"connected_slaves": str(int(left["connected_slaves"]) - len(lines))}
 
 
-def awaited(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
+def shortfall_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
     """A sentence why the level all is not met now, "" where it is, of a shard of so many replicas
     that could be elected, these `out` not among them. Those that must not be believed come first,
     see `doubt_of`."""
-    online = attached(without(replication, out))
+    online = count_attached(without_replicas(replication, out))
     few = f"{online} of {replicas} replicas are attached: the level all waits for them"
     return doubt_of(replication, replicas, out) or (few if online < replicas else "")
 
@@ -88,7 +88,7 @@ def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str]
     barred = sorted(set(places(replication)) & set(out)) if replicas else ()
     if barred:
         return f"{barred[0]} is attached, and is not counted: it may lack what was acknowledged"
-    replication = without(replication, out)
+    replication = without_replicas(replication, out)
     seen = [
         text
         for name, text in replication.items()
@@ -158,7 +158,7 @@ async def _asked(place: Address, reach: Reach, timeout_s: float) -> tuple[bool, 
         async with asyncio.timeout(timeout_s):
             link = await reach.link(place)
             try:
-                (info,) = await link.ask([packed("INFO", "persistence")], timeout_s)
+                (info,) = await link.ask([pack("INFO", "persistence")], timeout_s)
             finally:
                 await link.close()
     except (RedisError, OSError) as error:
@@ -186,7 +186,7 @@ class NotOurs(Refused):
         super().__init__("storage_unavailable", detail)
 
 
-def check_held(
+def check_marks(
     held: Sequence[bytes | None], marks: Marks, where: str
 ) -> tuple[int, frozenset[str]]:
     """How many replicas could be elected, and which are not counted among them, by the values of
@@ -250,7 +250,7 @@ class MemoryReserve:
         self._share = share
         self.is_open = True
 
-    def seen(self, memory: MemoryUse) -> bool:
+    def update(self, memory: MemoryUse) -> bool:
         """Whether there is, by what the server says now."""
         needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS
         self.is_open = memory.free_share >= needed

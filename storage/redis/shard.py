@@ -14,7 +14,7 @@ from push.histogram import Took
 from push.places import Durability
 from push.storage_port import Lane
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, Connection, Reach, ReadPool, Subscriber, packed
+from storage.redis.connection import Address, Connection, Reach, ReadPool, Subscriber, pack
 from storage.redis.discovery import PERIOD_S, Find, Watch
 from storage.redis.library import Library, library
 from storage.redis.pipeline import BEHIND, REPLICAS, PipelineTerms, ReplicatedPipeline
@@ -23,11 +23,11 @@ from storage.redis.replication import (
     MARKED,
     Marks,
     MemoryReserve,
-    check_held,
+    check_marks,
     copies_needed,
     fields,
     readiness,
-    without,
+    without_replicas,
 )
 
 __all__ = ["LEVELS", "Marks", "RedisShard", "Settings"]
@@ -58,7 +58,7 @@ class Settings:
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
         """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
-        return packed("FCALL", self.library.function(function), len(keys), *keys, *args)
+        return pack("FCALL", self.library.function(function), len(keys), *keys, *args)
 
     async def open(self) -> Connection:
         """A link to a server that says that it is the primary. Raises Refused."""
@@ -67,7 +67,7 @@ class Settings:
             link = await self.reach.link(address)
         except (RedisError, OSError) as error:
             raise unavailable(f"{address}: {str(error) or 'no connection in time'}") from None
-        info = await self.ask(link, packed("INFO", "replication"))
+        info = await self.ask(link, pack("INFO", "replication"))
         role = fields(info).get("role") if isinstance(info, bytes) else ""
         if role != "master":
             await link.close()
@@ -86,11 +86,11 @@ class Settings:
 
         Source: https://redis.io/docs/latest/commands/function-load/"""
         name = self.library.name
-        listed = await self.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", name))
+        listed = await self.ask(link, pack("FUNCTION", "LIST", "LIBRARYNAME", name))
         if isinstance(listed, list) and listed:
             return
         # REPLACE: another gateway may have loaded the same text in between
-        loaded = await self.ask(link, packed("FUNCTION", "LOAD", "REPLACE", self.library.code))
+        loaded = await self.ask(link, pack("FUNCTION", "LOAD", "REPLACE", self.library.code))
         if isinstance(loaded, RedisError):
             await link.close()
             raise unavailable(f"the functions of this version cannot be loaded: {loaded}")
@@ -110,17 +110,19 @@ class RedisShard:
         self._touches = marks.touches
         self._replicas = 0
         self._address: Address | None = None
-        self._renewing: set[asyncio.Task[None]] = set()
+        self._renewals: set[asyncio.Task[None]] = set()
         terms = PipelineTerms(
             settings.call("touch", [settings.key], [marks.incarnation]),
             settings.wait_s,
             settings.silence_s,
         )
-        self._held = {
-            level: ReplicatedPipeline(level, partial(self._hold, level), terms, self._confirmed)
+        self._pipelines = {
+            level: ReplicatedPipeline(
+                level, partial(self._connect_level, level), terms, self._on_confirmed
+            )
             for level in LEVELS
         }
-        self._looks = ReadPool(self._connect, settings.silence_s)
+        self._reads = ReadPool(self._connect, settings.silence_s)
         self._subscribers: list[Subscriber] = []
         self._reserve = MemoryReserve(settings.reserve_share)
         self._watch: Watch | None = None
@@ -189,12 +191,12 @@ class RedisShard:
         """Whether it did, within the last seconds; nobody is asked."""
         return self._watch is not None and self._watch.answers and self.broken is None
 
-    def standing(self) -> ShardHealth:
+    def health(self) -> ShardHealth:
         watch = self._watch
         took = tuple(
-            Took("copies", level, self.key, held.took_s)
-            for level, held in self._held.items()
-            if held.took_s.total
+            Took("copies", level, self.key, pipeline.took_s)
+            for level, pipeline in self._pipelines.items()
+            if pipeline.took_s.total
         )
         if watch is None or not watch.seen:
             return ShardHealth((), {}, took)
@@ -203,7 +205,7 @@ class RedisShard:
 
     def lane(self, key: str, level: Durability) -> Lane:
         """The lane of a level: each has a held connection of its own."""
-        return Lane(LEVELS.index(level), self._held[level].doubts)
+        return Lane(LEVELS.index(level), self._pipelines[level].doubts)
 
     async def act(
         self,
@@ -214,34 +216,34 @@ class RedisShard:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        self._check_well()
+        self._check_usable()
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         order = f"{keys[0]}{args[0]!r}" if lane is not None else ""
-        return await self._held[level].act(self._settings.call(function, keys, args), order)
+        return await self._pipelines[level].act(self._settings.call(function, keys, args), order)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        self._check_well()
+        self._check_usable()
         name = self._settings.library.function(function)
-        return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
+        return await self._reads.look(pack("FCALL_RO", name, len(keys), *keys, *args))
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
 
-    async def heard(self) -> None:
+    async def wait_subscribed(self) -> None:
         """Wait until every subscription stands: what is published from then on is heard."""
         for subscriber in self._subscribers:
-            await subscriber.is_heard.wait()
+            await subscriber.is_subscribed.wait()
 
     async def close(self) -> None:
         self._closed = True
         if self._watch is not None:
             await self._watch.close()
-        await asyncio.gather(*(held.close() for held in self._held.values()))
+        await asyncio.gather(*(pipeline.close() for pipeline in self._pipelines.values()))
         for subscriber in self._subscribers:
             await subscriber.close()
-        await self._looks.close()
-        await asyncio.gather(*self._renewing)
+        await self._reads.close()
+        await asyncio.gather(*self._renewals)
 
     async def _connect(self) -> Connection:
         """A link to the primary, found anew and checked. Raises Refused."""
@@ -252,10 +254,10 @@ class RedisShard:
         except BaseException:
             await link.close()
             raise
-        self._found(link.address)
+        self._on_primary(link.address)
         return link
 
-    async def _hold(self, level: Durability) -> Connection:
+    async def _connect_level(self, level: Durability) -> Connection:
         """A link for acts of this level; its replicas have what they confirm. Raises Refused.
 
         At `all`, one that cannot be asked is as one that has nothing. At `quorum` it may well be
@@ -269,7 +271,7 @@ class RedisShard:
             info = await settings.ask(link, REPLICAS)
             if not isinstance(info, bytes):
                 raise unavailable(f"{link.address}: {info}")
-            told = without(fields(info), link.out)
+            told = without_replicas(fields(info), link.out)
             said = await readiness(told, settings.reach, settings.silence_s)
             if level == "all" and (said.unready or said.unasked):
                 raise unavailable("; ".join([*said.unready, *said.unasked]))
@@ -283,10 +285,10 @@ class RedisShard:
     async def _check(self, link: Connection) -> None:
         """The guard of R30. Raises NotOurs, and Refused where it cannot be asked."""
         marks = replace(self._marks, touches=self._touches)  # as of before: more come meanwhile
-        held = await self._settings.ask(link, packed("HMGET", self._settings.key, *MARKED))
+        held = await self._settings.ask(link, pack("HMGET", self._settings.key, *MARKED))
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
-        link.replicas, link.out = check_held(held, marks, str(link.address))
+        link.replicas, link.out = check_marks(held, marks, str(link.address))
         self._replicas = link.replicas
 
     def _stop(self, why: str) -> None:
@@ -294,25 +296,25 @@ class RedisShard:
         if self._on_fatal is not None:
             self._on_fatal(why)
 
-    def _check_well(self) -> None:
+    def _check_usable(self) -> None:
         if self.broken is not None:
             raise unavailable(self.broken)
 
-    def _found(self, address: Address) -> None:
+    def _on_primary(self, address: Address) -> None:
         """When the primary is elsewhere, nobody stays with the one of before."""
         before, self._address = self._address, address
         if before in (None, address) or self._closed:
             return
         _LOG.warning("the primary is %s now, and was %s", address, before)
-        for held in self._held.values():
-            held.renew()
-        others: list[ReadPool | Subscriber] = [self._looks, *self._subscribers]
+        for pipeline in self._pipelines.values():
+            pipeline.renew()
+        others: list[ReadPool | Subscriber] = [self._reads, *self._subscribers]
         for other in others:
             task = asyncio.create_task(other.renew())
-            self._renewing.add(task)
-            task.add_done_callback(self._renewing.discard)
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
 
-    def _confirmed(self, level: Durability, touches: int, replicas: int) -> None:
+    def _on_confirmed(self, level: Durability, touches: int, replicas: int) -> None:
         self._replicas = replicas
         # At the other levels a failover may take touches back, and rightly so.
         if level == "all":

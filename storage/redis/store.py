@@ -77,7 +77,7 @@ class RedisInbox:
             letter.epoch,
             limits.INBOX_LETTERS_MAX,
             limits.INBOX_BYTES_MAX,
-            _kept_ms(),
+            _retention_ms(),
         )
         return None if answer == _WAITS else answer.decode()
 
@@ -100,7 +100,11 @@ class RedisInbox:
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         pairs = [text.encode(_ID) for pair in answers.items() for text in pair]
-        terms: list[Arg] = [epoch if epoch is not None else "", limits.ANSWERS_KEPT_MAX, _kept_ms()]
+        terms: list[Arg] = [
+            epoch if epoch is not None else "",
+            limits.ANSWERS_KEPT_MAX,
+            _retention_ms(),
+        ]
         return bool(await self._act("answer_letters", place, *terms, *pairs))
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
@@ -118,7 +122,7 @@ class RedisInbox:
         self._shard.on_message(ANSWER_CHANNELS + asker, heard)
 
 
-def _kept_ms() -> int:
+def _retention_ms() -> int:
     return int(limits.LETTERS_KEPT_S * 1000)
 
 
@@ -150,16 +154,16 @@ class RedisStorage:
         self._incarnation = incarnation
         self._wall = wall
         self._cursors = RedisCursors(shard, level=level)
-        self._reading = RedisReader(shard, sealer)
+        self._reader = RedisReader(shard, sealer)
         self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
-        self._told: dict[Partition, int] = {}
+        self._certified_ends: dict[Partition, int] = {}
         """The certified ends that the wake-up was called with."""
-        self._appending = RedisAppender(shard, sealer, self._wall_unix_ms, self._tell)
-        self._running: set[asyncio.Task[Any]] = set()
+        self._appender = RedisAppender(shard, sealer, self._wall_unix_ms, self._wake)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._tails = TailPoller(shard, self._tell, period_s=tails_s)
-        shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
+        self._tails = TailPoller(shard, self._wake, period_s=tails_s)
+        shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._on_certified)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -171,17 +175,17 @@ class RedisStorage:
     async def _act(self, name: str, queue_id: str, *args: Arg, level: Durability = "all") -> Any:
         self._check_open()
         work = self._shard.act(name, [queue_key(queue_id)], args, level=level)
-        return await self._whole(work)
+        return await self._finish(work)
 
     async def _look(self, name: str, queue_id: str, *args: Arg) -> Any:
         self._check_open()
         return await self._shard.look(name, [queue_key(queue_id)], args)
 
-    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Its answer. A caller that is cancelled does not take it back."""
         task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def incarnation(self) -> str:
@@ -199,9 +203,9 @@ class RedisStorage:
             pass
         self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
         self._tails.forget(queue_id)
-        self._appending.forget(queue_id)
-        for partition in [one for one in self._told if one.queue_id == queue_id]:
-            del self._told[partition]
+        self._appender.forget(queue_id)
+        for partition in [one for one in self._certified_ends if one.queue_id == queue_id]:
+            del self._certified_ends[partition]
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         await self._act("create_group", queue_id, group_id, *starts)
@@ -249,18 +253,18 @@ class RedisStorage:
     ) -> list[Appended]:
         self._check_open()
         headers = [open_header(append) for append in appends]
-        return await self._whole(self._appending.append(appends, headers, lane))
+        return await self._finish(self._appender.append(appends, headers, lane))
 
-    def _tell(self, partition: Partition, certified: int) -> None:
-        if certified > self._told.get(partition, 0):
-            self._told[partition] = certified
+    def _wake(self, partition: Partition, certified: int) -> None:
+        if certified > self._certified_ends.get(partition, 0):
+            self._certified_ends[partition] = certified
             if self._wake_up is not None:
                 self._wake_up(partition, certified)
 
-    def _heard(self, channel: bytes, message: bytes) -> None:
+    def _on_certified(self, channel: bytes, message: bytes) -> None:
         partition = redis_keys.partition_of(channel)
         if partition is not None and message.isdigit() and not self._closed:
-            self._tell(partition, int(message))
+            self._wake(partition, int(message))
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up, also for what other gateways append."""
@@ -273,25 +277,25 @@ class RedisStorage:
     ) -> Read:
         self._check_open()
         self._tails.watch(partition)
-        return await self._reading.read(partition, offset, bytes_max, until)
+        return await self._reader.read(partition, offset, bytes_max, until)
 
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
         self._check_open()
-        return await self._reading.read_each(partition, offsets, bytes_max)
+        return await self._reader.read_each(partition, offsets, bytes_max)
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         self._check_open()
-        return await self._reading.offset_at(partition, unix_ms)
+        return await self._reader.offset_at(partition, unix_ms)
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
         self._check_open()
-        return await self._reading.published(places)
+        return await self._reader.published(places)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
         self._check_open()
-        return await self._reading.partitions(queue_id)
+        return await self._reader.partitions(queue_id)
 
     # --- Cursors -----------------------------------------------------------------------------
 
@@ -300,13 +304,13 @@ class RedisStorage:
     ) -> Owned:
         self._check_open()
         self._tails.watch(place.partition)
-        return await self._whole(
+        return await self._finish(
             self._cursors.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
         )
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
         self._check_open()
-        return await self._whole(self._cursors.write(writes))
+        return await self._finish(self._cursors.write(writes))
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
@@ -382,7 +386,7 @@ class RedisStorage:
     async def state(self) -> StorageState:
         if self._closed:
             return StorageState(False, False, ("the storage is closed",))
-        standing = self._shard.standing()
+        standing = self._shard.health()
         if not self._shard.has_room():
             why = "free memory is below the reserve: publishing stops, consuming goes on"
             return StorageState(
@@ -399,10 +403,10 @@ class RedisStorage:
             return
         self._closed = True
         await self._tails.close()
-        while self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
-        await self._appending.close()
-        self._reading.close()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._appender.close()
+        self._reader.close()
         await self._shard.close()
 
 
@@ -436,7 +440,7 @@ class RedisPool:
             return None
         recalled, grants = answer
         return RateReply(
-            [_recalled(one.decode()) for one in recalled],
+            [_decode_recall(one.decode()) for one in recalled],
             [RateGrant(*numbers) for numbers in grants],
         )
 
@@ -447,6 +451,6 @@ class RedisPool:
         return await self._shard.act(function, [GATEWAYS], args, level="local")
 
 
-def _recalled(text: str) -> tuple[str, Rate]:
+def _decode_recall(text: str) -> tuple[str, Rate]:
     name, units, per_s, burst = text.rsplit(" ", 3)
     return name, Rate(int(units), int(per_s), int(burst))

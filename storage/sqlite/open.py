@@ -86,7 +86,7 @@ def open_store(
             file system that cannot do what durability needs. The file was not changed.
     """
     if sqlite3.sqlite_version_info < SQLITE_MIN:
-        raise _refused(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
+        raise _unavailable(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
     _make_folder(path.parent)
     lock = lock_store(path)
     with contextlib.ExitStack() as undo:
@@ -116,9 +116,9 @@ def open_store(
             undo.callback(slicer.close)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except sqlite3.DatabaseError as error:
-            raise _refused(_sentence(path, error)) from error
+            raise _unavailable(_sentence(path, error)) from error
         except OSError as error:
-            raise _refused(f"{path} cannot be opened: {error}") from error
+            raise _unavailable(f"{path} cannot be opened: {error}") from error
         undo.pop_all()
     return StoreConnections(
         path, writer, reader, mark, slicer, file, incarnation, lock, synchronous, was_clean
@@ -130,7 +130,7 @@ def mark_clean(writer: sqlite3.Connection) -> None:
     writer.execute("UPDATE meta SET value = '1' WHERE name = 'clean'")
 
 
-def _refused(sentence: str) -> Refused:
+def _unavailable(sentence: str) -> Refused:
     return Refused("storage_unavailable", sentence)
 
 
@@ -177,7 +177,7 @@ def lock_store(path: Path) -> int:
     except OSError:
         owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
-        raise _refused(
+        raise _unavailable(
             f"{path} is in use by another process (id {owner}): stop it, or give this one a "
             "data folder of its own (TOCSIN_DATA_DIR)"
         ) from None
@@ -191,10 +191,10 @@ def _check_kind(writer: sqlite3.Connection, path: Path, version: int) -> None:
     (application_id,) = writer.execute("PRAGMA application_id").fetchone()
     (tables,) = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != APPLICATION_ID and tables:
-        raise _refused(f"{path} is an SQLite file, but not a store of this broker")
+        raise _unavailable(f"{path} is an SQLite file, but not a store of this broker")
     stored = _version(writer) if tables else 0
     if stored > version:
-        raise _refused(
+        raise _unavailable(
             f"{path} has schema version {stored} and this program knows up to {version}: start "
             "the newer program, or give this one another data folder"
         )
@@ -207,7 +207,7 @@ def _version(writer: sqlite3.Connection) -> int:
 
 def _configure_writer(writer: sqlite3.Connection, synchronous: str) -> None:
     if synchronous not in _SYNCHRONOUS:
-        raise _refused(f"synchronous is one of {', '.join(_SYNCHRONOUS)}, not {synchronous!r}")
+        raise _unavailable(f"synchronous is one of {', '.join(_SYNCHRONOUS)}, not {synchronous!r}")
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute(f"PRAGMA synchronous = {synchronous}")
     for pragma in (
@@ -233,10 +233,10 @@ def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
     """
     (mode,) = writer.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
-        raise _refused(f"SQLite keeps journal mode {mode}: this file system cannot do WAL")
+        raise _unavailable(f"SQLite keeps journal mode {mode}: this file system cannot do WAL")
     (level,) = writer.execute("PRAGMA synchronous").fetchone()
     if level != _SYNCHRONOUS[synchronous]:
-        raise _refused(
+        raise _unavailable(
             f"SQLite answers synchronous = {level} where {_SYNCHRONOUS[synchronous]} "
             f"({synchronous}) was asked for: receipts would not be durable"
         )

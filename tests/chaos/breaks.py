@@ -42,7 +42,7 @@ class Break:
 def _unguarded() -> None:
     """Gateways do not remember how new the store was: else they refuse the older copy that comes
     back (R30), and nobody sees what it has lost."""
-    redis_shard.RedisShard._confirmed = lambda *_: None  # type: ignore[method-assign]
+    redis_shard.RedisShard._on_confirmed = lambda *_: None  # type: ignore[method-assign]
 
 
 def _wait_one() -> None:
@@ -98,7 +98,7 @@ def _no_epoch_check() -> None:
         "if not row[1] or row[2] == '' or row[1] ~= args[3] or row[2] ~= args[4] then",
         "if not row[1] or row[2] == '' then",
     )()
-    redis_cursors._is_owners = lambda *_: True
+    redis_cursors._is_by_owner = lambda *_: True
     # Nor does it find out by itself that it was: the epoch alone has to hold.
     presence.GONE_S = 1e9  # type: ignore[attr-defined]
     group.GroupRuntime.fence = lambda *_: None  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from push.storage_port import PLAIN, Sealer
-from storage.redis.connection import packed
+from storage.redis.connection import pack
 from storage.redis.port import Arg
 from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.store import RedisStorage
@@ -65,7 +65,7 @@ async def ask(server: Settings, *command: Arg) -> Any:
     """One command of the operator's, past everything."""
     link = await replace(server, reach=reach_of("operator")).open()
     try:
-        (answer,) = await link.ask([packed(*command)], 5)
+        (answer,) = await link.ask([pack(*command)], 5)
         return answer
     finally:
         await link.close()

@@ -98,7 +98,7 @@ async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: 
     two.other.inbox.on_answer(ASKER, told.put_nowait)
     two.other.inbox.on_answer(OTHER, not_told.append)
     for shard in two.shards:
-        await shard.heard()
+        await shard.wait_subscribed()
     letter_id = ASKER + "1"
     for _ in range(2):
         assert await two.other.inbox.post(G0, letter_id, ONE) is None

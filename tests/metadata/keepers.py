@@ -65,7 +65,7 @@ class RedisKeeper:
         shard = await self.shard()
         await found_catalog(shard)
         opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
-        await shard.heard()
+        await shard.wait_subscribed()
         return CatalogService(*opened)
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class LayoutKeeper:
         self._shards.push_async_callback(shard.close)
         await found_catalog(shard)
         opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
-        await shard.heard()
+        await shard.wait_subscribed()
         return CatalogService(*opened)
 
     async def close(self) -> None:

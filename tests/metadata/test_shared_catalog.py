@@ -577,7 +577,7 @@ async def test_gateways_hear_of_changed_memberships(server: RedisKeeper) -> None
     there = CatalogService(*await RowStore.open(RedisDatabase(shard)))
     told: list[tuple[str, int]] = []
     there.on_membership_changed(lambda group_id, generation: told.append((group_id, generation)))
-    await shard.heard()
+    await shard.wait_subscribed()
     _, group = await made(here)
     assert await here.change_membership(row(group, 1, "a"), expected_generation=0)
     assert not await here.change_membership(row(group, 9, "a"), expected_generation=8)

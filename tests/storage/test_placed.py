@@ -11,7 +11,7 @@ from push.errors import Refused, Unknown
 from push.places import Partition
 from push.storage_port import Append, Appended, Lane, PartitionState, Storage, StorageState
 from storage.memory import MemoryStorage
-from storage.sharded import ClusterMap, ShardedStorage, within
+from storage.sharded import ClusterMap, ShardedStorage, share_of_bound
 from tests.contract.stores import append, one, outcomes
 
 PARTITIONS = 6
@@ -229,7 +229,7 @@ async def test_a_message_larger_than_the_part_of_its_cluster_never_fits_there(
 def test_the_parts_of_a_bound_are_no_more_than_it(bound: int) -> None:
     for of in range(1, 8):
         for here in range(1, of):
-            parts = [within(bound, here, of), within(bound, of - here, of)]
+            parts = [share_of_bound(bound, here, of), share_of_bound(bound, of - here, of)]
             assert sum(parts) <= max(bound, 2 if bound else 0)
             assert bool(bound) == all(parts)
 

@@ -6,18 +6,18 @@ from typing import Final
 
 from push.errors import Refused
 from push.replicas import Forget, Meet, RecordReplicas, ReplicaAct, ShardServer, ShardView
-from storage.redis.connection import ConnectionCache, address_of, packed
+from storage.redis.connection import ConnectionCache, address_of, pack
 from storage.redis.ops.failover import ReplicaControl, count
 from storage.redis.ops.observe import SERVER, WatchedShard, managed_at, server_of
 from storage.redis.ops.settings import as_mapping
 from storage.redis.replication import fields
 
-NODES: Final = packed("CLUSTER", "NODES")
+NODES: Final = pack("CLUSTER", "NODES")
 Known = Mapping[str, tuple[str, str]]
 """Id → (where it is, whom it replicates or "")."""
 
 
-def known_of(nodes: bytes) -> dict[str, tuple[str, str]]:
+def known_nodes(nodes: bytes) -> dict[str, tuple[str, str]]:
     """Whom a node knows, by what it answers to CLUSTER NODES; itself among them.
 
     Source: https://redis.io/docs/latest/commands/cluster-nodes/
@@ -35,9 +35,9 @@ def known_of(nodes: bytes) -> dict[str, tuple[str, str]]:
 class ClusterObserver:
     """Looks at one shard. `holder`, `term`: the manager for whom it does."""
 
-    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
+    def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
-        self._many = many
+        self._cache = cache
         self._ids: dict[str, str] = {}
         self._learned: dict[str, str] = {}
 
@@ -50,7 +50,7 @@ class ClusterObserver:
         held = await managed_at(
             primary,
             self._watched,
-            self._many,
+            self._cache,
             holder=holder,
             term=term,
             learned=self._learned,
@@ -112,13 +112,13 @@ class ClusterObserver:
         return answered, silent
 
     async def _node(self, place: str) -> tuple[Known, ShardServer] | str:
-        replies = await self._many.told(place, [*SERVER, NODES])
+        replies = await self._cache.try_ask(place, [*SERVER, NODES])
         if isinstance(replies, str):
             return replies
         try:
             info, config, users, nodes = replies
             server = server_of(place, fields(info), as_mapping(config), users)
-            return known_of(nodes), server
+            return known_nodes(nodes), server
         except (TypeError, KeyError, ValueError) as error:
             return f"not understood: {error!r}"
 
@@ -126,17 +126,17 @@ class ClusterObserver:
 class ClusterReplicaControl:
     """Acts on one shard of a Cluster; as `storage.redis.ops.failover.ReplicaControl`."""
 
-    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
+    def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
-        self._many = many
-        self._servers = ReplicaControl(watched, many)
+        self._cache = cache
+        self._servers = ReplicaControl(watched, cache)
 
     async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
         match act:
             case Forget(at, node_id):
-                await self._servers.ask(at, [packed("CLUSTER", "FORGET", node_id)])
+                await self._servers.ask(at, [pack("CLUSTER", "FORGET", node_id)])
             case Meet(at, place):
-                meet = packed("CLUSTER", "MEET", *address_of(place))
+                meet = pack("CLUSTER", "MEET", *address_of(place))
                 await self._servers.fenced(at, [await self._with_bus(place, meet)], holder, term)
             case RecordReplicas():
                 return await count(self._watched, act, holder, term)
@@ -146,6 +146,6 @@ class ClusterReplicaControl:
 
     async def _with_bus(self, place: str, meet: bytes) -> bytes:
         """With the port of the node's bus, where it is not the usual one."""
-        (told,) = await self._servers.ask(place, [packed("CONFIG", "GET", "cluster-port")])
+        (told,) = await self._servers.ask(place, [pack("CONFIG", "GET", "cluster-port")])
         port = int(as_mapping(told).get("cluster-port", "0"))
-        return packed("CLUSTER", "MEET", *address_of(place), port) if port else meet
+        return pack("CLUSTER", "MEET", *address_of(place), port) if port else meet

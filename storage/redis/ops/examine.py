@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from push.errors import Refused
-from storage.redis.connection import Address, packed
+from storage.redis.connection import Address, pack
 from storage.redis.ops.provision import examine
-from storage.redis.replication import addresses_of, awaited, fields, out_of, readiness, without
+from storage.redis.replication import (
+    addresses_of,
+    fields,
+    out_of,
+    readiness,
+    shortfall_of,
+    without_replicas,
+)
 from storage.redis.shard import Settings
 
 Role = Literal["primary", "replica"]
@@ -49,8 +56,8 @@ async def examined(settings: Settings) -> ExaminedShard:
     """Raises Refused(storage_unavailable): there is no primary that answers."""
     link = await settings.open()
     try:
-        info = await settings.ask(link, packed("INFO", "replication"))
-        asked = packed("HMGET", settings.key, "incarnation", "replicas", "out")
+        info = await settings.ask(link, pack("INFO", "replication"))
+        asked = pack("HMGET", settings.key, "incarnation", "replicas", "out")
         held = await settings.ask(link, asked)
     finally:
         await link.close()
@@ -63,9 +70,9 @@ async def examined(settings: Settings) -> ExaminedShard:
     doubts = []
     if expected is not None:
         left_out = out_of(out)
-        counted = without(told, left_out)
+        counted = without_replicas(told, left_out)
         said = await readiness(counted, settings.reach, settings.silence_s)
-        doubt = awaited(told, expected, left_out)
+        doubt = shortfall_of(told, expected, left_out)
         doubts = [*([doubt] if doubt else []), *said.unready, *said.unasked]
     return ExaminedShard(
         tuple(servers),

@@ -14,30 +14,30 @@ from redis.exceptions import RedisError
 from push.errors import Refused
 from push.replicas import Elect, Follow, LetIn, LockOut, Prepare, RecordReplicas, ReplicaAct, Reset
 from storage.redis.answers import unavailable
-from storage.redis.connection import ConnectionCache, address_of, packed
+from storage.redis.connection import ConnectionCache, address_of, pack
 from storage.redis.ops.observe import TermSuperseded, WatchedShard, place_of, rows_of
 from storage.redis.ops.provision import govern
 from storage.redis.replication import fields
 
 PRIORITY: Final = 100
 """Of a server that may be elected; at 0 it is not."""
-DEBUG: Final = packed("SENTINEL", "DEBUG")
+DEBUG: Final = pack("SENTINEL", "DEBUG")
 INFO_PERIOD: Final = ("SENTINEL", "DEBUG", "info-period")
 INFO_PERIOD_MS: Final = 10_000
 SOON_MS: Final = 100
 LOOKS_MAX: Final = 20
 """So often it is looked whether a Sentinel has heard of those that are there."""
-LINK: Final = packed("INFO", "replication")
-KEEP_USERS: Final = packed("ACL", "SAVE")
-KEEP_SETTINGS: Final = packed("CONFIG", "REWRITE")
+LINK: Final = pack("INFO", "replication")
+KEEP_USERS: Final = pack("ACL", "SAVE")
+KEEP_SETTINGS: Final = pack("CONFIG", "REWRITE")
 
 
 class ReplicaControl:
     """Acts on one shard."""
 
-    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
+    def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
-        self._many = many
+        self._cache = cache
 
     async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
         """Do it, for this manager; whether it was done. What is answered as not done may have been,
@@ -49,20 +49,20 @@ class ReplicaControl:
         """
         match act:
             case LockOut(at, user):
-                close = packed("CLIENT", "KILL", "USER", user)
-                words = [packed("ACL", "SETUSER", user, "off"), KEEP_USERS, close]
+                close = pack("CLIENT", "KILL", "USER", user)
+                words = [pack("ACL", "SETUSER", user, "off"), KEEP_USERS, close]
                 await self.fenced(at, words, holder, term)
             case LetIn(at, user):
-                words = [packed("ACL", "SETUSER", user, "on"), KEEP_USERS]
+                words = [pack("ACL", "SETUSER", user, "on"), KEEP_USERS]
                 await self.fenced(at, words, holder, term)
             case Prepare(at):
-                words = [packed("CONFIG", "SET", "replica-priority", 0), KEEP_SETTINGS]
+                words = [pack("CONFIG", "SET", "replica-priority", 0), KEEP_SETTINGS]
                 await self.fenced(at, words, holder, term)
             case Elect(at):
-                words = [packed("CONFIG", "SET", "replica-priority", PRIORITY), KEEP_SETTINGS]
+                words = [pack("CONFIG", "SET", "replica-priority", PRIORITY), KEEP_SETTINGS]
                 await self.fenced(at, words, holder, term, must_be_linked=True)
             case Follow(at, primary):
-                words = [packed("REPLICAOF", *address_of(primary)), KEEP_SETTINGS]
+                words = [pack("REPLICAOF", *address_of(primary)), KEEP_SETTINGS]
                 await self.fenced(at, words, holder, term)
             case Reset(sentinel, expected):
                 await self._forget(sentinel, expected)
@@ -79,16 +79,16 @@ class ReplicaControl:
         may not have heard of one before it has what its upstream has: what would matter then is
         told only to one whose link is up (`must_be_linked`), or that is the primary."""
         key = self._watched.settings.managed
-        whose = packed("HMGET", key, "holder", "term")
-        _, (before, term_before), link = await self.ask(at, [packed("WATCH", key), whose, LINK])
+        whose = pack("HMGET", key, "holder", "term")
+        _, (before, term_before), link = await self.ask(at, [pack("WATCH", key), whose, LINK])
         before, latest = before or b"", int(term_before or 0)
         if latest > term or (latest == term and before.decode() not in ("", holder)):
-            await self.ask(at, [packed("UNWATCH")])
+            await self.ask(at, [pack("UNWATCH")])
             raise TermSuperseded(latest)
         if must_be_linked and not is_linked(link):
-            await self.ask(at, [packed("UNWATCH")])
+            await self.ask(at, [pack("UNWATCH")])
             raise unavailable(f"{at}: it has not everything yet")
-        done = (await self.ask(at, [packed("MULTI"), *words, packed("EXEC")]))[-1]
+        done = (await self.ask(at, [pack("MULTI"), *words, pack("EXEC")]))[-1]
         if done is None:
             raise unavailable(f"{at}: another manager has begun there")
         for reply in done:
@@ -103,25 +103,25 @@ class ReplicaControl:
         Source: sentinel.c, sentinelResetMaster and sentinelSendPeriodicCommands (info_refresh)
         """
         name = self._watched.name
-        period_ms = info_period_ms(await self._many.told(sentinel, [DEBUG]))
-        await self._many.told(sentinel, [packed(*INFO_PERIOD, SOON_MS)])
+        period_ms = info_period_ms(await self._cache.try_ask(sentinel, [DEBUG]))
+        await self._cache.try_ask(sentinel, [pack(*INFO_PERIOD, SOON_MS)])
         try:
-            await self.ask(sentinel, [packed("SENTINEL", "RESET", name)])
+            await self.ask(sentinel, [pack("SENTINEL", "RESET", name)])
             for _ in range(LOOKS_MAX):
                 if expected <= await self._known_to(sentinel):
                     break
                 await asyncio.sleep(SOON_MS / 1000)
         finally:
-            await self._many.told(sentinel, [packed(*INFO_PERIOD, period_ms)])
+            await self._cache.try_ask(sentinel, [pack(*INFO_PERIOD, period_ms)])
 
     async def _known_to(self, sentinel: str) -> frozenset[str]:
         """The replicas that it knows. Raises Refused."""
-        (rows,) = await self.ask(sentinel, [packed("SENTINEL", "REPLICAS", self._watched.name)])
+        (rows,) = await self.ask(sentinel, [pack("SENTINEL", "REPLICAS", self._watched.name)])
         return frozenset(map(place_of, rows_of(rows)))
 
     async def ask(self, at: str, words: list[bytes]) -> list[Any]:
         """The replies. Raises Refused."""
-        replies = await self._many.told(at, words)
+        replies = await self._cache.try_ask(at, words)
         if isinstance(replies, str):
             raise unavailable(f"{at}: {replies}")
         return replies

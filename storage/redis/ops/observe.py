@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple
 from push.errors import TocsinError
 from push.replicas import Follower, Sentinel, ShardServer, ShardView
 from storage.redis.answers import unavailable
-from storage.redis.connection import Address, ConnectionCache, Reach, packed
+from storage.redis.connection import Address, ConnectionCache, Reach, pack
 from storage.redis.ops.settings import as_mapping
 from storage.redis.replication import MemoryUse, fields, memory_of, out_of, places, unready
 from storage.redis.shard import Settings
 from storage.redis.target import Target
 
 SERVER: Final = (
-    packed("INFO"),
-    packed("CONFIG", "GET", "masteruser", "replica-priority"),
-    packed("ACL", "LIST"),
+    pack("INFO"),
+    pack("CONFIG", "GET", "masteruser", "replica-priority"),
+    pack("ACL", "LIST"),
 )
 UNHEARD_S: Final = 3.0
 """Who has said nothing to the primary for so long and does not answer is not asked again sooner:
@@ -54,7 +54,7 @@ class WatchedShard:
 async def managed_at(
     primary: str,
     watched: WatchedShard,
-    many: ConnectionCache,
+    cache: ConnectionCache,
     *,
     holder: str,
     term: int,
@@ -64,11 +64,11 @@ async def managed_at(
     this manager's from now on, and keeps what was learned of users. Raises Outdone."""
     settings = watched.settings
     words = [word for pair in learned.items() for word in pair]
-    replies = await many.told(
+    replies = await cache.try_ask(
         primary,
         [
             settings.call("manage", [settings.managed, settings.key], [holder, term, *words]),
-            packed("HMGET", settings.key, "replicas", "out"),
+            pack("HMGET", settings.key, "replicas", "out"),
         ],
     )
     if isinstance(replies, str):
@@ -90,9 +90,9 @@ async def managed_at(
 class ShardObserver:
     """Looks at one shard. `holder`, `term`: the manager for whom it does."""
 
-    def __init__(self, watched: WatchedShard, many: ConnectionCache) -> None:
+    def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
-        self._many = many
+        self._cache = cache
         self._users: dict[str, str] = {}
         """The users that the shard has."""
         self._learned: dict[str, str] = {}
@@ -117,7 +117,7 @@ class ShardObserver:
             held = await managed_at(
                 primary,
                 self._watched,
-                self._many,
+                self._cache,
                 holder=holder,
                 term=term,
                 learned=self._learned,
@@ -144,8 +144,8 @@ class ShardObserver:
 
     async def _sentinel(self, place: str) -> Sentinel | str:
         name = self._watched.name
-        replies = await self._many.told(
-            place, [packed("SENTINEL", word, name) for word in ("MASTER", "REPLICAS", "SENTINELS")]
+        replies = await self._cache.try_ask(
+            place, [pack("SENTINEL", word, name) for word in ("MASTER", "REPLICAS", "SENTINELS")]
         )
         if isinstance(replies, str):
             return replies
@@ -198,7 +198,7 @@ class ShardObserver:
         return servers, silent
 
     async def _server(self, place: str) -> ShardServer | str:
-        replies = await self._many.told(place, SERVER)
+        replies = await self._cache.try_ask(place, SERVER)
         if isinstance(replies, str):
             return replies
         try:
@@ -285,8 +285,8 @@ async def _memory(settings: Settings, incarnation: str | None) -> MemoryUse:
     """Raises Refused."""
     link = await settings.open()
     try:
-        told = await settings.ask(link, packed("INFO", "memory"))
-        there = await settings.ask(link, packed("HGET", settings.key, "incarnation"))
+        told = await settings.ask(link, pack("INFO", "memory"))
+        there = await settings.ask(link, pack("HGET", settings.key, "incarnation"))
     finally:
         await link.close()
     if not isinstance(told, bytes):

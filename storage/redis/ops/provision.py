@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 
 from push.errors import Refused, Unknown
 from storage.redis.answers import answer, unavailable
-from storage.redis.connection import Address, Connection, Reach, packed
+from storage.redis.connection import Address, Connection, Reach, pack
 from storage.redis.library import PREFIX
 from storage.redis.ops.settings import REPLAYED, as_mapping, broken_promises, broken_replay
 from storage.redis.port import Arg
@@ -53,7 +53,7 @@ async def retire(settings: Settings, link: Connection) -> list[str]:
     Raises Refused(storage_unavailable): the connection is gone. Who may not delete deletes nothing.
     Source: https://redis.io/docs/latest/commands/function-delete/
     """
-    listed = await settings.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", f"{PREFIX}*"))
+    listed = await settings.ask(link, pack("FUNCTION", "LIST", "LIBRARYNAME", f"{PREFIX}*"))
     if not isinstance(listed, list):
         return []
     names = [bytes(one[one.index(b"library_name") + 1]).decode() for one in listed]
@@ -62,7 +62,7 @@ async def retire(settings: Settings, link: Connection) -> list[str]:
     unused = await settings.ask(link, call) if others else []
     gone = []
     for name in unused if isinstance(unused, list) else ():
-        deleted = await settings.ask(link, packed("FUNCTION", "DELETE", name))
+        deleted = await settings.ask(link, pack("FUNCTION", "DELETE", name))
         if not isinstance(deleted, RedisError):
             gone.append(bytes(name).decode())
     return gone
@@ -71,7 +71,7 @@ async def retire(settings: Settings, link: Connection) -> list[str]:
 async def _electable(settings: Settings, link: Connection) -> tuple[int, frozenset[str]]:
     """The number of replicas that could be elected, and the places of those that are out. Raises
     Refused."""
-    held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+    held = await settings.ask(link, pack("HMGET", settings.key, "replicas", "out"))
     match held:
         case [bytes(replicas), out]:
             return int(replicas), out_of(out)
@@ -91,7 +91,7 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
     try:
         await settings.load(link)
         before, out = await _electable(settings, link)
-        info = await settings.ask(link, packed("INFO", "replication"))
+        info = await settings.ask(link, pack("INFO", "replication"))
         doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
         if doubt:
             raise Refused("invalid_request", f"{link.address}: {doubt}")
@@ -125,7 +125,7 @@ async def forget_server(settings: Settings, place: str) -> bool:
         replicas, out = await _electable(settings, link)
         if place not in out:
             return False
-        info = await settings.ask(link, packed("INFO", "replication"))
+        info = await settings.ask(link, pack("INFO", "replication"))
         if not isinstance(info, bytes) or place in places(fields(info)):
             raise Refused("invalid_request", f"{place} is attached to {link.address}")
         said = await govern(
@@ -153,8 +153,8 @@ async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> 
     try:
         link = await reach.link(address)
         try:
-            commands = [packed("INFO", "server"), packed("CONFIG", "GET", "*")]
-            commands += [packed("ACL", "DRYRUN", "default", *words) for words in REPLAYED]
+            commands = [pack("INFO", "server"), pack("CONFIG", "GET", "*")]
+            commands += [pack("ACL", "DRYRUN", "default", *words) for words in REPLAYED]
             server, config, *replayed = await link.ask(commands, silence_s)
         finally:
             await link.close()
@@ -183,8 +183,8 @@ async def govern(
     """
     commands = [
         settings.call(function, keys, args),
-        packed("WAIT", copies, round(settings.wait_s * 1000)),
-        packed("INFO", "replication"),
+        pack("WAIT", copies, round(settings.wait_s * 1000)),
+        pack("INFO", "replication"),
     ]
     try:
         reply, counted, info = await link.ask(commands, settings.wait_s + settings.silence_s)

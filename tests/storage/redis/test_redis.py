@@ -107,9 +107,9 @@ class Losing:
         """As Shard.has_room."""
         return self._shard.has_room(key)
 
-    def standing(self) -> ShardHealth:
+    def health(self) -> ShardHealth:
         """As Shard.standing."""
-        return self._shard.standing()
+        return self._shard.health()
 
     async def close(self) -> None:
         """As Shard.close."""
@@ -219,7 +219,7 @@ async def test_a_local_append_does_not_wait_for_copies_of_what_is_before_it(
         assert [answer.certified for answer in answers] == [0, count]
     assert not (await store.read(P0, 0, 1)).records
     away.set()
-    await eventually(lambda: not store._appending._counting)
+    await eventually(lambda: not store._appender._counts)
     assert (await store.read(P0, 0, 1)).certified == 0
     shard.stalled.clear()
     told: dict[Partition, int] = {}
@@ -321,7 +321,7 @@ async def test_what_one_gateway_appends_wakes_the_others(server: Settings) -> No
     store = RedisStorage(shard, INCARNATION, wall=Clock())
     heard: asyncio.Queue[tuple[Partition, int]] = asyncio.Queue()
     store.on_certified(lambda partition, end: heard.put_nowait((partition, end)))
-    await shard.heard()
+    await shard.wait_subscribed()
     async with redis_store_of(server, Clock()) as other, asyncio.timeout(10):
         await other.create_queue("q-1", 2)
         await other.append([append(messages=3)])

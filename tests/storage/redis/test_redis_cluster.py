@@ -12,8 +12,8 @@ from storage.redis.cluster import (
     SLOTS,
     ClusterNodes,
     ClusterShard,
+    choose_learned,
     claims_of,
-    learned,
     members_of,
     parts_of,
 )
@@ -61,10 +61,10 @@ def test_a_node_that_was_reset_names_nobody() -> None:
 
 def test_what_was_learned_is_bounded_and_no_node_alone_decides_it() -> None:
     old, new = ([Address(f"10.{net}.0.{n}", 6379) for n in range(100)] for net in (1, 2))
-    found = learned([old, new, new[:1]], seeds=[new[0]])
+    found = choose_learned([old, new, new[:1]], seeds=[new[0]])
     assert len(found) == LEARNED_MAX
     assert found[:3] == (old[0], old[1], new[1])
-    assert learned([[], []], seeds=[]) == ()
+    assert choose_learned([[], []], seeds=[]) == ()
 
 
 async def test_acts_go_where_their_slot_is_and_follow_a_failover(
@@ -81,7 +81,7 @@ async def test_acts_go_where_their_slot_is_and_follow_a_failover(
         try:
             heard: asyncio.Queue[bytes] = asyncio.Queue()
             opened.on_message("said:", lambda _, text: heard.put_nowait(text))
-            await opened.heard()
+            await opened.wait_subscribed()
             keys = [f"{{q-{number}}}:list" for number in range(60)]
             done = await asyncio.gather(*(note(opened, key, "1") for key in keys))
             assert done == [1] * 60

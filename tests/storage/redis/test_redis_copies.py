@@ -9,7 +9,7 @@ from push.errors import Unknown
 from storage.redis.connection import Address
 from storage.redis.discovery import fixed
 from storage.redis.ops.provision import provision
-from storage.redis.replication import awaited
+from storage.redis.replication import shortfall_of
 from storage.redis.shard import Settings
 from tests.contract.redis_single import INCARNATION, redis_store_of
 from tests.contract.stores import P0, Clock, sequences, with_group
@@ -53,7 +53,7 @@ def test_what_the_level_all_waits_for_is_said() -> None:
     line = "ip=10.0.0.{},port=6379,state={},offset=1,lag=0"
     told = {"role": "master", "connected_slaves": "2", "slave0": line.format(1, "online")}
     told["slave1"] = line.format(2, "online")
-    assert awaited(told, 2) == ""
+    assert shortfall_of(told, 2) == ""
     told["slave1"] = line.format(2, "wait_bgsave")
-    assert awaited(told, 2) == "1 of 2 replicas are attached: the level all waits for them"
-    assert "set up for 1" in awaited(told, 1)
+    assert shortfall_of(told, 2) == "1 of 2 replicas are attached: the level all waits for them"
+    assert "set up for 1" in shortfall_of(told, 1)

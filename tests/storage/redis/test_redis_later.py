@@ -65,10 +65,10 @@ class Kept:
     def has_room(self, key: str | None = None) -> bool:
         return False
 
-    def standing(self) -> ShardHealth:
+    def health(self) -> ShardHealth:
         return ShardHealth((), {"here": "well"})
 
-    async def heard(self) -> None:
+    async def wait_subscribed(self) -> None:
         pass
 
     async def close(self) -> None:
@@ -130,12 +130,12 @@ async def test_it_is_tried_again_and_what_was_subscribed_to_is_heard(
         shard.on_message("tocsin:wake", lambda _channel, _said: None)
         assert (shard.answers, shard.has_room(), shard.copies("all")) == (False, True, 1)
         await becomes(lambda: tries == 3)
-        assert "whatever a server may say" in shard.standing().waits_for[0]
+        assert "whatever a server may say" in shard.health().waits_for[0]
         may.set()
         await shard.is_open.wait()
         assert kept.heard_of == ["tocsin:wake"]
         assert (shard.answers, shard.has_room(), shard.copies("all")) == (True, False, 3)
-        assert shard.standing().facts == {"here": "well"}
+        assert shard.health().facts == {"here": "well"}
         kept.answers = False
         assert not shard.answers
 

@@ -10,7 +10,7 @@ import pytest
 from push import limits
 from push.rates.bucket import Rate
 from push.rates.shared import RateReply, RateRequest
-from storage.redis.connection import Connection, packed
+from storage.redis.connection import Connection, pack
 from storage.redis.library import Library
 from storage.redis.port import Arg
 from storage.redis.shard import Marks, RedisShard, Settings
@@ -45,7 +45,7 @@ async def command(server: Settings, *words: Arg) -> Any:
 
 async def said(link: Connection, *words: Arg) -> Any:
     """What is answered to one command."""
-    (answer,) = await link.ask([packed(*words)], 5)
+    (answer,) = await link.ask([pack(*words)], 5)
     return answer
 
 

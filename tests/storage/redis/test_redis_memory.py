@@ -31,12 +31,12 @@ WATCH_S = 0.02
 
 def test_publishing_opens_again_when_more_than_the_reserve_is_free() -> None:
     reserve = MemoryReserve(0.1)
-    assert [reserve.seen(MemoryUse(used, 100)) for used in (0, 89, 91, 89, 86, 84, 89)] == [
+    assert [reserve.update(MemoryUse(used, 100)) for used in (0, 89, 91, 89, 86, 84, 89)] == [
         True, True, False, False, False, True, True,
     ]  # fmt: skip
     assert 1 < limits.MEMORY_RESERVE_REOPENS < 2
-    assert not MemoryReserve(0.1).seen(MemoryUse(120, 100))
-    assert MemoryReserve(0.1).seen(MemoryUse(120, 0))  # has no bound: `admin doctor` says so
+    assert not MemoryReserve(0.1).update(MemoryUse(120, 100))
+    assert MemoryReserve(0.1).update(MemoryUse(120, 0))  # has no bound: `admin doctor` says so
     told = {"used_memory": "150", "mem_not_counted_for_evict": "70", "maxmemory": "100"}
     assert memory_of(told) == MemoryUse(80, 100)
 

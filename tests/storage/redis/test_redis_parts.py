@@ -9,12 +9,12 @@ from redis import exceptions
 from push.errors import Fenced, Refused, Unknown
 from push.places import Durability
 from storage.redis.answers import SlotMoved, answer, refusal
-from storage.redis.connection import Address, Reach, packed, pattern_of
+from storage.redis.connection import Address, Reach, pack, pattern_of
 from storage.redis.discovery import by_sentinels
 from storage.redis.library import joined, library
 from storage.redis.ops.failover import info_period_ms
 from storage.redis.ops.settings import UNBOUNDED, as_mapping, broken_promises
-from storage.redis.replication import copies_needed, doubt_of, fields, places, without
+from storage.redis.replication import copies_needed, doubt_of, fields, places, without_replicas
 
 GOOD = {
     "appendonly": "yes",
@@ -77,7 +77,7 @@ def test_who_is_not_counted_puts_in_doubt_what_is_confirmed() -> None:
     assert doubt_of(replication(1), 1, out) == ""
     assert doubt_of(replication(2), 0, out) == ""
     assert "1 replicas are attached" in doubt_of(replication(1, 2), 0, out)
-    assert without(replication(1, 2), out) == replication(1)
+    assert without_replicas(replication(1, 2), out) == replication(1)
 
 
 REFUSALS = [
@@ -204,7 +204,7 @@ def test_two_versions_of_the_functions_have_names_of_their_own() -> None:
 
 
 def test_a_command_is_packed_as_redis_reads_it() -> None:
-    assert packed("FCALL", "f", 1, "k", b"\x00", "ä") == (
+    assert pack("FCALL", "f", 1, "k", b"\x00", "ä") == (
         b"*6\r\n$5\r\nFCALL\r\n$1\r\nf\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\n\x00\r\n$2\r\n\xc3\xa4\r\n"
     )
 

@@ -419,7 +419,7 @@ async def test_messages_are_heard_and_heard_again_after_a_restart(alone: Node) -
     async with shard(settings(alone), replicas=0) as opened:
         opened.on_message("{q}*:", lambda channel, text: heard.put_nowait((channel, text)))
         for text in ("one", "two"):
-            await opened.heard()
+            await opened.wait_subscribed()
             await opened.act("say", [LIST], ["{q}x:1", "no"], level="local")
             await opened.act("say", [LIST], ["{q}*:1", text], level="local")
             async with asyncio.timeout(10):
