@@ -1,4 +1,4 @@
-"""`python -m spark`: the jobs of `spark/submit.py` on this machine."""
+"""The command `python -m spark`: the jobs of `spark/submit.py` on this machine."""
 
 from spark.submit import main
 

@@ -1,8 +1,8 @@
-"""A time axis that tells the truth: one scale, round times with their dates, cuts that show. Pure.
+"""A time axis with one scale, round times with their dates, and visible cuts. Pure.
 
-Times are Unix seconds, and what is written is UTC. A clock that was ten years ahead for a minute
-would squeeze a month into one pixel. So a long time in which nothing happened is cut out, and both
-sides of the cut carry their own dates.
+Times are Unix seconds, and labels are in UTC. A clock that was ten years ahead for a minute would
+squeeze a month into one pixel. So a long time without events is cut out, and both sides of the cut
+carry their own dates.
 """
 
 import datetime
@@ -18,36 +18,37 @@ STEPS: Final = (
     *(n * HOUR for n in (1, 2, 3, 4, 6, 8, 12)),
     *(n * DAY for n in (1, 2, 7, 14, 28, 91, 364)),
 )
-"""The widths that a column may have. None lies between 10 minutes and an hour: the figures of
-minutes are many, and those of hours serve from there on."""
+"""The widths that a column may have. None is between 10 minutes and an hour, because minutes have
+many figures. From there on the figures of hours are used."""
 CUTS_MAX: Final = 5
 CUT_FACTOR: Final = 3
-"""A gap is cut out when it is this many times as long as all that is left on the axis."""
+"""The factor by which a gap must be longer than the rest of the axis to be cut out."""
 STRETCH_PX: Final = 104
-"""The least width of a stretch: a date fits below it."""
+"""The least width of a stretch, in pixels; a date fits below it."""
 TICK_PX: Final = 72
-"""The least distance of two ticks, and the room for what is written at one."""
+"""The least distance of two ticks, in pixels, and the room for the label of one."""
 CUT_PX: Final = TICK_PX // 2
-"""The width of a cut: the label at the beginning of a stretch reaches over it."""
+"""The width of a cut, in pixels. The label at the beginning of a stretch reaches over it."""
 CHAR_PX: Final = 6.6
 """The width of a character of 11 px, generously."""
 _LAST: Final = 253_402_300_799
 _MONDAY: Final = 4 * DAY
-"""1970-01-05."""
+"""The Unix time of 1970-01-05, a Monday."""
 
 
 def moment(at: float) -> datetime.datetime:
-    """The time in UTC; what lies outside the calendar is its nearest end."""
+    """Return the time in UTC. A time outside the calendar becomes the calendar's nearest end."""
     return datetime.datetime.fromtimestamp(min(max(at, 0), _LAST), datetime.UTC)
 
 
 def written(at: float, *, seconds: bool = False) -> str:
-    """`26 Nov 2026 19:12`."""
+    """Return a time such as `26 Nov 2026 19:12`."""
     return f"{moment(at):%-d %b %Y {_CLOCK[seconds]}}"
 
 
 def period(first: float, end: float, *, seconds: bool = False) -> str:
-    """`26 Nov 2026 19:12 to 19:19`; the date of the end is left out where it is the same."""
+    """Return a period such as `26 Nov 2026 19:12 to 19:19`. The date of the end is left out if it
+    is the same."""
     if moment(first).date() == moment(end).date():
         return f"{written(first, seconds=seconds)} to {moment(end):{_CLOCK[seconds]}}"
     return f"{written(first, seconds=seconds)} to {written(end, seconds=seconds)}"
@@ -57,14 +58,14 @@ _CLOCK: Final = {False: "%H:%M", True: "%H:%M:%S"}
 
 
 class Stretch(NamedTuple):
-    """A part of the axis that is drawn to one scale: `end` is excluded."""
+    """A part of the axis that is drawn to one scale; `end` is excluded."""
 
     first: int
     end: int
 
 
 def stretches(starts: Sequence[int], step: int) -> list[Stretch]:
-    """Cut the time of these columns, each `step` long, where nothing happened for very long."""
+    """Cut the time of these columns, each `step` long, at very long times without events."""
     ordered = sorted(set(starts))
     if not ordered:
         return []
@@ -87,8 +88,8 @@ def stretches(starts: Sequence[int], step: int) -> list[Stretch]:
 
 
 def step_for(starts: Sequence[int], shortest: int, columns_max: int) -> int:
-    """The least width of columns with which at most `columns_max` cover all stretches of these
-    starts, whose own width is `shortest`."""
+    """Return the least width of columns with which at most `columns_max` cover all stretches. The
+    starts are those of columns of the width `shortest`."""
     parts = stretches(starts, shortest)
     for step in STEPS:
         if step >= shortest and sum(-(-(b - a) // step) for a, b in parts) <= columns_max:
@@ -97,7 +98,7 @@ def step_for(starts: Sequence[int], shortest: int, columns_max: int) -> int:
 
 
 class Tick(NamedTuple):
-    """A round time: where it is, its label, and the date below it; "" where that is known."""
+    """A round time: its place, its label, and the date below it, "" if that is known already."""
 
     x: float
     text: str
@@ -105,7 +106,7 @@ class Tick(NamedTuple):
 
 
 class Break(NamedTuple):
-    """What was cut out: where the mark is drawn, and the time that is left out."""
+    """A cut: the place of its mark, and the time that is left out."""
 
     left: float
     right: float
@@ -116,7 +117,7 @@ class Break(NamedTuple):
 class Axis:
     """Columns of one width in time, between `left` and `right` on the page.
 
-    The whole of an axis: where each column is, where nothing is, what was cut out, and the ticks.
+    The axis knows the place of each column, the gaps, the cuts, and the ticks.
     """
 
     def __init__(self, starts: Sequence[int], step: int, left: float, right: float) -> None:
@@ -126,7 +127,7 @@ class Axis:
         self.stretches = stretches(starts, step)
         self._edges = _edges(self.stretches, left, right)
         self.columns = [self._column(start) for start in self.starts]
-        """From where to where each column reaches."""
+        """The left and right end of each column."""
 
     def _column(self, start: int) -> tuple[float, float]:
         for stretch, (a, b) in zip(self.stretches, self._edges, strict=True):
@@ -137,14 +138,14 @@ class Axis:
         raise ValueError(f"{start} is not on the axis")
 
     def breaks(self) -> list[Break]:
-        """The cuts, in their order."""
+        """Return the cuts, in their order."""
         sides = zip(
             itertools.pairwise(self._edges), itertools.pairwise(self.stretches), strict=True
         )
         return [Break(a[1], b[0], one.end, other.first) for (a, b), (one, other) in sides]
 
     def gaps(self) -> list[Break]:
-        """Where no column is between two of one stretch."""
+        """Return the gaps: the places between two columns of one stretch that have no column."""
         found = []
         ordered = sorted(zip(self.starts, self.columns, strict=True))
         firsts = {stretch.first for stretch in self.stretches}
@@ -154,23 +155,23 @@ class Axis:
         return found
 
     def is_joined(self, index: int) -> bool:
-        """Whether this column follows on the one before it without a gap."""
+        """Whether this column follows the one before it without a gap."""
         return index > 0 and self.starts[index] == self.starts[index - 1] + self.step
 
     def ticks(self) -> list[Tick]:
-        """Round times of every stretch, at least one each, with room for what is written."""
+        """Return round times of every stretch, at least one each, with room for their labels."""
         found: list[Tick] = []
         for stretch, (left, right) in zip(self.stretches, self._edges, strict=True):
             found += _ticks(stretch, left, right)
         return found
 
     def name(self, index: int) -> str:
-        """The time of a column, for a reader who points at it."""
+        """Return the time of a column, for a reader who points at it."""
         return period(self.starts[index], self.starts[index] + self.step)
 
 
 def _edges(parts: Sequence[Stretch], left: float, right: float) -> list[tuple[float, float]]:
-    """Share the room out: by time, but nobody gets less than STRETCH_PX."""
+    """Share the room by time, with at least STRETCH_PX for each stretch."""
     room = right - left - CUT_PX * max(0, len(parts) - 1)
     widths = dict.fromkeys(range(len(parts)), 0.0)
     short: set[int] = set()
@@ -193,8 +194,11 @@ def _edges(parts: Sequence[Stretch], left: float, right: float) -> list[tuple[fl
 
 
 class _Kind(NamedTuple):
-    """Ticks of one distance: the shortest of them, the next tick at or after a time, and how it
-    and the date below it are written."""
+    """Ticks of one distance.
+
+    `seconds` is the shortest distance, `after` returns the next tick at or after a time. `text` and
+    `date` are the formats of the label and of the date below it.
+    """
 
     seconds: int
     after: Callable[[int], int]
@@ -240,7 +244,7 @@ def _ticks(stretch: Stretch, left: float, right: float) -> list[Tick]:
     while (at - stretch.first) * scale <= right - left - TICK_PX / 2:
         times.append(at)
         at = kind.after(at + 1)
-    if not times:  # none whose label would not reach into what stands to the right
+    if not times:  # no label would fit before the right neighbor
         times = [stretch.first]
         kind = next(k for k in _KINDS if k.date)
     found: list[Tick] = []

@@ -1,4 +1,4 @@
-"""`tocsin report`: from the delivery log of a broker on this machine to a page, in one command."""
+"""The command `tocsin report`: from the delivery log of a broker on this machine to a page."""
 
 import datetime
 import json
@@ -40,10 +40,10 @@ class Failed(click.ClickException):
 
 
 def default_data_dir() -> Path:
-    """Where `tocsin serve` keeps its data unless told otherwise.
+    """Return the folder in which `tocsin serve` keeps its data by default.
 
     Raises:
-        RuntimeError: the environment names no home folder, and neither does the list of users.
+        RuntimeError: neither the environment nor the list of users names a home folder.
     """
     base = os.environ.get("XDG_DATA_HOME", "")
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
@@ -172,7 +172,7 @@ def _check_days(since: datetime.datetime | None, until: datetime.datetime | None
 
 
 def _check_logs(usage: Path | None, logs: tuple[str, ...], lake: Path | None) -> None:
-    """Refuse what would bring together what does not belong to each other."""
+    """Refuse options that would mix data of different brokers."""
     if usage is not None and not logs:
         raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
     if logs and lake is None:
@@ -185,8 +185,8 @@ def _check_logs(usage: Path | None, logs: tuple[str, ...], lake: Path | None) ->
 def _places(
     data_dir: Path | None, logs: tuple[str, ...], lake: Path | None, usage: Path | None
 ) -> tuple[tuple[str, ...], Path, Path | None]:
-    """Return the delivery logs, the lake and the usage log (None: there is none). The data folder
-    is looked for only when one of the first two is not given."""
+    """Return the delivery logs, the lake and the usage log, which is None if there is none. The
+    data folder is only needed if one of the first two is not given."""
     if logs and lake is not None:
         return logs, lake, usage
     try:

@@ -1,8 +1,7 @@
 """Plots as inline SVG and HTML, drawn by hand: no library, no script, nothing to load. Pure.
 
-Colours are CSS variables of the page, so that a plot follows its reader's light or dark. Names are
-set in HTML, where the browser breaks them; in SVG stand only numbers and times, whose width is
-known.
+Colors are CSS variables of the page, so a plot follows its reader's light or dark mode. Names are
+set in HTML, where the browser breaks them. SVG has only numbers and times, whose width is known.
 """
 
 import itertools
@@ -24,18 +23,19 @@ NOTHING: Final = "<p>Nothing was delivered.</p>"
 _LEVELS: Final = (
     *(10.0**power for power in range(8)), 6e7, 6e8, 3.6e9, 3.6e10, 8.64e11, 8.64e12, 8.64e13,
 )  # fmt: skip
-"""Where a logarithmic axis of durations has lines: powers of ten of what people count in."""
+"""The lines of a logarithmic axis of durations: powers of ten of seconds, minutes, hours and
+days."""
 
 
 class Line(NamedTuple):
-    """One line of a plot; None: there is no value at this place."""
+    """A line of a plot. None means that there is no value at this place."""
 
     name: str
     values: Sequence[float | None]
 
 
 def duration(us: float) -> str:
-    """`850 µs`, `3.2 ms`, `1.5 s`, `12 min`, `3 h`, `12 d`."""
+    """Return a duration such as `850 µs`, `3.2 ms`, `1.5 s`, `12 min`, `3 h` or `12 d`."""
     if us < 999.5:
         return f"{us:.0f} µs"
     for unit, size, most in (("ms", 1e3, 999.5), ("s", 1e6, 59.95), ("min", 6e7, 59.95),
@@ -47,16 +47,16 @@ def duration(us: float) -> str:
 
 
 _JOINERS: Final = "\u200c\u200d"
-"""What holds the parts of an emoji, or of a Persian word, together."""
+"""Characters that join the parts of an emoji, or of a Persian word."""
 
 
 _WHOLE: Final = 18
-"""A name as short as this is not broken into lines."""
+"""The length up to which a name is not broken into lines."""
 
 
 def visible(name: str) -> str:
-    """The name, with what cannot be seen and what turns the direction of text written as
-    `\\u202e`: two names that look the same are the same."""
+    """Return the name with invisible characters, and those that turn the direction of text, written
+    as `\\u202e`. Names that look the same are then the same."""
     return "".join(
         character
         if unicodedata.category(character)[0] not in "CZ" or character in (" ", *_JOINERS)
@@ -66,8 +66,8 @@ def visible(name: str) -> str:
 
 
 def named(name: str | None, most: int = 64) -> str:
-    """A name as HTML: it cannot change what stands around it. A longer one than `most` has its
-    middle left out, and the whole as its title."""
+    """Return a name as HTML that cannot change the text around it. A name longer than `most` loses
+    its middle, and has the whole as its title."""
     if name is None:
         return "–"
     whole = visible(name)
@@ -83,25 +83,25 @@ def named(name: str | None, most: int = 64) -> str:
 
 
 def axis_of(starts: Sequence[int], step: int) -> Axis:
-    """The time axis of a plot: its columns begin at these Unix seconds."""
+    """Return the time axis of a plot whose columns begin at these Unix seconds."""
     return Axis(starts, step, _LEFT, WIDTH - _RIGHT)
 
 
 def _levels(low: float, high: float) -> list[float]:
-    """The lines from the one below `low` to the one above `high`."""
+    """Return the lines from the one below `low` to the one above `high`."""
     first = max((n for n, level in enumerate(_LEVELS) if level <= max(low, 1)), default=0)
     last = next((n for n, level in enumerate(_LEVELS) if level >= high), len(_LEVELS) - 1)
     return list(_LEVELS[first : max(last, first + 1) + 1])
 
 
 def _place(value: float, low: float, high: float, size: float) -> float:
-    """How far up a logarithmic axis of this size a value is."""
+    """Return the height of a value on a logarithmic axis of this size."""
     whole = math.log(high) - math.log(low)
     return size * (math.log(min(max(value, low), high)) - math.log(low)) / whole
 
 
 def _short(x: float) -> str:
-    """A coordinate without a digit too many."""
+    """Return a coordinate without superfluous digits."""
     return f"{x:.1f}".removesuffix(".0")
 
 
@@ -138,8 +138,7 @@ def _band(part: Break, kind: str, said: str) -> str:
 
 
 def _times(axis: Axis) -> list[str]:
-    """What is below a plot, and what says where there is nothing: gaps, and cuts with their two
-    strokes."""
+    """Return the ticks below a plot, and the marks of gaps, and of cuts with their two strokes."""
     parts = [
         _band(gap, "gap", f"nothing delivered: {period(gap.first, gap.end)}") for gap in axis.gaps()
     ]
@@ -164,8 +163,8 @@ def _times(axis: Axis) -> list[str]:
 
 
 def over_time(title: str, axis: Axis, lines: Sequence[Line]) -> str:
-    """Durations in microseconds over time, on a logarithmic axis. A value with none beside it is a
-    dot. Without any value: a sentence."""
+    """Return a plot of durations in microseconds over time, on a logarithmic axis. A value without
+    neighbors is a dot. Without any value, returns a sentence."""
     known = [value for line in lines for value in line.values if value is not None]
     if not known:
         return NOTHING
@@ -193,9 +192,12 @@ def over_time(title: str, axis: Axis, lines: Sequence[Line]) -> str:
 def heat_map(
     title: str, axis: Axis, bounds_us: Sequence[float], columns: Sequence[Sequence[float]]
 ) -> str:
-    """How many messages took how long, over time: a column for each of the axis, in it a cell for
-    each two neighbours among the bounds, lowest first. The darker, the more; on a logarithmic
-    scale, because the few slow ones are what one looks for."""
+    """Return a heat map of durations over time.
+
+    Each column of the axis has a cell for each two neighbors among the bounds, lowest first. A cell
+    is darker the more messages it has. The scale is logarithmic, because readers look for the few
+    slow messages.
+    """
     highest = max((count for column in columns for count in column), default=0)
     if not highest:
         return NOTHING
@@ -224,7 +226,8 @@ def heat_map(
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str]) -> str:
-    """A bar for each row, of parts that have a colour for each name; lengths are microseconds."""
+    """Return a bar for each row, with a part in its own color for each name. Lengths are
+    microseconds."""
     longest = max((sum(parts) for _, parts in rows), default=0)
     if not longest:
         return NOTHING
@@ -250,7 +253,7 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequenc
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is what."""
+    """Return the meaning of the colors."""
     marks = [
         f'<span><i class="mark c{number}"></i>{escape(name)}</span>'
         for number, name in enumerate(names)

@@ -1,7 +1,7 @@
 """The sentence in which a failure of Spark ends. Pure: texts in, a text out.
 
-Spark tells a failure as a hundred lines of Java and of Python. They stand in the log of the job; a
-person is told the one thing that can be acted on.
+Spark reports a failure as a hundred lines of Java and of Python. These are in the log of the job. A
+person reads the one thing to act on.
 """
 
 import re
@@ -57,9 +57,9 @@ def explain(error: BaseException, *, log: str = "", java_ended: int | None = Non
     """Return a sentence without its full stop.
 
     Args:
-        log: the end of what Java wrote. It decides only where Java has ended, since a job that
-            failed for another reason may have survived a lack of memory before.
-        java_ended: the exit code of Java when it ended before the job did; negative for a signal.
+        log: the end of Java's output. It only counts if Java has ended, because a job that failed
+            for another reason may have survived a lack of memory before.
+        java_ended: the exit code of Java if it ended before the job did; negative for a signal.
     """
     text = str(error)
     if "JAVA_GATEWAY_EXITED" in text:
@@ -88,7 +88,7 @@ def _ended(code: int) -> str:
 
 
 def _own_words(error: BaseException) -> str:
-    """The innermost cause that Java names, else the first line of the error itself."""
+    """Return the innermost cause that Java names, or else the first line of the error itself."""
     text = str(error)
     causes = _CAUSE.findall(text)
     if causes:
@@ -97,7 +97,7 @@ def _own_words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    if first.startswith("["):  # Spark's own errors carry a class of theirs
+    if first.startswith("["):  # Spark's own errors carry their class
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

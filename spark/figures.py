@@ -1,7 +1,7 @@
-"""What a report shows, out of the lake's tables: plain values, small whatever the log was.
+"""The figures of a report, out of the lake's tables: plain values, small whatever the log was.
 
-Each query costs a fraction of a second however little it reads. So there are few: what is asked
-of the same table is asked at once, and the queries run beside each other.
+Each query costs a fraction of a second however little it reads. So there are few queries: questions
+about one table share a query, and the queries run beside each other.
 """
 
 import datetime
@@ -23,14 +23,17 @@ from spark.page import Figures, Top, Usage
 from spark.schema import ACKED, CERTIFIED, DISPATCHED, REPLAY, SETTLED, UNKNOWN
 
 COLUMNS_MAX: Final = 120
-"""Of the plots over time: with more, a column is as wide as several minutes, hours or days."""
+"""The largest number of columns of the plots over time. With more, a column covers several minutes,
+hours or days."""
 HOURS_OF_MINUTES_MAX: Final = 20
-"""With more hours their minutes are not read: each has the sketches of every queue."""
+"""The number of hours up to which their minutes are read. Each minute has the sketches of every
+queue."""
 ROWS_MAX: Final = 15
 USED_MAX: Final = 40
-"""Of each table of usage."""
+"""The largest number of rows of each table of usage."""
 BOUNDS_US: Final = [round(10 ** (2 + step / 4)) for step in range(26)]
-"""Of the heat map: four to a decade, from 100 µs to 180 s. What is beyond is in the outermost."""
+"""The bounds of the heat map: four to a decade, from 100 µs to 180 s. Values beyond are in the
+outermost cells."""
 _KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED)
 _TOTALS: Final = (*_KINDS, ACKED, "nacked", "dead_lettered")
 
@@ -38,7 +41,7 @@ _TOTALS: Final = (*_KINDS, ACKED, "nacked", "dead_lettered")
 def collect(
     spark: SparkSession, lake: Lake, *, since: datetime.date | None, until: datetime.date | None
 ) -> Figures:
-    """The figures of these days, both ends included; None: of all there are."""
+    """Return the figures of these days, both ends included; None does not bound them."""
     within = _within(since, until)
 
     def table(name: str) -> DataFrame:
@@ -79,7 +82,7 @@ def collect(
 
 
 def _gateways(manifests: list[dict[str, Any]]) -> Top:
-    """Gateways whose files were brought, the latest first, at most USED_MAX."""
+    """Return gateways whose files were brought, the latest first, at most USED_MAX."""
     by_name: dict[str, dict[str, Any]] = {}
     for entry in (entry for manifest in manifests for entry in manifest["files"]):
         name = entry.get("gateway") or getattr(parse_name(entry["name"]), "gateway", None)
@@ -109,8 +112,8 @@ def _rows(rows: DataFrame) -> list[dict[str, Any]]:
 
 
 def _seconds(step: int) -> Column:
-    """The column's beginning as Unix seconds: a timestamp would become the local time of this
-    machine."""
+    """Return the column's beginning as Unix seconds. A timestamp would become the local time of
+    this machine."""
     at = F.unix_seconds("start")
     return at - F.pmod(at, F.lit(step))
 
@@ -119,8 +122,10 @@ def _seconds(step: int) -> Column:
 
 
 def _activity(lake: Lake, table: Callable[[str], DataFrame]) -> tuple[int, list[dict[str, Any]]]:
-    """How long a unit of time is, and what each gateway did in each of them: of minutes, where
-    they are there and few, else of hours."""
+    """Return the length of a unit of time, and what each gateway did in each unit.
+
+    The units are minutes if these exist and are few, otherwise hours.
+    """
     hours = _done(table("count_hour"), HOUR)
     starts = {row["start"] for row in hours}
     if not 0 < len(starts) <= HOURS_OF_MINUTES_MAX:
@@ -131,7 +136,7 @@ def _activity(lake: Lake, table: Callable[[str], DataFrame]) -> tuple[int, list[
 
 
 def _done(counts: DataFrame, unit: int) -> list[dict[str, Any]]:
-    """(start, gateway, and messages by _TOTALS)."""
+    """Return (start, gateway, and messages by _TOTALS)."""
     is_unknown = (F.col("kind") == CERTIFIED) & (F.col("what") == UNKNOWN)
     conditions = {kind: (F.col("kind") == kind) & ~is_unknown for kind in _KINDS}
     for outcome in _TOTALS[len(_KINDS) :]:
@@ -172,14 +177,14 @@ def _over_time(latencies: DataFrame, step: int) -> list[dict[str, Any]]:
 
 
 def _live() -> Column:
-    """Deliveries, but for those to readers that started in the past."""
+    """Return the condition for deliveries, except those to readers that started in the past."""
     is_delivery = F.col("stage") == latency.DELIVERY
     return is_delivery & (F.coalesce("cause", F.lit("")) != REPLAY)
 
 
 def cells(ranks: Sequence[float], messages: int) -> list[float]:
-    """How many messages lie between each two bounds, of the parts at most as long as each bound;
-    what is beyond the outermost counts with them."""
+    """Return the number of messages between each two bounds, given the parts at most as long as
+    each bound. Messages beyond the outermost bounds count with them."""
     closed = [0.0, *ranks[1:-1], 1.0]
     return [(above - below) * messages for below, above in itertools.pairwise(closed)]
 
@@ -188,7 +193,7 @@ def cells(ranks: Sequence[float], messages: int) -> list[float]:
 
 
 def _tops(days: DataFrame) -> dict[str, Top]:
-    """The slowest queues, the stages of the busiest, and the causes, in one query."""
+    """Return the slowest queues, the stages of the busiest, and the causes, in one query."""
     is_cause = F.col("stage") == latency.WAITING
     names = {name: F.when(~is_cause, F.col(name)) for name in ("tenant", "queue", "group")}
     told = days.where(_live() | is_cause).withColumns(
@@ -226,7 +231,7 @@ def _tops(days: DataFrame) -> dict[str, Top]:
 
 
 def _keys(hours: DataFrame) -> Top:
-    """The keys that waited longest; how many others there are is not counted."""
+    """Return the keys that waited longest. Other keys are not counted."""
     keys = hours.groupBy("tenant", "queue", "key").agg(
         F.sum("messages").alias("messages"),
         F.sum("waited_us").alias("waited_us"),
@@ -237,7 +242,8 @@ def _keys(hours: DataFrame) -> Top:
 
 
 def _usage(used: DataFrame) -> Usage:
-    """The table itself, where it is short; else its sums, and the rows that nobody explains."""
+    """Return the table itself if it is short; otherwise its sums, and the rows without
+    explanation."""
     sums = [
         F.sum(name).alias(name)
         for name in (

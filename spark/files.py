@@ -1,8 +1,8 @@
-"""Finished files of the delivery log: the identity of each, by its content. Pure.
+"""Finished files of the delivery log, each identified by its content. Pure.
 
-A gateway's name stands for one start of a process, which numbers its files from 1, and the last
-line of a file says which one it is, and the count and the CRC-32 of its lines. So a file is the
-same under any name and in any folder. Older gateways leave the number to the file's name.
+A gateway's name stands for one start of a process, which numbers its files from 1. The last line of
+a file has this number, and the count and the CRC-32 of its lines. So a file is the same under any
+name and in any folder. Older gateways leave the number to the file's name.
 """
 
 import json
@@ -16,7 +16,8 @@ NO_END: Final = "no good last line"
 WRONG_SUM: Final = "checksum"
 WRONG_COUNT: Final = "line count"
 FOREIGN: Final = "no delivery log"
-"""Why a file is passed over: something else wrote it, like the usage log, which is beside it."""
+"""The fault of a file that something else wrote, such as the usage log, which is beside this
+one."""
 CONTRADICTS: Final = "contradicts another file of its number"
 _OTHERS: Final = re.compile(r"(usage|audit)-[^/]*\.jsonl")
 """Names of files of the logs beside this one."""
@@ -24,7 +25,7 @@ _NAME: Final = re.compile(r"([0-9a-zA-Z_-]+?)-(\d+)-(\d+)\.jsonl")
 
 
 class Name(NamedTuple):
-    """The parts of a file's name: `number` counts the files of a gateway's process, from 1."""
+    """The parts of a file's name; `number` counts the files of a gateway's process, from 1."""
 
     gateway: str
     began_unix_ms: int
@@ -45,7 +46,7 @@ class Listed(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A file that was read: `last` is its last line, `crc32` that of all bytes before."""
+    """A file that was read. `crc32` is the checksum of all bytes before `last`, its last line."""
 
     listed: Listed
     last: bytes
@@ -64,32 +65,33 @@ class File:
     began_unix_ms: int | None
     number: int | None
     lines: int
-    """Without the last one, of a file that is whole; else all that it has."""
+    """The number of lines, without the last one if the file is whole."""
     crc32: int
-    """Of the bytes before its last line, of a file that is whole; else of all bytes."""
+    """The checksum of the bytes before the last line if the file is whole, otherwise of all
+    bytes."""
     fault: str
-    """Why its lines are not believed; empty for a file that is as it was written."""
+    """The reason why its lines are not believed; empty for a file that is as it was written."""
     recovered: bool
     since_unix_us: int | None = None
-    """The lowest and the highest time of its lines, also of those of a file with a fault, as far as
-    they can be read; None: it has none."""
+    """The lowest time of its lines, also of a file with a fault, as far as they can be read; None
+    if it has none. `until_unix_us` is the highest."""
     until_unix_us: int | None = None
     is_last: bool = False
-    """Its process ended its log in order, and says that no file comes behind this one."""
+    """Whether its process ended its log in order, and states that no file follows this one."""
 
     def entry(self) -> dict[str, Any]:
-        """The JSON object that the manifest has of it."""
+        """Return the JSON object that the manifest has for this file."""
         return asdict(self)
 
 
 def parse_name(name: str) -> Name | None:
-    """The parts of a name; None for a name that no gateway gives."""
+    """Return the parts of a name; None for a name that no gateway gives."""
     match = _NAME.fullmatch(name)
     return None if match is None else Name(match[1], int(match[2]), int(match[3]))
 
 
 def identify(raw: Raw) -> File:
-    """Compare a file with what its last line says of it, all but the number of its lines."""
+    """Compare a file with its last line, except the number of its lines."""
     listed, last = raw.listed, raw.last
     end = _end(last)
     named = parse_name(listed.name)
@@ -115,7 +117,8 @@ def identify(raw: Raw) -> File:
 
 
 def _end(line: bytes) -> dict[str, Any] | None:
-    """A last line; None for something else, or when it was torn or its values are no numbers."""
+    """Return a last line as an object; None if it is something else, was torn, or has values that
+    are no numbers."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -130,7 +133,7 @@ def _end(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_foreign(line: bytes) -> bool:
-    """Whether this is a JSON object, and none of a delivery log: those say their kind."""
+    """Whether this is a JSON object of another log. Lines of a delivery log have a `kind`."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -148,7 +151,7 @@ class Known:
         self._places: set[Listed] = set()
         self._contents: set[tuple[Any, ...]] = set()
         self._lines: dict[tuple[str, int], int] = {}
-        """(gateway, number) → lines of the file that was brought; -1: unknown."""
+        """(gateway, number) → lines of the file that was brought; -1 if unknown."""
         self._names: dict[str, bool] = {}
         """Names without a content → whether the file was whole."""
         for manifest in manifests:
@@ -174,17 +177,17 @@ class Known:
             self._lines[number] = max(entry["lines"], self._lines.get(number, 0))
 
     def has(self, listed: Listed) -> bool:
-        """Whether a file needs not be read: it was seen in this place, unchanged since, or its
-        name was brought by an earlier version."""
+        """Whether a file need not be read, because it was seen in this place, unchanged since, or
+        because an earlier version brought its name."""
         return listed in self._places or self._names.get(listed.name, False)
 
     def sort(self, found: Iterable[File]) -> tuple[list[File], list[File]]:
-        """Which of these files are new, and which repeat what is known, or each other. The new ones
-        are known from now on.
+        """Return (new files, files that repeat known ones or each other). The new ones are known
+        from now on.
 
-        A different file of a number that is known is shorter when a copy of the folder was made,
-        and recovered, while the file was still written: it repeats the beginning. When it is not
-        shorter it is a fault, and its lines are left out, because some of them are known.
+        A different file with a known number may be shorter. Then a copy of the folder was made and
+        recovered while the file was still written, and it repeats the beginning. If it is not
+        shorter, it has a fault, and its lines are left out, because some of them are known.
         """
         fresh: list[File] = []
         repeated: list[File] = []
@@ -205,14 +208,15 @@ class Known:
         return fresh, repeated
 
     def doubt(self, file: File) -> None:
-        """Take back that a file is whole: another copy of it may be so."""
+        """Take back that a file is whole, because another copy of it may be."""
         number = number_of(file.entry())
         if number is not None:
             self._lines.pop(number, None)
 
 
 def place_of(file: File) -> dict[str, Any]:
-    """The entry of a file that brings nothing: enough to know it in this place."""
+    """Return the entry of a file that brings nothing; it suffices to know the file in this
+    place."""
     return {"name": file.name, **_place(asdict(file))._asdict()}
 
 
@@ -221,14 +225,14 @@ def _place(entry: dict[str, Any]) -> Listed:
 
 
 def _content(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """The identity of a whole file, and that of a damaged one."""
+    """Return the identity of a file, which differs for whole and damaged ones."""
     if entry["fault"] in ("", CONTRADICTS, WRONG_COUNT):
         return entry["gateway"], entry["lines"], entry["crc32"], entry["bytes"]
     return entry["crc32"], entry["bytes"]
 
 
 def number_of(entry: dict[str, Any]) -> tuple[str, int] | None:
-    """(gateway, number) of a file in a manifest; None when nothing says it."""
+    """Return (gateway, number) of a file in a manifest; None if nothing states it."""
     if entry.get("gateway") is not None and entry.get("number") is not None:
         return entry["gateway"], entry["number"]
     name = parse_name(entry["name"]) if "crc32" not in entry else None

@@ -1,10 +1,10 @@
 """Job: the log's finished files → the lake, every line once.
 
 The manifests of the batches are the ledger of the files that were brought. A file whose path, size
-and time a manifest has is known without being read; any other is read, and known by its content.
-New files are brought in batches by bytes. A batch is written into a folder of its own in one pass,
-moved, and counts from the moment its manifest exists; an earlier try that did not end is undone
-first. So a job may be killed at any moment and be begun again, with these folders or others.
+and time are in a manifest is known without being read. Any other file is read, and known by its
+content. New files are brought in batches by bytes. A batch is written into its own folder in one
+pass, then moved. It counts from the moment its manifest exists. An earlier try that did not end is
+undone first. So a job may be killed at any moment and be begun again, with these folders or others.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from spark.schema import KINDS, PASSED, PLACE, POSITION, QUARANTINE, STAGED, UNK
 
 MIB: Final = 1_048_576
 BATCH_BYTES: Final = 512 * MIB
-"""Of lines in a batch, for each core: a manifest is written about every ten seconds."""
+"""The bytes of lines in a batch, for each core. A manifest is written about every ten seconds."""
 _FILES_MAX: Final = 20_000
-"""In a batch, however small they are: Spark is given their paths one by one."""
+"""The largest number of files in a batch, because Spark receives their paths one by one."""
 _TRIES: Final = 5
 _SETTINGS: Final = {
     "spark.sql.files.maxPartitionBytes": str(64 * MIB),
-    # Small files share a task: opening one costs about as much as reading so much of it.
+    # Small files share a task: opening one costs about as much as reading this many bytes.
     "spark.sql.files.openCostInBytes": str(32 * 1024),
     "spark.sql.files.ignoreMissingFiles": "true",
 }
 
 
 class _Gone(Exception):
-    """Files of a batch went away, or changed, while it was brought."""
+    """Files of a batch disappeared, or changed, while it was brought."""
 
 
 def ingest(
@@ -47,15 +47,16 @@ def ingest(
     batch_bytes: int | None = None,
     said: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Bring every finished file that is in `logs` now, folders or patterns of folders, and is not
-    in the lake yet. `said` is called with each batch's manifest.
+    """Bring every finished file in `logs`, folders or patterns of folders, that the lake does not
+    have.
 
-    `batch_bytes` bounds a batch, but it has one file at least. Returns what came: sums of the
-    manifests' `lines`, `messages` and `quarantined`, and `files`; `damaged`, the paths of those
-    that are not as they were written, and `foreign`, how many are of no delivery log.
+    `said` is called with each batch's manifest. `batch_bytes` bounds a batch, which has at least
+    one file. Returns sums of the manifests' `lines`, `messages` and `quarantined`, and `files`.
+    `damaged` has the paths of files that are not as they were written. `foreign` is the number of
+    files of other logs.
 
     Raises:
-        LakeError: one of `logs` does not exist; or its files go away faster than they are read.
+        LakeError: one of `logs` does not exist, or its files disappear faster than they are read.
     """
     places = [logs] if isinstance(logs, str) else list(logs)
     cores = spark.sparkContext.defaultParallelism
@@ -74,7 +75,7 @@ def ingest(
 
 @contextlib.contextmanager
 def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Work with other settings for a while."""
+    """Use other settings inside this block."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -89,8 +90,11 @@ def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
 
 
 def batches(new: Sequence[Listed], bytes_max: int) -> Iterator[list[Listed]]:
-    """Cut files into batches, in the order in which they were written, since a batch of few hours
-    is a batch of few folders. No two files of a batch have one name: rows are told apart by it."""
+    """Cut files into batches, in the order in which they were written.
+
+    A batch of few hours is a batch of few folders. No two files of a batch have the same name,
+    because rows are told apart by it.
+    """
     waiting = sorted(new, key=lambda one: (one.modified_unix_ms, one.name, one.path))
     while waiting:
         batch: dict[str, Listed] = {}
@@ -110,7 +114,7 @@ def batches(new: Sequence[Listed], bytes_max: int) -> Iterator[list[Listed]]:
 
 
 def totals(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sums of several batches."""
+    """Return the sums of several batches."""
     sums: dict[str, dict[str, int]] = {"lines": {}, "messages": {}, "quarantined": {}}
     for manifest in manifests:
         for part, counts in sums.items():
@@ -131,7 +135,7 @@ def totals(manifests: list[dict[str, Any]]) -> dict[str, Any]:
 def _bring(
     spark: SparkSession, lake: Lake, batch: list[Listed], known: Known
 ) -> dict[str, Any] | None:
-    """Bring the new files of a batch. Returns its manifest; None when all have gone."""
+    """Bring the new files of a batch. Returns its manifest; None if all files have disappeared."""
     began = time.monotonic()
     number = (lake.batches() or [-1])[-1] + 1
     found = _identified(spark, batch)
@@ -175,8 +179,11 @@ def _identified(spark: SparkSession, batch: list[Listed]) -> list[File]:
 def _staged(
     spark: SparkSession, lake: Lake, fresh: list[File], known: Known
 ) -> dict[str, Any] | None:
-    """Write the lines of these files, and count them for the manifest. None: files have gone, or
-    did not have the lines that they should have, and it has to be done again without them."""
+    """Write the lines of these files, and count them for the manifest.
+
+    None means that files have disappeared, or have not the lines that they should have. Then it has
+    to be done again without them.
+    """
     try:
         counts, of_file = _counted(_written(spark, lake, fresh), fresh)
     except _Gone:
@@ -185,11 +192,12 @@ def _staged(
 
 
 def _written(spark: SparkSession, lake: Lake, fresh: list[File]) -> DataFrame | None:
-    """Write every line of these files into the staging folder, once. Returns the rows, a few of
-    whose columns may be read; None: there is no line.
+    """Write every line of these files into the staging folder, once.
+
+    Returns the rows, of which a few columns may be read; None if there is no line.
 
     Raises:
-        _Gone: one of them has gone.
+        _Gone: one of the files has disappeared.
     """
     bad = [file.name for file in fresh if file.fault]
     paths = [file.path for file in fresh if file.bytes and file.fault != files.CONTRADICTS]
@@ -210,8 +218,8 @@ def _written(spark: SparkSession, lake: Lake, fresh: list[File]) -> DataFrame | 
 def _corrected(
     spark: SparkSession, fresh: list[File], of_file: dict[str, int], known: Known
 ) -> bool:
-    """Whether a file did not have as many lines as its last line says. When the file is still
-    there, this is its fault."""
+    """Return whether a file did not have as many lines as its last line says. If the file still
+    exists, this becomes its fault."""
     wrong = [
         file for file in fresh if not file.fault and of_file.get(file.name, 0) != file.lines + 1
     ]
@@ -223,10 +231,11 @@ def _corrected(
 
 
 def _counted(staged: DataFrame | None, fresh: list[File]) -> tuple[dict[str, Any], dict[str, int]]:
-    """(the counts of a manifest; the lines of each file by its name). Sets the files' times.
+    """Return (the counts of a manifest, the lines of each file by its name). Sets the files' times.
 
-    The manifest counts the lines of each kind, their messages, the quarantined lines by reason, and
-    has the hours of each kind."""
+    The manifest counts the lines of each kind, their messages, and the quarantined lines by reason.
+    It has the hours of each kind.
+    """
     manifest: dict[str, Any] = {"lines": {}, "messages": {}, "quarantined": {}}
     hours: set[tuple[str, str, int]] = set()
     of_file: dict[str, int] = {}
@@ -251,10 +260,10 @@ def _counted(staged: DataFrame | None, fresh: list[File]) -> tuple[dict[str, Any
 
 
 def _groups(staged: DataFrame) -> list[Row]:
-    """The counts of each file, folder, reason and kind."""
-    # A line about what was never logged counts messages of its own: three numbers in a line.
+    """Return the counts of each file, folder, reason and kind."""
+    # A line about lost messages has three counts of its own.
     lost = F.col("certified") + F.col("dispatched") + F.col("settled")
-    # A publish answered `unknown` is not certified, or has a line of its own when it is.
+    # A publish answered `unknown` is not certified, or has its own line when it is.
     certain = F.when(F.coalesce("outcome", F.lit("")) == UNKNOWN, 0).otherwise(F.col("messages"))
     weight = F.when(F.col("kind") == UNLOGGED, lost).otherwise(certain * F.col("recipients"))
     is_bad = F.col("kind") == QUARANTINE

@@ -1,15 +1,14 @@
-"""One run of a job: alone in its lake, with a Spark and a log file of its own, and an end that is
-told in one sentence.
+"""A run of a job: alone in its lake, with its own Spark and log file, ending in one sentence.
 
     0    fine                                3    the job failed; stderr says why
     1    a promise was not kept              4    with --strict: something could not be judged
     2    the command line was not understood 130  Ctrl-C (128 + the number of the signal)
 
-The log of a run has what Java and Spark say, and the whole trace of a failure. It is in the lake's
-folder `logs`, which keeps the last ten; when nothing can be written there, in the folder for
-temporary files. What Spark spills goes to the lake's folder `scratch`: /tmp may be in memory, and
-the disk of the lake has to hold the data anyway. SPARK_LOCAL_DIRS names another folder. Nothing is
-written into the folder that a job is started in.
+The log of a run has the output of Java and Spark, and the whole trace of a failure. It is in the
+lake's folder `logs`, which keeps the last ten. If nothing can be written there, it is in the folder
+for temporary files. Spark spills into the lake's folder `scratch`: /tmp may be in memory, and the
+disk of the lake has to hold the data anyway. SPARK_LOCAL_DIRS names another folder. Nothing is
+written into the folder in which a job is started.
 """
 
 import contextlib
@@ -48,13 +47,13 @@ LOGS: Final = "logs"
 SCRATCH: Final = "scratch"
 LOGS_MAX: Final = 10
 JAVA_ENDS_S_MAX: Final = 5.0
-"""How long Java may take to remove its files before it is killed."""
+"""The time for Java to remove its files before it is killed, in seconds."""
 _JAVA_DIES_S_MAX: Final = 2.0
-"""How long Java may take to end after a call to it has failed because it is ending."""
+"""The time for Java to end after a call to it has failed because it is ending, in seconds."""
 _LOG_NAME: Final = re.compile(r"[a-z-]+-\d{8}T\d{6}Z-\d+\.log")
 _TAIL_BYTES: Final = 64 * 1024
 _PY4J: Final = "py4j"
-"""The logger of what connects Python and Java."""
+"""The logger of the connection between Python and Java."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -84,12 +83,14 @@ def run_job(
     master: str | None = None,
     memory: str | None = None,
 ) -> Result:
-    """Do `work` in a session of its own; stderr shows how far it is. After a failure the threads of
-    PySpark still write their traces: until the process ends, `sys.stderr` is the log then.
+    """Do `work` in its own session; stderr shows its progress.
+
+    After a failure the threads of PySpark still write their traces. So `sys.stderr` is the log
+    then, until the process ends.
 
     Args:
-        logs: the folders, and patterns of folders, that it reads besides the lake: how much there
-            is decides how Java runs.
+        logs: the folders, and patterns of folders, that it reads beside the lake. Their size
+            decides how Java runs.
 
     Raises:
         JobFailed: the run did not come to its end, for whatever reason.
@@ -107,7 +108,7 @@ def run_job(
                     f"tocsin {name}", master=master, memory=memory,
                     scratch=run.scratch, log=run.log, is_little=_is_little([*logs, str(lake)]),
                 )  # fmt: skip
-                # The handler that PySpark has set calls Java in the midst of another call.
+                # PySpark's own handler calls Java in the midst of another call.
                 run.handle_signals()
                 step.say(f"Spark {spark.version}, {spark.sparkContext.master}")
             progress.watch(spark.sparkContext)
@@ -121,8 +122,8 @@ def run_job(
 
 
 def _is_little(places: Sequence[str]) -> bool:
-    """Whether everything below these folders, or patterns of folders, is little to read. What is
-    not on this machine is not."""
+    """Whether everything below these folders, or patterns of folders, is little to read. Data on
+    other machines is not."""
     size = 0
     for place in places:
         if "://" in place:
@@ -136,10 +137,10 @@ def _is_little(places: Sequence[str]) -> bool:
 
 
 def check_place(out: Path) -> None:
-    """Find out before the work that a page cannot be written there.
+    """Check before the work that a page can be written there.
 
     Raises:
-        JobFailed: it cannot.
+        JobFailed: it cannot be written.
     """
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     try:
@@ -153,14 +154,14 @@ def check_place(out: Path) -> None:
 
 
 def check_logs(places: Sequence[str]) -> None:
-    """Find out before Spark has started that there are no such logs on this machine.
+    """Check before Spark starts that these logs exist on this machine.
 
     Raises:
-        JobFailed: a folder is not there, or a pattern matches nothing.
+        JobFailed: a folder does not exist, or a pattern matches nothing.
     """
     for place in places:
         is_elsewhere = "://" in place or place.startswith("file:")
-        # Hadoop knows alternatives in braces, and glob does not: Spark will tell.
+        # Hadoop knows alternatives in braces, and glob does not. Spark will report those.
         if is_elsewhere or "{" in place or os.path.lexists(place) or glob(place):
             continue
         what = "nothing matches" if set("*?[") & set(place) else "there is no folder"
@@ -168,8 +169,11 @@ def check_logs(places: Sequence[str]) -> None:
 
 
 def exit_code(done: dict[str, Any], *, is_strict: bool) -> int:
-    """Return the exit code of a run that came to its end. `done`: what all jobs returned, or one.
-    `is_strict`: what could not be judged has a code of its own."""
+    """Return the exit code of a run that came to its end.
+
+    `done` is the result of all jobs, or of one. With `is_strict`, results that could not be judged
+    have their own code.
+    """
     audit = done.get("order_audit", done)
     if any(audit.get("faults", {}).values()):
         return EXIT_BROKEN
@@ -216,7 +220,7 @@ class _Run:
                 java.kill()
             os._exit(128 + self._signal)
         self._signal = signal.Signals(number)
-        # While Java lives, what is undone on the way out may wait for it as long as a job takes.
+        # While Java lives, cleaning up may wait for it as long as a job takes.
         _end(java)
         raise KeyboardInterrupt
 
@@ -224,7 +228,7 @@ class _Run:
         from spark.lake import LakeError
 
         if isinstance(error, KeyboardInterrupt) and self._signal is None:
-            self._signal = signal.SIGINT  # before ours was set, or after PySpark's was
+            self._signal = signal.SIGINT  # before our handler was set, or after PySpark's was
         failed: JobFailed | None = None
         try:
             java = java_process()
@@ -245,8 +249,8 @@ class _Run:
         finally:
             if failed is None:
                 sys.stderr = self._stderr
-                # PySpark's threads may still tell of the Java that has ended, and some are writing
-                # it: the log stays open, and what they say from now on goes nowhere.
+                # PySpark's threads may still report that Java has ended, and some are writing now.
+                # So the log stays open, and their later output is dropped.
                 logging.getLogger().handlers[:] = self._log_handlers
                 logging.getLogger(_PY4J).addHandler(logging.NullHandler())
                 logging.getLogger(_PY4J).propagate = False
@@ -270,7 +274,7 @@ _NAMES: Final = {signal.SIGINT: "Ctrl-C"}
 
 
 def open_log(name: str, folder: Path) -> TextIO:
-    """Open a new file for what Java and Python write, and remove the oldest ones."""
+    """Open a new file for the output of Java and Python, and remove the oldest ones."""
     now = datetime.datetime.now(datetime.UTC)
     file = f"{name}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
     try:
@@ -295,7 +299,8 @@ def _tail(path: Path) -> str:
 
 
 def _keep_trace(error: Exception, log: TextIO) -> Path:
-    """Write the trace into the log; where it is now. A full disk does not take it."""
+    """Write the trace into the log, and return the log's path. If the disk is full, writes a copy
+    in the folder for temporary files."""
     text = "".join(traceback.format_exception(error))
     try:
         log.write(text)
@@ -307,7 +312,8 @@ def _keep_trace(error: Exception, log: TextIO) -> Path:
 
 
 def _ended_by_itself(java: "subprocess.Popen[bytes] | None") -> int | None:
-    """The exit code of a Java that has ended, or is about to; None: it works, or is not ours."""
+    """Return the exit code of a Java that has ended, or is about to; None if it works, or is not
+    ours."""
     if java is None:
         return None
     try:
@@ -317,7 +323,7 @@ def _ended_by_itself(java: "subprocess.Popen[bytes] | None") -> int | None:
 
 
 def _end(java: "subprocess.Popen[bytes] | None") -> None:
-    """Let Java remove its files and end; it is killed if that takes it too long."""
+    """Let Java remove its files and end. It is killed if that takes too long."""
     if java is None or java.poll() is not None:
         return
     java.terminate()

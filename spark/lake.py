@@ -1,4 +1,4 @@
-"""The folders of a lake, and how a batch appears in them all at once or not at all.
+"""The folders of a lake, in which a batch appears everywhere at once or not at all.
 
     <lake>/spans/<kind>/date=…/hour=…/batch=…/*.parquet   rows that ingest brought
     <lake>/quarantine/batch=…/*.parquet                   lines that it did not believe, verbatim
@@ -9,9 +9,9 @@
     <lake>/rollup/table=<table>/…                         tables that the other jobs made of it
     <lake>/state.json                                     which batches rollup knows, what is closed
 
-Any folder will do that the driver and every worker see under one name. One job at a time works on
-a lake: `Lake.alone` waits for nobody and refuses the second. A lake of an earlier version has a
-folder `checkpoint`, which nobody reads any more.
+Any folder will do that the driver and every worker see under one name. One job at a time works on a
+lake. `Lake.alone` does not wait and refuses the second job. A lake of an earlier version has a
+folder `checkpoint`, which is no longer read.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class LakeError(Exception):
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file that is there as a whole or not at all, also after a power cut."""
+    """Write a file that exists as a whole or not at all, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w") as file:
@@ -55,7 +55,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, otherwise: Any) -> Any:
-    """What is in it; `otherwise`, where there is no such file."""
+    """Return the content of a JSON file; `otherwise` if the file does not exist."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
@@ -63,15 +63,18 @@ def read_json(path: Path, otherwise: Any) -> Any:
 
 
 def table_of(spark: SparkSession, rows: Sequence[dict[str, Any]], schema: StructType) -> DataFrame:
-    """A few rows that are at hand, as a table. Spark would make it in a Python worker; here it is
-    read from JSON, so that no machine of a cluster needs Python."""
+    """Return a few given rows as a table.
+
+    Spark would make it in a Python worker. Reading it from JSON instead means that no machine of a
+    cluster needs Python.
+    """
     text = F.lit(json.dumps(rows, default=str))
     inside = F.from_json(text, ArrayType(schema))
     return spark.range(1).select(F.inline(inside))
 
 
 class Lake:
-    """One lake. Making one creates nothing."""
+    """A lake. Making the object creates nothing on disk."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -80,29 +83,29 @@ class Lake:
         return f"<Lake {self.root}: {len(self.batches())} batches>"
 
     def spans(self, kind: str) -> Path:
-        """The table of a kind."""
+        """Return the folder of a kind's table."""
         return self.root / "spans" / kind
 
     @property
     def quarantine(self) -> Path:
-        """The lines that ingest did not believe."""
+        """The folder of the lines that ingest did not believe."""
         return self.root / "quarantine"
 
     @property
     def staging(self) -> Path:
-        """The batch that is under way, with one folder for each that it will fill."""
+        """The folder of the batch that is under way, with one folder for each that it will fill."""
         return self.root / "staging"
 
     def rollup(self, name: str) -> Path:
-        """A table that another job made."""
+        """Return the folder of a table that another job made."""
         return self.root / ROLLUP / f"table={name}"
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only job in it.
+        """Be the only job in the lake, inside this block.
 
         Raises:
-            LakeError: another one is at work.
+            LakeError: another job is at work.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -118,22 +121,22 @@ class Lake:
     # --- Batches --------------------------------------------------------------------------------
 
     def manifest(self, batch: int) -> Path:
-        """The file that says what a batch brought."""
+        """Return the path of a batch's manifest."""
         return self.root / BATCHES / f"{batch:08}.json"
 
     def batches(self) -> list[int]:
-        """Those that count, in order: 0, 1, 2 … without a hole."""
+        """Return the batches that count, in order: 0, 1, 2 … without a hole."""
         names = sorted((self.root / BATCHES).glob("[0-9]*.json"))
         return [int(name.stem) for name in names]
 
     def manifests(self, after: int = -1) -> list[dict[str, Any]]:
-        """What the batches behind `after` brought."""
+        """Return the manifests of the batches after `after`."""
         found = [read_json(self.manifest(batch), {}) for batch in self.batches() if batch > after]
         return [one for one in found if one]
 
     def forget(self, batch: int) -> None:
-        """Undo a batch, also one that was only begun: first it does not count any more, then what
-        it brought goes. A batch that does not exist stays so."""
+        """Undo a batch, even one that was only begun. It stops counting first, then its rows are
+        removed. A batch that does not exist is left alone."""
         self.manifest(batch).unlink(missing_ok=True)
         for kind in KINDS:
             for folder in self.spans(kind).glob(f"date=*/hour=*/batch={batch}"):
@@ -142,7 +145,7 @@ class Lake:
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def place(self, batch: int) -> None:
-        """Move the staged folders to where they are read; they do not count yet."""
+        """Move the staged folders to the places where they are read. They do not count yet."""
         for folder in sorted(self.staging.glob("kind=*/date=*/hour=*")):
             kind = folder.parent.parent.name.removeprefix("kind=")
             if kind in KINDS:
@@ -158,9 +161,12 @@ class Lake:
     # --- State ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """`rolled`: the last batch that rollup has seen, -1 for none; `closed_before`: the date
-        before which days are closed, "" for none; `open_hours`: those to be rolled up again;
-        `targets`: those of the last roll-up."""
+        """Return the state of the lake.
+
+        `rolled` is the last batch that rollup has seen, -1 for none. `closed_before` is the date
+        before which days are closed, "" for none. `open_hours` have to be rolled up again.
+        `targets` are those of the last roll-up.
+        """
         kept: dict[str, Any] = read_json(self.root / STATE, {})
         return {
             "rolled": -1, "closed_before": "", "open_hours": [], "targets": [None, {}]
@@ -173,7 +179,7 @@ class Lake:
     # --- Tables ---------------------------------------------------------------------------------
 
     def read(self, spark: SparkSession, kind: str) -> DataFrame:
-        """All lines of a kind that count; none, where there are none yet."""
+        """Return all lines of a kind that count; no rows if there are none yet."""
         batches = self.batches()
         if not batches or not any(self.spans(kind).glob("date=*")):
             return table_of(spark, [], table(kind))
@@ -183,19 +189,20 @@ class Lake:
         return counting.select(*table(kind).names)
 
     def read_rollup(self, spark: SparkSession, name: str, schema: StructType) -> DataFrame:
-        """A table that another job made; none of its rows, where it was not made yet."""
+        """Return a table that another job made; no rows if it was not made yet."""
         if not any(self.rollup(name).glob("date=*")):
             return table_of(spark, [], schema)
         return spark.read.schema(schema).parquet(str(self.rollup(name)))
 
     def write_rollup(self, rows: DataFrame, name: str, *folders: str) -> None:
-        """Put these rows in the place of those in the same folders; other folders stay."""
+        """Replace the rows in these folders; other folders stay."""
         target = str(self.rollup(name))
         dynamic = rows.write.option("partitionOverwriteMode", "dynamic").mode("overwrite")
         dynamic.partitionBy(*folders).parquet(target)
 
     def write_rollups(self, rows: DataFrame) -> None:
-        """The same for several tables at once: `table`, `date` and `hour` are their folders."""
+        """Replace the rows of several tables at once; `table`, `date` and `hour` are their
+        folders."""
         folders = ("table", "date", "hour")
         dynamic = rows.repartition(*folders).write.option("partitionOverwriteMode", "dynamic")
         dynamic.mode("overwrite").partitionBy(*folders).parquet(str(self.root / ROLLUP))

@@ -1,17 +1,18 @@
-"""Where the time of messages went: spans → stages. Pure.
+"""The time of messages, by stage: spans → stages. Pure.
 
-A stage is a part of a message's way, and a row here is a duration that some messages share:
+A stage is a part of a message's way. A row here is a duration that some messages share:
 
     produced ─ arriving ─ accepted ─ gathering ─ asked ─ storing ─ certified
         certified ─ waiting (for its cause) ─ dispatched ─ writing ─ written      each group's own
             dispatched ─ handling ─ acked
     delivery: accepted → written          whole: produced → written
 
-The first six are differences inside a line, which are exact but for `waiting` of what was read from
-the storage. `delivery` and `whole` are of two
-lines: exact where one gateway did both, whatever happened to its clock meanwhile; else as good as
-two machines' clocks agree, and 0 where these would say less. They are of first deliveries: what was
-given again, or to a reader that started in the past, says nothing about how fast the broker is.
+The first six are differences inside a line. They are exact, except `waiting` of messages that were
+read from the storage. `delivery` and `whole` are differences of two lines. They are exact if one
+gateway did both, whatever happened to its clock meanwhile. Otherwise they are as good as two
+machines' clocks agree, and 0 if these would say less. They are of first deliveries, because
+redeliveries, and deliveries to a reader that started in the past, say nothing about the broker's
+speed.
 """
 
 from typing import Final
@@ -31,15 +32,15 @@ HANDLING: Final = "handling"
 DELIVERY: Final = "delivery"
 WHOLE: Final = "whole"
 STAGES: Final = (ARRIVING, GATHERING, STORING, WAITING, WRITING, HANDLING)
-"""The parts, in their order; DELIVERY and WHOLE go over several of them."""
+"""The parts, in their order; DELIVERY and WHOLE cover several of them."""
 
 DIMENSIONS: Final = ("tenant", "queue", "group", "transport", "gateway", "cause")
-"""By what durations are told apart. `group` and `cause` are null where there is none."""
+"""The columns by which durations are told apart. `group` and `cause` are null if there is none."""
 _ROW: Final = (*DIMENSIONS, "stage", "at_unix_us", "duration_us", "messages")
 
 
 def _stages(spans: DataFrame, durations: dict[str, Column], weight: Column) -> DataFrame:
-    """A row for each stage whose duration is known."""
+    """Return a row for each stage whose duration is known."""
     parts = [
         F.struct(F.lit(name).alias("stage"), duration.cast("bigint").alias("duration_us"))
         for name, duration in durations.items()
@@ -58,8 +59,8 @@ def _stages(spans: DataFrame, durations: dict[str, Column], weight: Column) -> D
 
 
 def of_publishing(certified: DataFrame) -> DataFrame:
-    """Arriving, gathering and storing of what was certified. A producer's own time counts only
-    where its clock's offset is known."""
+    """Return arriving, gathering and storing of certified messages. A producer's own time counts
+    only if its clock's offset is known."""
     stored = certified.where(F.coalesce("outcome", F.lit("")) != UNKNOWN)
     produced = F.when(F.col("clock_offset_us").isNotNull(), F.col("produced_unix_us"))
     return _stages(
@@ -74,14 +75,14 @@ def of_publishing(certified: DataFrame) -> DataFrame:
 
 
 def _is_first() -> Column:
-    """Whether a dispatch is the first delivery of its messages, and not of a replay."""
+    """Return the condition for a first delivery of its messages that is no replay."""
     cause = F.coalesce("cause", F.lit(""))
     return (F.col("attempt") == 1) & ~cause.isin(AGAIN, REPLAY)
 
 
 def of_giving(dispatched: DataFrame) -> DataFrame:
-    """Waiting and writing. What a gateway read from the storage waited since its commit began, by
-    the clock of the gateway that stored it."""
+    """Return waiting and writing. Messages that a gateway read from the storage waited since their
+    commit began, by the clock of the gateway that stored them."""
     certified = F.coalesce("certified_unix_us", F.col("published_unix_ms") * 1000)
     waited = F.col("dispatched_unix_us") - certified
     return _stages(
@@ -95,7 +96,7 @@ def of_giving(dispatched: DataFrame) -> DataFrame:
 
 
 def of_handling(settled: DataFrame) -> DataFrame:
-    """Handling: from being given to being acked."""
+    """Return handling: from dispatch to ack."""
     acked = settled.where((F.col("outcome") == ACKED) & F.col("dispatched_unix_us").isNotNull())
     times = acked.select(
         *[name for name in DIMENSIONS if name in acked.columns], "at_unix_us",
@@ -108,16 +109,18 @@ def of_handling(settled: DataFrame) -> DataFrame:
 
 
 def first_deliveries(dispatched: DataFrame) -> DataFrame:
-    """The lines of first deliveries that a socket or a request took."""
+    """Return the lines of first deliveries that a socket or a request took."""
     return dispatched.where(_is_first() & F.col("written_unix_us").isNotNull())
 
 
 def deliveries(dispatched: DataFrame, certified: DataFrame) -> DataFrame:
-    """First deliveries joined with their publishes: a row for each part of a run that shares all
-    its times, with `delivery_us`, `whole_us`, `waiting_us`, the span's columns that matter, and of
-    the publish `keys` (hashes of its whole run) and `key_place` (of the part's first message).
+    """Return first deliveries joined with their publishes.
 
-    What no line of `certified` covers is in no row."""
+    A row is a part of a run that shares all its times. It has `delivery_us`, `whole_us`,
+    `waiting_us` and the span's columns that matter. Of the publish it has `keys` (hashes of its
+    whole run) and `key_place` (of the part's first message). Messages that no line of `certified`
+    covers are in no row.
+    """
     given = first_deliveries(dispatched).select(
         *DIMENSIONS, "queue_id", "stepped_us", "at_unix_us", "written_unix_us", "recipients",
         "dispatched_unix_us", "certified_unix_us", "published_unix_ms", "runs",
@@ -145,7 +148,7 @@ def deliveries(dispatched: DataFrame, certified: DataFrame) -> DataFrame:
 
 
 def of_deliveries(joined: DataFrame) -> DataFrame:
-    """Delivery and whole, of what `deliveries` made."""
+    """Return delivery and whole, given the rows of `deliveries`."""
     return _stages(
         joined,
         {DELIVERY: F.col("delivery_us"), WHOLE: F.col("whole_us")},

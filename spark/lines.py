@@ -1,9 +1,8 @@
-"""Lines of text → rows of the tables, each with what is wrong with it. Pure.
+"""Lines of text → rows of the tables, each with its fault. Pure.
 
-A line is believed when it is one JSON object of this schema, of a kind that is known, with all
-that its kind needs, with runs and keys that fit each other. Whoever reads the result sees every
-line once: as a row of its kind, as a quarantined line with its reason, or passed over (`end`, and
-kinds that are not known here).
+A line is believed if it is one JSON object of this schema and of a known kind, has all fields that
+its kind needs, and has runs and keys that fit each other. The result has every line once: as a row
+of its kind, as a quarantined line with its reason, or passed over (`end`, and unknown kinds).
 """
 
 from functools import reduce
@@ -25,19 +24,22 @@ WRONG_KEYS: Final = "keys"
 WRONG_TIME: Final = "time"
 DAMAGED_FILE: Final = "damaged_file"
 LATE: Final = "late"
-"""Its day is closed: what is rolled up of it stays, and there is nothing left to add it to."""
+"""The day of the line is closed. Its figures stay, and nothing is left to add the line to."""
 
 _FIRST_US: Final = 946_684_800_000_000  # 2000-01-01
 _LAST_US: Final = 7_258_118_400_000_000  # 2200-01-01
 _CORRUPT: Final = "_corrupt"
 _DIGITS_MAX: Final = 256
-"""Of a mask. A push has at most 1,024 messages."""
+"""The largest number of digits of a mask. A push has at most 1,024 messages."""
 _MASK: Final = rf"\A0x[1-9a-f][0-9a-f]{{0,{_DIGITS_MAX - 1}}}\z"
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """`value`, `file` and whatever else → the same with the fields of LINE, absent ones as the
-    protocol means them, and `messages`, `times`, `at_unix_us`, `date`, `hour`."""
+    """Parse lines: `value`, `file` and other columns → the same with the fields of LINE.
+
+    Absent fields have the protocol's meaning. Adds `messages`, `times`, `at_unix_us`, `date` and
+    `hour`.
+    """
     shape = StructType([*schema.LINE.fields, StructField(_CORRUPT, schema.LINE["kind"].dataType)])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     read = lines.withColumn("line", F.from_json("value", shape, options))
@@ -53,8 +55,11 @@ def _number(push: Column, index: Column | int) -> Column:
 
 
 def _is_plain(push: Column) -> Column:
-    """Whether a push has one range, as almost all have. Pushes that all are so take a short way,
-    since a function of a list costs a hundred times what an expression does."""
+    """Return the condition for a push with one range, as almost all have.
+
+    Lines of such pushes take a short way, because a function of a list costs a hundred times what
+    an expression does.
+    """
     is_timed = F.get(push, 1).isNull() | _number(push, 1).isNotNull()
     is_ranged = (_number(push, 2) >= 0) & _number(push, 3).isNotNull()
     return F.coalesce((F.size(push) == 4) & is_timed & is_ranged, F.lit(False))
@@ -65,8 +70,8 @@ def _run_of(push: Column, first: Column, last: Column) -> Column:
 
 
 def _runs_of_push(push: Column) -> Column:
-    """The runs of a push in order, those of a mask message by message. Something that is no push
-    has a run that is not good."""
+    """Return the runs of a push in order, those of a mask message by message. Something that is no
+    push gets a run that is not good."""
     is_masked = (F.size(push) == 4) & F.get(push, 3).rlike(_MASK)
     is_even = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
     is_timed = F.get(push, 1).isNull() | _number(push, 1).isNotNull()
@@ -98,7 +103,7 @@ def _masked(push: Column) -> Column:
 
 
 def _bits_of_digits() -> Column:
-    """The places of the bits that are set in each digit."""
+    """Return the places of the bits that are set in each digit."""
     found: list[Column] = []
     for digit in range(16):
         bits = [F.lit(bit) for bit in range(4) if digit >> bit & 1]
@@ -112,7 +117,7 @@ def _runs_of_pushes() -> Column:
 
 
 def _times_of_pushes() -> Column:
-    """When each of the runs was given out."""
+    """Return the time at which each of the runs was dispatched."""
 
     def times(push: Column) -> Column:
         return F.array_repeat(_number(push, 1), F.size(_runs_of_push(push)))
@@ -125,7 +130,7 @@ def _times_of_pushes() -> Column:
 
 
 def _messages_of(runs: str) -> Column:
-    """How many messages the runs have; -1, when a run is not [partition, first, count]."""
+    """Return the number of messages of the runs; -1 if a run is not [partition, first, count]."""
 
     def added(sum_: Column, run: Column) -> Column:
         partition, first, count = [F.get(run, index) for index in range(3)]
@@ -167,14 +172,15 @@ def _filled(flat: DataFrame) -> DataFrame:
 
 
 def time() -> Column:
-    """`at_unix_us`; null for a time that no clock shows."""
+    """Return `at_unix_us`; null for a time that no clock shows."""
     return F.when(F.col("at_unix_us").between(_FIRST_US, _LAST_US), F.col("at_unix_us"))
 
 
 def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
-    """Add `fault`: why a line is not believed; null, where it is or is passed over.
+    """Add `fault`, the reason why a line is not believed; null if it is believed or passed over.
 
-    Needs `whole`: whether its file is as it was written. `closed_before` is a date, "" for none.
+    Needs the column `whole`, whether the file is as it was written. `closed_before` is a date, ""
+    for none.
     """
     known = F.col("kind").isin(*KINDS)
     late = F.lit(False) if not closed_before else F.col("date") < F.lit(closed_before).cast("date")
@@ -193,7 +199,7 @@ def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
 
 
 def _is_missing() -> Column:
-    """Whether something that the kind needs is not there."""
+    """Return the condition for a line that lacks a field of its kind."""
 
     def lacks(kind: str) -> Column:
         absent = [F.col(name).isNull() for name in (*schema.REQUIRED[kind], "at_unix_us")]
@@ -205,15 +211,15 @@ def _is_missing() -> Column:
 
 
 def _keys_are_good() -> Column:
-    """One hash for each message of the runs."""
+    """Return the condition for a line with one hash for each message of its runs."""
     has_runs = F.coalesce(F.col("outcome"), F.lit("")) != UNKNOWN
     wanted = F.when(has_runs, F.col("messages")).otherwise(0) * schema.KEY_BYTES
     return F.coalesce(F.length("keys") == wanted, F.lit(False))
 
 
 def staged(judged: DataFrame) -> DataFrame:
-    """The row of each line, with the columns of STAGED and `kind`, `date`, `hour`: the table and
-    the folders that it belongs to."""
+    """Return the row of each line, with the columns of STAGED, and with `kind`, `date` and `hour`:
+    the table and the folders that it belongs to."""
     is_bad, kind = F.col("fault").isNotNull(), F.col("kind")
     is_kept = ~is_bad & kind.isin(*KINDS)
     place = F.when(is_bad, schema.QUARANTINE).when(is_kept, kind).otherwise(schema.PASSED)

@@ -1,10 +1,10 @@
-"""What of the log is not there, and when it was: by what its files and its own lines say. Pure.
+"""Losses of the log, and their times, by its files and its own lines. Pure.
 
-A gateway's files are numbered from 1, and each says in its last line how many lines it has. So a
-number without a whole file is a loss: of the time between the files around it. What comes after a
-gateway's last file may still come, unless that file says that its process has ended its log
-(`is_last`), or was finished by another start (`recovered`), which says in a line what had not been
-written.
+A gateway's files are numbered from 1, and each states in its last line its number of lines. So a
+number without a whole file is a loss, of the time between the files around it. Files after a
+gateway's last one may still come. They do not if that file states that its process has ended its
+log (`is_last`), or was finished by another start (`recovered`), which writes a line about the
+messages that had not been written.
 """
 
 import itertools
@@ -18,18 +18,18 @@ DAMAGED: Final = "damaged_file"
 NOT_YET: Final = "not_yet"
 KILLED: Final = "killed"
 CLOSED: Final = "closed"
-"""The days before were closed: their lines have been removed."""
+"""The days before were closed, and their lines have been removed."""
 EVER: Final = 2**62
-"""Stands for a time that nothing bounds."""
+"""A time that nothing bounds."""
 
 
 class Loss(NamedTuple):
-    """Lines of a gateway that are not there: what they tell of lies between two times of its
-    clock. Counts are of messages; None: that is not known."""
+    """Lost lines of a gateway, which were about events between two times of its clock. Counts are
+    of messages; None means unknown."""
 
     gateway: str
     reason: str
-    """MISSING, DAMAGED, NOT_YET or CLOSED; or what the log itself says: full, failed, killed."""
+    """MISSING, DAMAGED, NOT_YET or CLOSED; or the log's own reason: full, failed, killed."""
     since_unix_us: int = -EVER
     until_unix_us: int = EVER
     certified: int | None = None
@@ -39,7 +39,7 @@ class Loss(NamedTuple):
     number: int | None = None
 
     def shown(self) -> dict[str, Any]:
-        """For the audit's result: times that nothing bounds are None."""
+        """Return the fields for the audit's result. Unbounded times are None."""
         fields = self._asdict()
         for name in ("since_unix_us", "until_unix_us"):
             if abs(fields[name]) == EVER:
@@ -55,7 +55,7 @@ class _File(NamedTuple):
     until: int | None
     is_over: bool
     contradicts: bool
-    """A whole file of its number, with other lines."""
+    """Whether it is a whole file whose number another file has, with other lines."""
 
 
 def losses(
@@ -64,13 +64,16 @@ def losses(
     *,
     closed_unix_us: int | None = None,
 ) -> list[Loss]:
-    """All of them, by gateway. `unlogged`: rows with `gateway`, `reason`, the two times and counts
-    of messages. `closed_unix_us`: lines from before then have been removed; None: none have."""
+    """Return all losses, by gateway.
+
+    `unlogged` are rows with `gateway`, `reason`, the two times, and counts of messages. Lines from
+    before `closed_unix_us` have been removed; None means that none have.
+    """
     by_gateway = _by_gateway(manifests)
     found = []
     for row in unlogged:
         since, until = row["since_unix_us"], row["until_unix_us"]
-        if row["reason"] == KILLED:  # the time is that of a file; what is lost was the end
+        if row["reason"] == KILLED:  # the time is that of a file, whose end is lost
             last = _last(by_gateway.get(row["gateway"], []))
             since, until = since if last is None else min(since, last), EVER
         counts = (row["certified"], row["dispatched"], row["settled"])
@@ -83,8 +86,8 @@ def losses(
 
 
 def quarantined(manifests: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Reason → how many lines could not be taken in. Those of a damaged file, of which there is a
-    whole copy by now, count no more."""
+    """Return, by reason, the number of lines that could not be taken in. Lines of a damaged file
+    count no more once a whole copy exists."""
     sums: dict[str, int] = {}
     for manifest in manifests:
         for reason, lines in manifest["quarantined"].items():
@@ -98,7 +101,7 @@ def quarantined(manifests: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def missing(found: Iterable[Loss]) -> dict[str, list[int]]:
-    """Gateway → the numbers of its files that are missing."""
+    """Return, by gateway, the numbers of its missing files."""
     numbers: dict[str, list[int]] = {}
     for loss in found:
         if loss.reason == MISSING and loss.number is not None:
@@ -151,13 +154,13 @@ def _of_files(gateway: str, files: list[_File]) -> list[Loss]:
 
 
 def _last(files: list[_File]) -> int | None:
-    """The time of the last line that is there; None: nothing says so."""
+    """Return the time of the last line; None if nothing states it."""
     untils = [file.until for file in files if file.is_whole and file.until is not None]
     return max(untils, default=None)
 
 
 def _around(whole: dict[int, _File], number: int, last: int) -> tuple[int, int]:
-    """The time between the files before and after this one, as far as they say."""
+    """Return the time between the files before and after this one, as far as these state it."""
     before = (whole[n].until for n in range(number - 1, 0, -1) if n in whole)
     after = (whole[n].since for n in range(number + 1, last + 1) if n in whole)
     since = next((at for at in before if at is not None), -EVER)

@@ -1,8 +1,9 @@
-"""Runs of offsets: what covers what. Pure.
+"""Runs of offsets, and which of them cover each other. Pure.
 
 A run is a row with `queue_id`, `partition`, `first` and `count`: consecutive offsets of one
-partition. Comparing runs offset by offset would cost a row a message; here runs are compared within
-blocks of offsets, so that a comparison costs what there are runs; of masks that is their messages.
+partition. Comparing runs offset by offset would cost a row for each message. Here runs are compared
+within blocks of offsets, so a comparison costs as much as there are runs. Runs of masks are single
+messages.
 """
 
 from typing import Final
@@ -13,14 +14,18 @@ from pyspark.sql import functions as F
 from spark.schema import KEY_BYTES
 
 BLOCK: Final = 128
-"""Runs meet when they touch the same block: with longer blocks more of them meet in vain, with
-shorter ones each stands in more. A frame of 100 messages to 16 partitions makes runs of 6."""
+"""The number of offsets of a block. Runs meet if they touch the same block. With longer blocks more
+of them meet in vain; with shorter ones each is in more blocks. A frame of 100 messages to 16
+partitions makes runs of 6."""
 PLACE: Final = ("queue_id", "partition")
 
 
 def exploded(spans: DataFrame, runs: str = "runs") -> DataFrame:
-    """A row for each run of each span: the columns of the span but `runs`, and `partition`,
-    `first`, `count`. Of `keys`, where there are such, each run has its own."""
+    """Return a row for each run of each span.
+
+    It has the columns of the span without `runs`, and `partition`, `first` and `count`. If the span
+    has `keys`, each run has its own.
+    """
     kept = [name for name in spans.columns if name not in (runs, "keys")]
     if "keys" in spans.columns:
         before = F.aggregate(
@@ -50,10 +55,11 @@ def _blocks(runs: DataFrame) -> DataFrame:
 
 
 def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> DataFrame:
-    """A row for each part that a run of `left` and one of `right` have in common: its `first` and
-    `count`, the columns of `left`, those of `right` with `r_` before their names.
+    """Return a row for each part that a run of `left` and one of `right` share.
 
-    What no run of the other side covers is in no row; what several cover is in several.
+    It has its `first` and `count`, the columns of `left`, and those of `right` with `r_` before
+    their names. Offsets that no run of the other side covers are in no row; those that several
+    cover are in several.
     """
     ours = _blocks(left)
     theirs = _blocks(right)
@@ -65,7 +71,7 @@ def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> Da
     for one in same[1:]:
         condition = condition & one
     joined = ours.join(theirs, on=condition, how="inner")
-    # Two runs that meet in several blocks have their part in common once: where it begins.
+    # Two runs that meet in several blocks share their part once: in the block where it begins.
     parts = joined.where((first < end) & (F.floor(first / BLOCK) == F.col("block")))
     kept = [name for name in left.columns if name not in ("first", "count")]
     named = [f"r_{name}" for name in right.columns if name not in (*on, "count")]
@@ -76,20 +82,21 @@ def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> Da
 
 
 def offsets(runs: DataFrame) -> DataFrame:
-    """A row for each offset: `offset` in the place of `first` and `count`."""
+    """Return a row for each offset, with `offset` in place of `first` and `count`."""
     last = F.col("first") + F.col("count") - 1
     return runs.withColumn("offset", F.explode(F.sequence("first", last))).drop("first", "count")
 
 
 def key_at(place: Column, keys: str = "keys") -> Column:
-    """The key's hash of the message at this place, from 0, among `keys`, as it stands there."""
+    """Return the hash of the key of the message at this place, from 0, among `keys`, as it is
+    stored."""
     begin = (place * KEY_BYTES + 1).cast("int")
     return F.substring(F.col(keys), begin, F.lit(KEY_BYTES))
 
 
 def hex_of(key: Column) -> Column:
-    """A key's hash as the broker writes it: 16 hex digits of the number whose bytes, the lowest
-    first, these are."""
+    """Return a key's hash as the broker writes it: 16 hex digits of the number with these bytes,
+    the lowest first."""
     digits = F.hex(key)
     pairs = [F.substring(digits, 2 * index + 1, 2) for index in reversed(range(KEY_BYTES))]
     return F.lower(F.concat(*pairs))

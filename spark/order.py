@@ -1,44 +1,45 @@
-"""The promises, checked from the broker's own log: what was certified, given out and settled.
+"""The promises, checked from the broker's own log of certified, dispatched and settled messages.
 
-Ownership orders everything. A gateway owns a partition of a group for an **epoch**, and logs where
-the group stands when the epoch begins, now and then, and when it ends (`position`). Epochs whose
-numbers are neighbours make a **segment**: nobody has moved the group in between, since a seek or a
-purge raises the epoch by itself. Within an epoch one clock tells what was first; within a segment
-the numbers of the epochs do. No check rests on two machines' clocks alone.
+Ownership orders everything. A gateway owns a partition of a group for an **epoch**. It logs the
+group's position when the epoch begins, now and then, and when it ends (`position`). Epochs with
+neighboring numbers make a **segment**: nobody has moved the group in between, because a seek or a
+purge raises the epoch by itself. Within an epoch one clock orders events; within a segment the
+numbers of the epochs do. No check rests on two machines' clocks alone.
 
-How things must be (the promise that is broken otherwise in parentheses):
+The rules (in parentheses the promise that is broken otherwise):
 
-gap              Everything below a position is settled but for the messages that the position
-                 counts as open. What was passed, was never given and never settled is lost (P1):
-                 certain when a position without open messages lies above it, or when a later
-                 message of its key was given while nothing was dying. Until then it waits: for
-                 credit, a retry, an operator; and what waits is no finding.
-unsettled        The same of what was given: passed, though no line settles it (P1).
-repetition       What was given is given again only when it came back: an epoch gives a message once
-                 more than it returned it at most, gives nothing behind its end, and nothing that an
-                 earlier epoch with a clean end has settled (P5).
+gap              Everything below a position is settled except the messages that the position
+                 counts as open. A message that was passed, never given and never settled is lost
+                 (P1). This is certain if a position without open messages is above it, or if a
+                 later message of its key was given while nothing was dying. Until then it waits for
+                 credit, a retry or an operator; a waiting message is no finding.
+unsettled        The same of a given message: it was passed, though no line settles it (P1).
+repetition       A given message is given again only after it came back. An epoch gives a message at
+                 most once more than it returned it. It gives nothing after its end, and nothing
+                 that an earlier epoch with a clean end has settled (P5).
 inversion        First deliveries of a key are in the order of its offsets (P3).
-overtaken        While a message is back and waits, nothing behind it of its key is given (P3). What
-                 goes to the dead letters waits no more, though it is not there yet.
-ungiven          What is settled as given at a time was given at that time.
+overtaken        While a message is back and waits, no later message of its key is given (P3). A
+                 message on its way to the dead letters no longer waits.
+ungiven          A message settled as given at a time was given at that time.
 settled_twice    A delivery comes to one end, and a message to one in an epoch.
 settled_early    Nothing is settled before it is given.
 certified_twice  An offset is new once.
 disorder         A gateway certifies the offsets of a partition in their order.
 
-Besides, *holes* are offsets that no line certifies: the log's own loss, since offsets are dense.
+In addition, *holes* are offsets that no line certifies. They are the log's own loss, because
+offsets are dense.
 
-A finding rests on the lines of certain gateways during a certain time. Where lines of one of them
-were lost in that time, or are not there yet, it is not certain, and says why (`unsure`). Where no
-position says who owned a partition (an older log), each gateway counts as an owner by itself and
-nothing is certain.
+A finding rests on the lines of certain gateways during a certain time. If lines of one of them were
+lost in that time, or have not come yet, it is not certain, and states why (`unsure`). If no
+position names the owner of a partition (an older log), each gateway counts as an owner by itself
+and nothing is certain.
 
-Times of lines may be earlier than what they tell of: a span has the time of its first message. A
-`dispatched` span goes on for a turn of the gateway's loop, unless another one begins; a `settled`
-one for SETTLED_US. Each check says how it allows for that.
+Times of lines may be earlier than their events, because a span has the time of its first message. A
+`dispatched` span continues for a turn of the gateway's loop, unless another one begins; a `settled`
+one for SETTLED_US. Each check states how it allows for that.
 
 The checks have two steps. The first finds suspects among runs, in one pass; in a log without
-redeliveries there are none. The second looks at the suspects message by message.
+redeliveries there are none. The second examines the suspects message by message.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,68 +67,70 @@ SETTLED_EARLY: Final = "settled_early"
 TWICE: Final = "certified_twice"
 DISORDER: Final = "disorder"
 WAITING: Final = "waiting"
-"""No finding: what a group has passed and may still give. Nothing waits in a segment that another
-one follows: an operator has moved the group."""
+"""No finding: messages that a group has passed and may still give. Nothing waits in a segment that
+another one follows, because an operator has moved the group."""
 
 UNOWNED: Final = "unowned"
-"""Why a finding is not certain: no position says who owned the partition, or since when."""
+"""The doubt of a finding if no position names the partition's owner, or since when it was."""
 LOST_LINES: Final = "lost_lines"
-"""Lines of its gateway at that time are lost; or NOT_YET, they are not there yet; or CLOSED, their
-day is closed."""
+"""The doubt of a finding if lines of its gateway at that time are lost. NOT_YET means that they
+have not come yet, CLOSED that their day is closed."""
 
 SETTLED_US: Final = 500
-"""What is settled within so many microseconds may share its time."""
+"""The time within which settled messages may share their time, in microseconds."""
 TURN_US: Final = 100_000
-"""More than a turn of a gateway's loop takes: what is given within it may share its time."""
+"""More than the time of a turn of a gateway's loop. Messages given within it may share their
+time."""
 CLOCKS_US: Final = 10_000_000
-"""What is lost may bear on what is at most so far from it in time: clocks differ, and some lines
-tell of what was a while ago."""
+"""The distance in time up to which a loss may concern a finding, in microseconds. Clocks differ,
+and some lines are about earlier events."""
 SLICE_US: Final = 10_000_000
-"""What was given is looked at in slices of so much time."""
+"""The length of the slices of time in which given messages are examined, in microseconds."""
 
 FINDING: Final = struct(
     what=StringType(), queue=StringType(), queue_id=StringType(), group=StringType(),
     partition=LongType(), first=LongType(), count=LongType(), key=StringType(),
     gateway=StringType(), at_unix_us=LongType(), certain=BooleanType(), unsure=StringType(),
 )  # fmt: skip
-"""`unsure`: why it is not certain; null, where it is."""
+"""The columns of a finding. `unsure` is the reason why it is not certain; null if it is."""
 
 LOST: Final = struct(
     lossy=StringType(), doubt=StringType(), lost_since_us=LongType(), lost_until_us=LongType()
 )
-"""Lines of a gateway that are not there, in unix microseconds of its clock; `doubt`: LOST_LINES,
-NOT_YET or CLOSED."""
+"""Lost lines of a gateway, in Unix microseconds of its clock. `doubt` is LOST_LINES, NOT_YET or
+CLOSED."""
 
 Keep = Callable[[DataFrame], DataFrame]
-"""Works these rows out once and stores them: what it returns reads them from there."""
+"""Compute these rows once and store them; the returned rows are read from there."""
 
 _PLACE: Final = ("queue_id", "group", "partition")
 _NAMES: Final = ("queue", *_PLACE, "gateway")
 _EPOCH: Final = ("epoch_id", "segment_id", "nth", "is_known")
-"""`epoch_id` and `segment_id` are hashes of what names them; `nth` orders epochs."""
+"""`epoch_id` and `segment_id` are hashes of their names; `nth` orders epochs."""
 _NO_KEY: Final = bytes(KEY_BYTES)
 _OF_SEGMENT: Final = (GAP, UNSETTLED, INVERSION, WAITING)
-"""Rest on all epochs of a segment; the other findings about a group on their own."""
+"""Findings that rest on all epochs of a segment. Other findings about a group rest on their own
+epoch."""
 
 
 class Lines(NamedTuple):
-    """The log as the checks need it, each a table that is worked out already."""
+    """The log as the checks need it. Each table is computed already."""
 
     runs: DataFrame
-    """Of `published`."""
+    """The rows of `published`."""
     epochs: DataFrame
-    """Of `epochs`."""
+    """The rows of `epochs`."""
     gave: DataFrame
-    """Of `given`."""
+    """The rows of `given`."""
     settles: DataFrame
-    """Of `settlements`."""
+    """The rows of `settlements`."""
 
 
 # --- The log's lines as rows of runs ------------------------------------------------------------
 
 
 def published(certified: DataFrame) -> DataFrame:
-    """The runs of what was certified, also of what was there already (its own line may be lost)."""
+    """Return the runs of certified messages, also of duplicates (whose own line may be lost)."""
     told = certified.select(
         "queue_id", "queue", "gateway", "keys", "at_unix_us", "runs", "duplicate_runs",
         (F.col("asked_unix_us") - F.col("stepped_us")).alias("asked_us"),
@@ -140,28 +143,30 @@ def published(certified: DataFrame) -> DataFrame:
 
 
 def epochs(positions: DataFrame) -> DataFrame:
-    """A row for each epoch, which has where and by whom it is, and `epoch_id`, `segment_id`,
-    `is_known` (it is) and:
+    """Return a row for each epoch, with its place and owner, `epoch_id`, `segment_id`, `is_known`
+    (true) and:
 
         nth              its number in the order of epochs
-        from_us, until_us  by the gateway's clock without its steps; until it owned the place again,
-                         or a moment after it gave it up; EVER: neither
-        began_unix_us    -EVER: its first line is lost
-        ended_unix_us    null: no line says so
-        is_told          its first line is there, and that of the epoch that the gateway has had
+        from_us, until_us  by the gateway's clock without its steps. The end is when the gateway
+            owned
+                         the place again, or a moment after it gave it up; EVER if neither
+        began_unix_us    -EVER if its first line is lost
+        ended_unix_us    null if no line states it
+        is_told          its first line exists, and that of the epoch that the gateway has had
                          there next: both are where they seem to be
         is_clean         everything that was settled in it is durable
-        owned_from       where it began; null: its first line is lost
+        owned_from       where it began; null if its first line is lost
         reach            how far it came
-        previous_reach   how far the epochs before had come that had a clean end; null: none had
-        told_below, told_unix_us  everything below was settled by then, as a line of it says
+        previous_reach   how far the epochs before had come that had a clean end; null if none had
+        told_below, told_unix_us  everything below was settled by then, as one of its lines states
 
     and of its segment, the same in each of its epochs:
 
         start            below it nothing is judged
         judged_from      what is new to it; see _judged_from
-        settled_below, settled_unix_us  everything from `start` to there was settled by then; null:
-                         nothing says so
+        settled_below, settled_unix_us  everything from `start` to there was settled by then; null
+            if
+                         nothing states it
         undying_nth, undying_us, undying_unix_us  its last position at which nothing was dying
         is_last          it is the last one of its place
     """
@@ -252,10 +257,13 @@ def _segments(each: DataFrame) -> DataFrame:
 
 
 def _judged_from(head: Column) -> Column:
-    """(offset, unix_us): what stands there or behind, and was certified then or later, was given in
-    no epoch before the segment's first one, and is new to it. Either alone would say so, if the
-    gateway had heard of all that is certified, and if clocks agreed. Of the group's first epoch
-    everything is new; nothing is where the epoch's first line is lost, or does not say."""
+    """Return (offset, unix_us): messages at or after this offset, certified at this time or later,
+    are new to the segment.
+
+    They were given in no epoch before the segment's first one. Either value alone would suffice, if
+    the gateway knew everything that is certified, and if clocks agreed. Everything is new to the
+    group's first epoch. Nothing is new if the epoch's first line is lost, or does not state it.
+    """
     began, below = head["began_unix_us"], head["certified_below"]
     is_known = (began != -EVER) & below.isNotNull()
     later = F.struct(below.alias("offset"), (began + CLOCKS_US).alias("unix_us"))
@@ -266,14 +274,17 @@ def _judged_from(head: Column) -> Column:
 
 
 def _is_new() -> Column:
-    """Whether a message is new to its segment."""
+    """Return the condition for a message that is new to its segment."""
     of, at = F.col("judged_from"), F.col("certified_unix_us")
     return F.coalesce((at >= of["unix_us"]) & (F.col("offset") >= of["offset"]), F.lit(False))
 
 
 def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
-    """The runs that groups were given, each in its epoch: `epoch_id`, `segment_id`, `nth`,
-    `is_known`, `steady_us`, `first`, `count`, `previous_reach`, and where and when."""
+    """Return the runs that groups were given, each in its epoch.
+
+    They have `epoch_id`, `segment_id`, `nth`, `is_known`, `steady_us`, `first`, `count`,
+    `previous_reach`, and their place and time.
+    """
     spans = dispatched.where(F.col("group").isNotNull()).select(
         "queue", "queue_id", "group", "gateway", "at_unix_us",
         (F.col("at_unix_us") - F.col("stepped_us")).alias("steady_us"), "runs",
@@ -282,8 +293,11 @@ def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def settlements(settled: DataFrame, owned: DataFrame) -> DataFrame:
-    """The runs that came to an end, or back, each in its epoch, with `outcome` and `given_us` (when
-    they were given, by the clock without its steps; null: that is not known)."""
+    """Return the runs that came to an end, or came back, each in its epoch.
+
+    They have `outcome`, and in `given_us` the time at which they were given, by the clock without
+    its steps; null if that is unknown.
+    """
     stepped = F.col("stepped_us")
     parts = settled.select(
         "queue", "queue_id", "group", "gateway", "outcome", "at_unix_us",
@@ -302,8 +316,10 @@ def settlements(settled: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def _in_epochs(runs: DataFrame, owned: DataFrame) -> DataFrame:
-    """Each run with the epoch of its gateway that had begun last; where none had, one by itself for
-    each gateway and place, which is not known."""
+    """Return each run with the epoch of its gateway that had begun last.
+
+    If none had begun, each gateway and place has its own epoch, which is not known.
+    """
     names = ("gateway", *_PLACE)
     wanted = [F.col(name).alias(f"o_{name}") for name in names]
     of = owned.select(*wanted, "from_us", "until_us", *_EPOCH, "previous_reach")
@@ -322,14 +338,16 @@ def _in_epochs(runs: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def of_log(runs: DataFrame) -> DataFrame:
-    """What is wrong with the log of each partition, whichever group reads it, as rows of _MESSAGE:
-    HOLE, offsets that no line certifies; TWICE, what was new twice; DISORDER, what a gateway asked
-    for before something with lower offsets."""
+    """Return the faults of each partition's log, whichever group reads it, as rows of _MESSAGE.
+
+    HOLE are offsets that no line certifies, TWICE are those that were new twice. DISORDER are those
+    that a gateway requested before lower offsets.
+    """
     place = Window.partitionBy("queue_id", "partition")
     told = runs.withColumns({
         "reached": _highest(F.lit(True), place.orderBy("first", "count")),
         "reached_new": _highest(F.col("is_new"), place.orderBy("first", "count")),
-        # Of lower offsets: not of what begins at the same one.
+        # Of lower offsets, not of those of runs that begin at the same one.
         "before_us": F.max(F.when(F.col("is_new"), F.col("asked_us"))).over(
             Window.partitionBy("queue_id", "partition", "gateway").orderBy("first")
             .rangeBetween(*_BEFORE)
@@ -355,16 +373,16 @@ _SUSPECT: Final = (
     "count",
 )  # fmt: skip
 _BACK: Final = "back"
-"""No fault: what returned, which something may have overtaken."""
+"""No fault: returned messages, which others may have overtaken."""
 _BELOW: Final = "below"
-"""A gap of what is not settled, though what is behind it is."""
+"""A gap of unsettled messages below settled ones."""
 _BEFORE: Final = (Window.unboundedPreceding, -1)
-"""The rows before this one; of a range, those that are less than it."""
+"""The rows before this one; in a range, the rows that are less than it."""
 _GIVEN, _SETTLED, _START, _END = range(4)
 
 
 class _Case(NamedTuple):
-    """A suspicion: which rows have it, and which offsets are meant; None: those of the row."""
+    """A suspicion: the rows that have it, and the offsets concerned; None for those of the row."""
 
     what: str
     is_so: Column
@@ -372,7 +390,7 @@ class _Case(NamedTuple):
     messages: Column | None = None
 
     def told(self) -> Column:
-        """A struct; null for a row that does not have it."""
+        """Return a struct; null for a row that does not have this suspicion."""
         first = F.col("first") if self.first is None else self.first
         count = F.col("count") if self.messages is None else self.messages
         return F.when(self.is_so, F.struct(
@@ -382,7 +400,7 @@ class _Case(NamedTuple):
 
 
 def _told(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
-    """A row for each case of each row, with its `what`, `first` and `count`."""
+    """Return a row for each case of each row, with its `what`, `first` and `count`."""
     found = [one.told() for one in cases]
     kept = [name for name in rows.columns if name not in ("what", "first", "count")]
     some = rows.where(reduce(or_, [F.coalesce(one.is_so, F.lit(False)) for one in cases]))
@@ -394,29 +412,31 @@ def _last() -> Column:
 
 
 def _highest(which: Column, order: WindowSpec) -> Column:
-    """The highest offset of such rows before this one; null, where there is none."""
+    """Return the highest offset of such rows before this one; null if there is none."""
     return F.max(F.when(which, _last())).over(order.rowsBetween(*_BEFORE))
 
 
 def _gap(reached: str, which: Column | None = None) -> tuple[Column, Column, Column]:
-    """Of a case: the offsets between what was reached and this row."""
+    """Return the parts of a case: the offsets between the reached one and this row."""
     begin = F.col(reached) + 1
     is_so = F.col("first") > begin
     return is_so if which is None else which & is_so, begin, F.col("first") - begin
 
 
 def _again(reached: str, which: Column) -> tuple[Column, Column, Column]:
-    """Of a case: the offsets of this row that were reached before."""
+    """Return the parts of a case: the offsets of this row that were reached before."""
     end = F.least(_last(), F.col(reached))
     is_so = which & (F.col("first") <= F.col(reached))
     return is_so, F.col("first"), end - F.col("first") + 1
 
 
 def suspects(lines: Lines) -> DataFrame:
-    """Runs with `what` they may be: REPETITION, INVERSION, UNGIVEN, SETTLED_TWICE, SETTLED_EARLY
-    and GAP (passed by its group; also what turns out to be UNSETTLED, or to wait), and what came
-    back. All in one pass over what was given and settled, sorted in four ways, each within a
-    segment."""
+    """Return runs with the fault that they may be, in `what`.
+
+    The faults are REPETITION, INVERSION, UNGIVEN, SETTLED_TWICE, SETTLED_EARLY and GAP (passed by
+    its group; some turn out to be UNSETTLED, or to wait). Runs that came back are included. All are
+    found in one pass over given and settled messages, sorted in four ways, each within a segment.
+    """
     is_given, is_settled = F.col("row") == _GIVEN, F.col("row") == _SETTLED
     is_start, is_end = F.col("row") == _START, F.col("row") == _END
     outcome = F.col("outcome")
@@ -433,7 +453,7 @@ def suspects(lines: Lines) -> DataFrame:
         "final": _highest(is_final, epoch.orderBy("first", "count")),
         "settled": _highest(settles, segment.orderBy("first", "count")),
         "touched": _highest(touches, segment.orderBy("first", "count")),
-        # What was given at the same time and begins no later; it may be in the order of this row.
+        # Given at the same time and beginning no later; it may be in the order of this row.
         "given_then": F.max(F.when(is_given, _last())).over(
             moment.rowsBetween(Window.unboundedPreceding, Window.currentRow)
         ),
@@ -461,9 +481,13 @@ def suspects(lines: Lines) -> DataFrame:
 
 
 def _rows(lines: Lines) -> DataFrame:
-    """What was given (`row` is _GIVEN) and settled, and of each segment that is known the offset
-    before its start and the one behind what is settled without a gap."""
-    # Of epochs that are known the names are with them: these rows are sorted four times.
+    """Return given (`row` is _GIVEN) and settled runs, and two rows of each known segment.
+
+    These are the offset before its start and the one after everything that is settled without a
+    gap.
+    """
+    # Rows of known epochs have their names from the epoch, because these rows are sorted four
+    # times.
     place = F.when(~F.col("is_known"), F.struct(*_NAMES)).alias("place")
     kept = (place, *_EPOCH, "previous_reach", "steady_us", "at_unix_us", "first", "count")
     gave = lines.gave.select(
@@ -486,8 +510,11 @@ def _rows(lines: Lines) -> DataFrame:
 
 
 def _cut(found: DataFrame, owned: DataFrame) -> DataFrame:
-    """Rows of _SUSPECT. Gaps are of a segment, and only from its start on; those of what is not
-    settled only to where it says that everything is."""
+    """Return rows of _SUSPECT.
+
+    Gaps belong to a segment, and count only from its start on. Gaps of unsettled messages count
+    only up to the offset below which the segment states that everything is settled.
+    """
     is_below = F.col("what") == _BELOW
     is_gap = is_below | (F.col("what") == GAP)
     ends = _segments_of(owned).select(
@@ -512,7 +539,7 @@ def _cut(found: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def _segments_of(owned: DataFrame) -> DataFrame:
-    """A row for each segment."""
+    """Return a row for each segment."""
     same = (
         "start", "settled_below", "settled_unix_us", "undying_nth", "undying_us", "undying_unix_us",
         "is_last", "judged_from",
@@ -528,13 +555,15 @@ _MESSAGE: Final = (
     "what", "queue", *_PLACE, "first", "count", "key", "gateway", "at_unix_us", "epoch_id",
     "segment_id", "is_known", "since_unix_us", "until_unix_us",
 )  # fmt: skip
-"""A finding before it is judged. It rests on lines from `since_unix_us` to `until_unix_us` (null:
-from the beginning of its epoch, to its own time)."""
+"""A finding before it is judged. It rests on lines from `since_unix_us` to `until_unix_us`. Null
+means from the beginning of its epoch, and to its own time."""
 
 
 def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -> DataFrame:
-    """What `suspects` found, looked at: rows of _MESSAGE, those that wait among them. `whats`: the
-    kinds that are there."""
+    """Examine the suspects: returns rows of _MESSAGE, with those that wait.
+
+    `whats` are the kinds that occur.
+    """
 
     def of(what: str) -> DataFrame:
         return found.where(F.col("what") == what)
@@ -556,7 +585,7 @@ def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -
 
 
 def _of_keys(lines: Lines, found: dict[str, DataFrame], keep: Keep) -> list[DataFrame]:
-    """What has to do with keys."""
+    """Return the findings that concern keys."""
     of_run = ("epoch_id", "steady_us", "given_us", "first", "count")
     names = ("queue", *_PLACE, "segment_id", *of_run)
     runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in found.values()])
@@ -587,13 +616,13 @@ def _message(rows: DataFrame, what: str | None = None) -> DataFrame:
 
 
 def _single(offsets: DataFrame) -> DataFrame:
-    """Offsets as runs of one."""
+    """Return offsets as runs of one."""
     one = F.lit(1).cast("bigint")
     return offsets.withColumn("first", F.col("offset")).withColumn("count", one).drop("offset")
 
 
 def _never_given(gave: DataFrame, suspects_: DataFrame) -> DataFrame:
-    """The messages of what is settled as given that were not given at that time."""
+    """Return messages settled as given at a time, and not given at that time."""
     each = matching.offsets(suspects_).alias("s")
     given = gave.select("epoch_id", "steady_us", "first", "count").alias("g")
     inside = F.col("s.offset") < F.col("g.first") + F.col("g.count")
@@ -607,9 +636,12 @@ def _never_given(gave: DataFrame, suspects_: DataFrame) -> DataFrame:
 
 
 def _repetitions(lines: Lines, suspects_: DataFrame, keep: Keep) -> list[DataFrame]:
-    """Within an epoch: given at least twice more often than it came back, each return naming the
-    delivery that it ends; or behind its end. Over a clean end: given though it was settled before
-    that."""
+    """Return messages that were given too often.
+
+    Within an epoch these were given at least twice more often than they came back, each return
+    naming the delivery that it ends; or they were given after their end. Over a clean end these
+    were given although they were settled before it.
+    """
     spans = keep(
         _single(matching.offsets(suspects_.select("epoch_id", "first", "count")).distinct())
     )
@@ -644,7 +676,7 @@ def _repetitions(lines: Lines, suspects_: DataFrame, keep: Keep) -> list[DataFra
 
 
 def _given_anew(lines: Lines, given: DataFrame) -> DataFrame:
-    """What an earlier epoch of the segment with a clean end had settled."""
+    """Return messages that an earlier epoch of the segment with a clean end had settled."""
     final = F.col("outcome").isin(*FINAL) & (F.col("outcome") != GONE)
     clean = lines.epochs.where("is_clean").select("epoch_id")
     ends = lines.settles.where(final).join(F.broadcast(clean), on="epoch_id", how="left_semi")
@@ -654,7 +686,7 @@ def _given_anew(lines: Lines, given: DataFrame) -> DataFrame:
 
 
 def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
-    """What is passed: unsettled, a gap, or waiting."""
+    """Return passed messages: unsettled, a gap, or waiting."""
     ends = _segments_of(lines.epochs).drop(*_PLACE, "queue", "start")
     of = ("segment_id", "offset")
     wanted = ("queue", *_PLACE, "segment_id", "offset", "key", "certified_unix_us")
@@ -689,7 +721,7 @@ def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
 
 
 def _given_behind(given: DataFrame) -> DataFrame:
-    """(segment_id, key, behind): of each key the first deliveries of its messages, as an array of
+    """Return (segment_id, key, behind): the first deliveries of each key's messages, as an array of
     (offset, nth, us)."""
     firsts = given.groupBy("segment_id", "key", "offset").agg(
         F.min(F.struct("nth", "steady_us")).alias("one")
@@ -699,9 +731,11 @@ def _given_behind(given: DataFrame) -> DataFrame:
 
 
 def _inversions(given: DataFrame, owned: DataFrame) -> DataFrame:
-    """First deliveries of a key after one of a later message, in a segment. Two of one span are in
-    order: a span that goes on ends where another one begins. What may have been given in an epoch
-    before the segment is not known."""
+    """Return first deliveries of a key after one of a later message, in a segment.
+
+    Two of one span are in order, because a span ends where another one begins. A message that may
+    have been given in an epoch before the segment is not known.
+    """
     places = (
         "queue", *_PLACE, "is_known", "gateway", "at_unix_us", "epoch_id", "certified_unix_us",
     )  # fmt: skip
@@ -720,11 +754,13 @@ def _inversions(given: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def _overtaken(lines: Lines, backs: DataFrame, keep: Keep) -> DataFrame:
-    """Given while an earlier message of the key was back and waited, in one epoch: behind the
-    return by more than a settled span lasts, and before it was given again, or by more than a turn
-    before it came to its end."""
+    """Return messages given while an earlier message of the key was back and waited, in one epoch.
+
+    They were given later than the return by more than a settled span lasts. They were also given
+    before the message was given again, or more than a turn before it came to its end.
+    """
     waits = keep(_waits(lines, backs))
-    # Only what was given while something waited is looked at by the message.
+    # Only messages given while something waited are examined one by one.
     meanwhile = lines.gave.withColumn("slice", _slice(F.col("steady_us"))).join(
         _slices(lines.gave, waits), on=["epoch_id", "slice"], how="left_semi"
     )
@@ -743,14 +779,14 @@ def _slice(us: Column) -> Column:
 
 
 def _slices(gave: DataFrame, waits: DataFrame) -> DataFrame:
-    """(epoch_id, slice): the slices of time in which something waited."""
+    """Return (epoch_id, slice): the slices of time in which something waited."""
     last = gave.groupBy("epoch_id").agg(F.max("steady_us").alias("last_us"))
     until = F.least(F.coalesce("until_us", "last_us"), "last_us")
     bounded = waits.join(last, on="epoch_id", how="inner").withColumn("until_us", until)
     order = Window.partitionBy("epoch_id").orderBy("steady_us")
     reached = F.max("until_us").over(order.rowsBetween(*_BEFORE))
     begins = F.coalesce(F.col("steady_us") > reached, F.lit(True)).cast("int")
-    # Waits that overlap are one, so that there are as many slices as time at most.
+    # Overlapping waits are one, so that the number of slices is bounded by the time.
     whole = (
         bounded.where("steady_us <= until_us")
         .withColumn("begins", begins)
@@ -763,8 +799,8 @@ def _slices(gave: DataFrame, waits: DataFrame) -> DataFrame:
 
 
 def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
-    """What came back (`epoch_id`, `key`, `offset`, `steady_us`), and until when it waited:
-    `until_us`; null: nothing says that it waits no more."""
+    """Return returned messages (`epoch_id`, `key`, `offset`, `steady_us`), and the end of their
+    wait in `until_us`; null if nothing states it."""
     of = ("epoch_id", "offset")
     spans = _single(backs.select(*of).distinct())
     us, run = F.col("steady_us"), ("epoch_id", "first", "count")
@@ -772,7 +808,7 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
         *run, us.alias("end_us"), (us - TURN_US).alias("until_us"),
         F.lit(None).cast("bigint").alias("of_us"),
     )  # fmt: skip
-    # Also what only its end tells of: the line of a delivery may be lost.
+    # Also deliveries known only by their end, because their own line may be lost.
     again = lines.gave.select(*run, us.alias("of_us")).unionByName(
         lines.settles.where("given_us IS NOT NULL").select(*run, F.col("given_us").alias("of_us"))
     )
@@ -780,7 +816,7 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
     met = matching.met(ends.unionByName(given), spans, on=("epoch_id",))
     b, n = backs.alias("b"), matching.offsets(met.drop("l_first", "r_first")).alias("n")
     same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
-    # The time of a return may be earlier than that of the delivery which it names.
+    # The time of a return may be earlier than that of the delivery that it names.
     is_another = ~F.coalesce(F.col("n.of_us") == F.col("b.given_us"), F.lit(False))
     behind = F.col("n.end_us") >= F.col("b.steady_us")
     return (
@@ -795,7 +831,7 @@ def _waits(lines: Lines, backs: DataFrame) -> DataFrame:
 
 
 def _keyed(runs: DataFrame) -> DataFrame:
-    """The runs whose keys are known: those of what was new."""
+    """Return the runs whose keys are known, those of new messages."""
     return runs.where("is_new").select(
         "queue_id", "partition", "first", "count", "keys",
         F.col("at_unix_us").alias("certified_unix_us"),
@@ -803,8 +839,10 @@ def _keyed(runs: DataFrame) -> DataFrame:
 
 
 def _each(rows: DataFrame, runs: DataFrame) -> DataFrame:
-    """A row for each offset of these runs that was certified: their columns, `offset`, the `key` of
-    its message and `certified_unix_us`."""
+    """Return a row for each certified offset of these runs.
+
+    It has their columns, `offset`, the `key` of its message and `certified_unix_us`.
+    """
     met = matching.met(rows, _keyed(runs))
     place = F.col("offset") - F.col("r_first")
     each = matching.offsets(met).withColumn("key", matching.key_at(place, "r_keys"))
@@ -814,8 +852,8 @@ def _each(rows: DataFrame, runs: DataFrame) -> DataFrame:
 
 
 def _of_keys_in(gave: DataFrame, runs: DataFrame, keys: DataFrame, of: str) -> DataFrame:
-    """What was given of these keys (`of`, segment_id or epoch_id, and `key`), a row for each
-    message and delivery, as of `_each`."""
+    """Return deliveries of these keys (`of`, segment_id or epoch_id, and `key`), a row for each
+    message and delivery, as `_each` does."""
     some = gave.join(keys.select(of).distinct(), on=of, how="left_semi")
     return _each(some, runs).join(
         keys.select(of, "key").distinct(), on=[of, "key"], how="left_semi"
@@ -826,8 +864,10 @@ def _of_keys_in(gave: DataFrame, runs: DataFrame, keys: DataFrame, of: str) -> D
 
 
 def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
-    """Findings → rows of FINDING: each certain, or with the reason why it is not. `lost`: rows of
-    LOST."""
+    """Return findings as rows of FINDING, each certain, or with the reason why it is not.
+
+    `lost` are rows of LOST.
+    """
     numbered = found.withColumn("id", F.monotonically_increasing_id())
     slack = F.when(F.col("doubt") == NOT_YET, 0).otherwise(CLOCKS_US)
     during = (F.col("low") - slack <= F.col("lost_until_us")) & (
@@ -848,8 +888,11 @@ def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
 
 
 def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """(id, by, low, high, is_told): on whose lines of which time each finding rests, and whether
-    it is known where the epoch begins and ends that they are of."""
+    """Return (id, by, low, high, is_told): the gateway and the time of the lines that each finding
+    rests on.
+
+    `is_told` says whether the begin and end of their epoch are known.
+    """
     at = F.col("at_unix_us")
     own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us", "is_told")
     one = numbered.where(~F.col("what").isin(*_OF_SEGMENT)).join(own, on="epoch_id", how="inner")
@@ -862,17 +905,22 @@ def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def _low() -> Column:
-    """From when on a finding rests on the lines of an epoch. Where its first line is lost, what is
-    taken for this epoch may have been another one: then on everything before."""
+    """Return the time from which a finding rests on the lines of an epoch.
+
+    If its first line is lost, lines taken for this epoch may belong to another one; then the
+    finding rests on everything before.
+    """
     began = F.col("began_unix_us")
     return F.when(began == -EVER, began).otherwise(F.greatest(began, "since_unix_us"))
 
 
 def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """As `_rests_on`, of findings about a segment. An inversion rests on the epochs up to its own.
-    A loss rests on those in which the message could have been settled: from the last one that
-    began below it, to the first one that says that everything below some offset behind the message
-    is settled."""
+    """Return the same as `_rests_on`, of findings about a segment.
+
+    An inversion rests on the epochs up to its own. A loss rests on those in which the message could
+    have been settled. They begin with the last one that began below it, and end with the first one
+    that states that everything below some later offset is settled.
+    """
     epochs_ = owned.select(
         "segment_id", F.col("gateway").alias("by"), F.col("nth").alias("of"), "owned_from",
         "told_below", "told_unix_us", "began_unix_us", "ended_unix_us", "is_told",
@@ -895,7 +943,7 @@ def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
     )
     is_last = F.col("of") == F.col("last_of")
     told = F.when(is_last & is_loss, F.col("told_unix_us")).when(is_last, F.col("at_unix_us"))
-    # Whoever was killed owned it until somebody else did, by a clock of theirs.
+    # A gateway that was killed owned it until another one did, by that one's clock.
     high = F.coalesce(told, F.col("ended_unix_us"), F.col("until_unix_us"), F.lit(EVER))
     return with_last.where(inside).select(
         "id", "by", _low().alias("low"), high.alias("high"), "is_told"

@@ -1,4 +1,4 @@
-"""Job: does the log keep the promises? All of it, not a sample."""
+"""Job: check all of the log, not a sample, against the promises."""
 
 import contextlib
 import datetime
@@ -24,36 +24,37 @@ WORK: Final = "audit.work"
 SHOWN_MAX: Final = 100
 GROUPS_MAX: Final = 20
 LOST: Final = ("spans", "certified", "dispatched", "settled")
-"""Counts of an `unlogged` line."""
+"""The counts of an `unlogged` line."""
 LOSSES_MAX: Final = 1_000
 _DOUBTS: Final = (losses.NOT_YET, losses.CLOSED)
-"""No fault of the log: reasons of their own."""
+"""Reasons of their own, which are no faults of the log."""
 FAULTS: Final = (
     order.GAP, order.UNSETTLED, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.UNGIVEN,
     order.SETTLED_TWICE, order.SETTLED_EARLY, order.TWICE, order.DISORDER,
 )  # fmt: skip
-"""What must not be. A hole is the log's own and says that the rest was judged without it."""
+"""Findings that must not occur. A hole is the log's own loss, and the rest was judged without
+it."""
 
 
 def audit(
     spark: SparkSession, lake: Lake, *, said: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Check everything that is in the lake. `said` hears each part before it begins.
+    """Check everything in the lake. `said` is called with the name of each part before it begins.
 
     Returns, and keeps in the lake's `audit.json`:
 
-        faults          what → messages, those that are certain; 0, where there are none
+        faults          what → messages, those that are certain; 0 if there are none
         uncertain       what → messages of the others
         unjudged        these by `what`, `reason` and `gateway` (null: of several), with `messages`
         waiting         `messages` that groups have passed and may still give, the `oldest_unix_us`,
                         and the `groups` with the most of them
         holes           messages that were certified and are in no line
-        judged          messages that were given out or settled, by the lake's books
+        judged          messages that were dispatched or settled, by the lake's books
         quarantined     reason → lines that could not be taken in
-        unlogged        what the log itself says that it lost: spans, and messages of each kind
-        losses          what is not there of the log, at most LOSSES_MAX; see spark.losses
+        unlogged        the log's own count of its losses: spans, and messages of each kind
+        losses          lost lines of the log, at most LOSSES_MAX; see spark.losses
         missing_files   gateway → numbers of its files
-        lossy_gateways  those of which something is lost
+        lossy_gateways  gateways with losses
         examples        of findings, at most SHOWN_MAX, as many of each kind as fit
 
     All findings are in the lake's folder `audit`.
@@ -99,7 +100,7 @@ def _found(
     named = [what.replace("_", " ") for what in sorted({*whats} & {*FAULTS})]
     said(f"perhaps {', '.join(named)}" if named else "the log of certified")
     found = order.findings(lines, suspects, whats, keep)
-    # A duplicate may name an offset of a closed day: between them is no hole.
+    # A duplicate may name an offset of a closed day; the offsets in between are no hole.
     log = order.of_log(runs if closed_us is None else runs.where("is_new"))
     everything = keep(found.unionByName(log))
     judged = order.judged(everything, epochs, _table(spark, lost))
@@ -109,8 +110,8 @@ def _found(
 
 
 def _replace(place: Path, fresh: Path) -> None:
-    """Put a folder in the place of the one that is there. At no moment is there none, under its own
-    name or the one that `_restore` knows: of closed days there is no other copy."""
+    """Replace an existing folder. At every moment one exists, under its own name or the one that
+    `_restore` knows, because closed days have no other copy."""
     if place.exists():
         place.rename(place.with_name(f"{place.name}.old"))
     fresh.rename(place)
@@ -118,7 +119,7 @@ def _replace(place: Path, fresh: Path) -> None:
 
 
 def _restore(place: Path) -> None:
-    """Undo a `_replace` that was killed before its end, or remove what it left."""
+    """Undo a `_replace` that was killed before its end, or remove its remains."""
     old = place.with_name(f"{place.name}.old")
     if old.exists() and not place.exists():
         old.rename(place)
@@ -126,7 +127,7 @@ def _restore(place: Path) -> None:
 
 
 def _closed_us(lake: Lake) -> int | None:
-    """From when on there are lines, in unix microseconds; None: none have been removed."""
+    """Return the Unix microseconds from which lines exist; None if none have been removed."""
     date = lake.state()["closed_before"]
     if not date:
         return None
@@ -137,7 +138,7 @@ def _closed_us(lake: Lake) -> int | None:
 
 
 def _earlier(spark: SparkSession, lake: Lake) -> DataFrame:
-    """What the last audit found; nothing, where there was none that told losses by gateway."""
+    """Return the findings of the last audit; none if no audit recorded losses by gateway."""
     is_there = (lake.root / FINDINGS).exists()
     if not is_there or "losses" not in read_json(lake.root / RESULT, {}):
         return table_of(spark, [], order.FINDING)
@@ -145,8 +146,11 @@ def _earlier(spark: SparkSession, lake: Lake) -> DataFrame:
 
 
 def _beside_closed(found: DataFrame, earlier: DataFrame, closed_us: int) -> DataFrame:
-    """Findings beside those of closed days, whose lines have been removed: what was found of these
-    days stays as it was; and what was certain, and is found again, still is."""
+    """Return findings beside those of closed days, whose lines have been removed.
+
+    Findings of closed days stay as they were. A finding that was certain, and is found again, still
+    is.
+    """
     is_closed = F.coalesce(F.col("at_unix_us") < closed_us, F.lit(False))
     kept = earlier.where(is_closed & (F.col("what") != order.WAITING))
     of = ("what", "queue_id", "group", "partition", "first", "count", "key")
@@ -163,9 +167,11 @@ def _beside_closed(found: DataFrame, earlier: DataFrame, closed_us: int) -> Data
 
 @contextlib.contextmanager
 def _keeping(spark: SparkSession, folder: Path) -> Iterator[order.Keep]:
-    """What is worked out stands in files of this folder meanwhile: what is persisted in memory
-    leaves each later plan with all of the plans before, and comparing them took minutes for a log
-    of five lines; and a worker that dies takes it along."""
+    """Store intermediate results in files of this folder, inside this block.
+
+    A result persisted in memory leaves each later plan with all plans before it. Comparing these
+    took minutes for a log of five lines. It is also lost with a worker that dies.
+    """
     shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     numbers = itertools.count()
 
@@ -228,7 +234,7 @@ def _waiting(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _examples(findings: DataFrame) -> list[dict[str, Any]]:
-    """As many of each kind as fit, the earliest ones; those that are certain first."""
+    """Return as many examples of each kind as fit, the earliest ones; certain ones first."""
     earliest = ("at_unix_us", "queue_id", "group", "partition", "first")
     of = Window.partitionBy("what", "certain").orderBy(*earliest)
     ranked = findings.where(~F.col("what").isin(order.WAITING, order.HOLE)).withColumn(
@@ -242,7 +248,7 @@ def _examples(findings: DataFrame) -> list[dict[str, Any]]:
 
 
 def _table(spark: SparkSession, lost: list[Loss]) -> DataFrame:
-    """Losses as rows of order.LOST."""
+    """Return losses as rows of order.LOST."""
     rows = [
         {"lossy": one.gateway, "lost_since_us": one.since_unix_us,
          "lost_until_us": one.until_unix_us,
@@ -258,7 +264,7 @@ def _judged(manifests: list[dict[str, Any]]) -> int:
 
 
 def _unlogged(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
-    """What the log itself says that it lost, by gateway, reason and hour."""
+    """Return the log's own count of its losses, by gateway, reason and hour."""
     hour = F.floor(F.col("until_unix_us") / 3_600_000_000)
     rows = lake.read(spark, UNLOGGED).groupBy("gateway", "reason", hour.alias("of")).agg(
         F.min("since_unix_us").alias("since_unix_us"),

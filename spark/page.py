@@ -1,8 +1,8 @@
 """The report as one HTML page: figures in, text out. Pure.
 
-Nothing is loaded, no script runs: the page can be mailed, archived and read in ten years. However
-large the lake is, the page stays small: a table has its first rows and says how many more there
-are, and a plot has a bounded number of columns.
+Nothing is loaded and no script runs, so the page can be mailed, archived, and read in ten years.
+However large the lake is, the page stays small. A table has its first rows and the number of the
+others, and a plot has a bounded number of columns.
 """
 
 import datetime
@@ -62,14 +62,14 @@ padding:10px 16px;margin:16px 0}.box p{margin:2px 0}.box b{font-size:17px;font-w
 
 
 class Top(NamedTuple):
-    """The first rows of a table, and how many it has in all."""
+    """The first rows of a table, and the number of all rows."""
 
     rows: Sequence[Row] = ()
     total: int = 0
 
 
 def _all(rows: Sequence[Row]) -> Top:
-    """A table that has no other rows."""
+    """Return a table that has no other rows."""
     return Top(rows, len(rows))
 
 
@@ -81,25 +81,26 @@ class Usage:
     """Rows of both logs side by side; `days` and `tenants` are sums of `pairs`."""
 
     total: Row = field(default_factory=dict)
-    """Of everything; empty: nothing was counted."""
+    """The sum of everything; empty if nothing was counted."""
     pairs: Top = NONE
-    """Of a date and a tenant, those that differ first."""
+    """Rows of a date and a tenant, those that differ first."""
     days: Top = NONE
     tenants: Top = NONE
 
 
 @dataclass(kw_only=True)
 class Figures:
-    """All that a page shows. Times are Unix seconds unless their name says otherwise."""
+    """All figures of a page. Times are Unix seconds unless their name says otherwise."""
 
     step: int = 60
-    """How wide in time a column of the plots is."""
+    """The width in time of a column of the plots, in seconds."""
     stretches: Sequence[Row] = ()
-    """The times when something happened, cut where nothing did for very long: `first`, `end`,
-    `certified`, `dispatched`, `settled`, and the same of each of its `gateways`."""
+    """The times with events, cut at very long times without: `first`, `end`, `certified`,
+    `dispatched`, `settled`, and the same of each of its `gateways`."""
     bounds_us: Sequence[int] = ()
     over_time: Sequence[Row] = ()
-    """start, messages, percentiles and `cells`, how many messages took how long, of deliveries."""
+    """start, messages, percentiles and `cells`, the number of messages by duration, of
+    deliveries."""
     queues: Top = NONE
     """Deliveries of each queue and group, the slowest p99 first."""
     stages: Top = NONE
@@ -111,17 +112,18 @@ class Figures:
     usage: Usage = field(default_factory=Usage)
     audit: Mapping[str, Any] = field(default_factory=dict)
     judged: int = 0
-    """How many messages the lines of the whole lake are about, whatever days are shown."""
+    """The number of messages that the lines of the whole lake are about, whatever days are
+    shown."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
     files: int = 0
     gateways: Top = NONE
-    """`gateway`, how many `files` of it are there and how many of these are `damaged`, and when
-    their lines begin and end (`since_unix_us`, `until_unix_us`; None: they have none), the latest
-    first."""
+    """Gateways, the latest first: `gateway`, the number of its `files`, how many of these are
+    `damaged`, and the times of their lines (`since_unix_us`, `until_unix_us`; None if they have
+    none)."""
 
 
 def page(figures: Figures, *, title: str, made: datetime.datetime) -> str:
-    """The whole page."""
+    """Return the whole page."""
     axis = axis_of([row["start"] for row in figures.over_time], figures.step)
     lines = [
         Line(name, [row[column] for row in figures.over_time])
@@ -173,12 +175,12 @@ def _section(title: str, text: str, body: str, *, anchor: str = "") -> str:
 
 
 def _text(words: str) -> str:
-    """Words that may come from elsewhere, as HTML."""
+    """Return words that may come from elsewhere, as HTML."""
     return escape(visible(words))
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """`1 message`, `2,000 messages`."""
+    """Return a count with its noun: `1 message`, `2,000 messages`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -190,7 +192,7 @@ class _Column(NamedTuple):
     field: str
     html: Callable[[Any], str]
     kind: str
-    """The class of its cells: `n` for numbers, `w` for what is broken into lines."""
+    """The class of its cells: `n` for numbers, `w` for text that is broken into lines."""
 
 
 def _number(title: str, name: str) -> _Column:
@@ -210,12 +212,12 @@ def _words(title: str, name: str, write: Callable[[Any], str] = str) -> _Column:
 
 
 def _at(title: str, name: str) -> _Column:
-    """A time that is given in microseconds."""
+    """Return a column of times that are given in microseconds."""
     return _Column(title, name, lambda value: written(value / 1e6), "")
 
 
 def _table(columns: Sequence[_Column], top: Top, of: str = "rows") -> str:
-    """The rows, and how many more there are; without any: a word."""
+    """Return the rows, and the number of the others; a word if there are none."""
     if not top.rows:
         return "<p>None.</p>"
     head = "".join(f'<th class="{one.kind}">{one.title}</th>' for one in columns)
@@ -233,7 +235,7 @@ def _table(columns: Sequence[_Column], top: Top, of: str = "rows") -> str:
 
 
 def _tenants(top: Top) -> list[_Column]:
-    """The column of the tenant, where there are several."""
+    """Return the column of the tenant if there are several tenants."""
     several = len({row.get("tenant") for row in top.rows}) > 1
     return [_name("tenant", "tenant")] if several else []
 
@@ -258,7 +260,7 @@ def _head(figures: Figures, title: str, made: datetime.datetime) -> str:
 
 
 def _main(stretches: Sequence[Row]) -> Row:
-    """The stretch in which most happened."""
+    """Return the stretch with the most events."""
     return max(stretches, key=lambda one: sum(one[name] for name in _DONE))
 
 
@@ -275,7 +277,8 @@ def _when(figures: Figures) -> str:
 
 
 def _elsewhere(figures: Figures, made: datetime.datetime) -> str:
-    """What lies far from the rest, and what lies in the future: a clock was wrong, perhaps."""
+    """Return a note about times far from the rest, and about times in the future. A clock may have
+    been wrong."""
     if not figures.stretches:
         return ""
     main = _main(figures.stretches)
@@ -304,7 +307,7 @@ def _elsewhere(figures: Figures, made: datetime.datetime) -> str:
 
 
 def _listed(parts: Sequence[str], most: int = 3, comma: str = ", ") -> str:
-    """`a, b, c and 4 more`."""
+    """Return a list such as `a, b, c and 4 more`."""
     more = len(parts) - most
     return comma.join(parts[:most]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -340,7 +343,7 @@ _CAUSES: Final = {
     "lease": ("lease", "an earlier delivery of it ended by its lease, or with its consumer"),
     "replay": ("replay", "a reader started in the past, or had fallen behind"),
 }
-"""What a message waited for, as PROTOCOL.md names it: words, and what they mean."""
+"""The causes of waiting, by the names of PROTOCOL.md: words, and their meaning."""
 
 
 def _causes(figures: Figures) -> str:
@@ -421,7 +424,8 @@ def _name_of(code: str) -> str:
 
 
 def _unjudged(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What could not be judged, by what and why. An audit of an older version gives no reason."""
+    """Return messages that could not be judged, by what and why. An audit of an older version gives
+    no reason."""
     rows = [dict(row) for row in audit.get("unjudged", ())]
     for what, count in audit.get("uncertain", {}).items():
         rest = count - sum(row["messages"] for row in rows if row["what"] == what)
@@ -432,7 +436,7 @@ def _unjudged(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _losses(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the log lost. An audit of an older version has only sums."""
+    """Return the losses of the log. An audit of an older version has only sums."""
     if "losses" in audit:
         return [dict(row) for row in audit["losses"]]
     sums = audit.get("unlogged", {})
@@ -446,7 +450,8 @@ def _losses(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _verdict(figures: Figures) -> str:
-    """One box: kept, at fault, not judged, or nothing to judge. Green says that all was judged."""
+    """Return one box: kept, at fault, not judged, or nothing to judge. Green means that all was
+    judged."""
     audit = figures.audit
     kind, title = "", "The promises were not checked."
     said: list[str] = []
@@ -484,7 +489,7 @@ def _verdict(figures: Figures) -> str:
 
 
 def _why_not(audit: Mapping[str, Any], holes: int, losses: list[dict[str, Any]]) -> list[str]:
-    """Sentences: why something was not judged."""
+    """Return sentences with the reasons why something was not judged."""
     said = []
     if holes:
         said.append(f"{counted(holes, 'certified message')} are in no line of the log")
@@ -511,7 +516,7 @@ def _why_not(audit: Mapping[str, Any], holes: int, losses: list[dict[str, Any]])
 
 
 def _waiting_sentence(audit: Mapping[str, Any]) -> list[str]:
-    """What waits is no fault: a sentence of its own, of no colour."""
+    """Return a sentence about waiting messages, which are no fault; it has no color."""
     waiting = audit.get("waiting") or {}
     if not waiting.get("messages"):
         return []
@@ -560,7 +565,8 @@ def _waiting(audit: Mapping[str, Any]) -> str:
 
 
 def _doubts(audit: Mapping[str, Any]) -> str:
-    """What could not be judged: how much of what, why, whose log and when."""
+    """Return a table of messages that could not be judged: how many of what, why, whose log and
+    when."""
     times: dict[str, list[str]] = {}
     for loss in _losses(audit):
         when = _span_of(loss)
@@ -597,7 +603,7 @@ _HOLES: Final = "their lines are lost, or their publish was never answered"
 
 
 def _span_of(loss: Row) -> str | None:
-    """When the lines that are lost were written, as far as it is known."""
+    """Return when the lost lines were written, as far as it is known; None if it is not."""
     since, until = (
         None if loss.get(name) is None else loss[name] / 1e6
         for name in ("since_unix_us", "until_unix_us")
@@ -610,8 +616,8 @@ def _span_of(loss: Row) -> str | None:
 
 
 def spread(rows: Iterable[Row], most: int) -> list[Row]:
-    """At most so many of these, of each kind as many as of any other while there are some; those
-    that are certain first, and each kind together."""
+    """Return at most `most` of these rows, each kind as often as any other while it has rows.
+    Certain ones come first, and each kind together."""
     kinds: dict[tuple[bool, str], list[Row]] = {}
     for row in rows:
         kinds.setdefault((not row["certain"], row["what"]), []).append(row)
@@ -744,7 +750,7 @@ def _usage(usage: Usage) -> str:
 
 
 def _with_difference(row: Row) -> dict[str, Any]:
-    """The row, and in words why its two logs differ."""
+    """Return the row with the reason, in words, why its two logs differ."""
     left = abs(row.get("left_in") or 0) + abs(row.get("left_out") or 0)
     reasons = [_SHORT.get(code, code) for code in _codes(row)]
     if left:
@@ -759,13 +765,13 @@ _SHORT: Final = {
 
 
 def _codes(row: Row) -> list[str]:
-    """The reasons of a row, or of several, each once and in the order of _WHY."""
+    """Return the reasons of a row, or of several, each once and in the order of _WHY."""
     found = {code for code in (row.get("why") or "").split(",") if code}
     return [code for code in _WHY if code in found] + sorted(found - set(_WHY))
 
 
 def _agreement(total: Row) -> str:
-    """Whether the two logs agree; where they do not, by how much and why."""
+    """Return whether the two logs agree, and if not, by how much and why."""
     if total.get("used_messages_in") is None and total.get("used_messages_out") is None:
         return "<p>There is no usage log to compare with.</p>"
     said = []

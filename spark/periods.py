@@ -1,9 +1,9 @@
 """Stages and spans → figures of minutes, hours and days. Pure.
 
-All figures go one way, in one pass, since each pass of its own costs more than a small log has.
-`of_stages`, `counted`, `slowest_keys` and `uncovered` make rows of one shape, ROW: a part, names,
-and sums. `figures` adds them up by the minute, then by each unit that their part has, and returns
-the rows of all tables, each with the name of its `table`.
+All figures go one way, in one pass, because each pass costs more than a small log has. `of_stages`,
+`counted`, `slowest_keys` and `uncovered` make rows of one shape, ROW: a part, names, and sums.
+`figures` adds them up by the minute, then by each unit of their part. It returns the rows of all
+tables, each with the name of its `table`.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ HOURS: Final = struct(
     start=TimestampType(), **_NAMES, **_FIGURES, sketch=sketches.SKETCH, date=DateType(),
     hour=IntegerType(),
 )  # fmt: skip
-"""Of hours, and of minutes, which stay only as long as the spans they are made of: the sketches of
-1,440 minutes a day are not small."""
+"""The columns of hours, and of minutes. Minutes stay only as long as the spans they are made of,
+because the sketches of 1,440 minutes a day are not small."""
 DAYS: Final = struct(
     start=TimestampType(), **_NAMES, **_FIGURES, sketch=sketches.SKETCH, date=DateType()
 )
@@ -84,19 +84,20 @@ ROW: Final = struct(
     **{name: LongType() for name in _SUMS},
     min_us=LongType(), max_us=LongType(), target_us=LongType(),
 )  # fmt: skip
-"""What is added up. Of a count, `stage` is its kind, `cause` is `what`, `total_us` the bytes and
-`missed` the duplicates. Of a key, `total_us` is how long its messages waited. What a part does not
-have is null."""
+"""The rows that are added up. In a count, `stage` is its kind, `cause` is `what`, `total_us` the
+bytes and `missed` the duplicates. In a key, `total_us` is the time for which its messages waited. A
+field that a part does not have is null."""
 
 KEYS_MAX: Final = 100
-"""Of a queue and hour are kept: those whose messages waited longest, all together."""
+"""The number of keys kept for a queue and hour: those whose messages waited longest in total."""
 
 
 # --- Rows of parts ------------------------------------------------------------------------------
 
 
 def _rows(rows: DataFrame, part: str, start_us: Column, **columns: Column) -> DataFrame:
-    """Rows of ROW: of these columns, else of those of their names in `rows`, else null."""
+    """Return rows of ROW. A field is one of these columns, or else the column of its name in
+    `rows`, or else null."""
     given = {"part": F.lit(part), "start_us": start_us} | columns
     full = []
     for field in ROW.fields:
@@ -106,12 +107,12 @@ def _rows(rows: DataFrame, part: str, start_us: Column, **columns: Column) -> Da
 
 
 def _began_us(unit: str, at_us: Column) -> Column:
-    """The begin of the unit, in UTC, that a moment lies in."""
+    """Return the beginning of the unit, in UTC, that contains a moment."""
     return at_us - F.pmod(at_us, F.lit(_LASTS_US[unit]))
 
 
 def targets(default_us: int | None, of_queue: dict[str, int]) -> Column:
-    """The target of `queue`: how long a delivery may take. Null, where there is none."""
+    """Return the target of `queue`, the time that a delivery may take; null if there is none."""
     target = F.lit(default_us).cast("bigint")
     for name, us in of_queue.items():
         target = F.when(F.col("queue") == name, F.lit(us).cast("bigint")).otherwise(target)
@@ -119,8 +120,8 @@ def targets(default_us: int | None, of_queue: dict[str, int]) -> Column:
 
 
 def of_stages(stages: DataFrame, target: Column) -> DataFrame:
-    """Each duration that some messages share. `missed`: the number of messages that took longer
-    than `target`; 0, where there is no target."""
+    """Return each duration that some messages share. `missed` is the number of messages that took
+    longer than `target`; 0 without a target."""
     duration, messages = F.col("duration_us"), F.col("messages")
     return _rows(
         stages.withColumn("target_us", target),
@@ -135,8 +136,8 @@ def of_stages(stages: DataFrame, target: Column) -> DataFrame:
 
 
 def counted(kind: str, spans: DataFrame) -> DataFrame:
-    """Each line of a kind and its messages. `what` is the outcome (`certified`, where the line has
-    none), or why it was not dispatched at once."""
+    """Return each line of a kind and its messages. `what` is the outcome (`certified` if the line
+    has none), or the reason why it was not dispatched at once."""
     zero, messages = F.lit(0), F.col("messages")
     what, weight, size, twice = {
         CERTIFIED: (F.coalesce("outcome", F.lit(kind)), messages, F.col("bytes"),
@@ -158,8 +159,8 @@ def counted(kind: str, spans: DataFrame) -> DataFrame:
 
 
 def slowest_keys(deliveries: DataFrame) -> DataFrame:
-    """The keys of each queue and hour whose messages waited longest between certified and
-    dispatched, all together. `deliveries` is what `latency.deliveries` made."""
+    """Return the keys of each queue and hour whose messages waited longest, in total, from
+    certified to dispatched. `deliveries` are the rows of `latency.deliveries`."""
     places = F.sequence(F.col("key_place"), F.col("key_place") + F.col("count") - 1)
     each = deliveries.select(
         "tenant", "queue", "waiting_us", "keys",
@@ -184,7 +185,7 @@ def slowest_keys(deliveries: DataFrame) -> DataFrame:
 
 
 def uncovered(dispatched: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """First deliveries, and less those of them whose publish is in a line: what is above 0 is not
+    """Return first deliveries, less those whose publish is in a line. A rest above 0 is not
     ingested yet, or was never logged."""
     hour = _began_us(HOUR, F.col("at_unix_us"))
     given = latency.first_deliveries(dispatched).select("at_unix_us", "messages")
@@ -196,7 +197,7 @@ def uncovered(dispatched: DataFrame, deliveries: DataFrame) -> DataFrame:
 
 
 def _added(rows: DataFrame, *by: str) -> DataFrame:
-    """Rows with the same names and buckets as one."""
+    """Add up rows with the same names and buckets."""
     return rows.groupBy(*by).agg(
         *[F.sum(name).alias(name) for name in _SUMS],
         F.min("min_us").alias("min_us"),
@@ -206,7 +207,7 @@ def _added(rows: DataFrame, *by: str) -> DataFrame:
 
 
 def _sketched(buckets: DataFrame, *by: str) -> DataFrame:
-    """Rows of one bucket each → rows with sketches and percentiles, told apart by `by`."""
+    """Turn rows of one bucket each into rows with sketches and percentiles, told apart by `by`."""
     rows = buckets.groupBy(*by).agg(
         *[F.sum(name).alias(name) for name in _SUMS],
         F.min("min_us").alias("min_us"),
@@ -220,7 +221,8 @@ def _sketched(buckets: DataFrame, *by: str) -> DataFrame:
 
 
 def _buckets(rows: DataFrame, *by: str) -> DataFrame:
-    """Rows with sketches → a row for each bucket. The sums of a row go with its first one."""
+    """Turn rows with sketches into a row for each bucket. The sums of a row go with its first
+    one."""
     each = rows.select(
         *by, "total_us", "missed", "min_us", "max_us", "target_us", F.posexplode("sketch")
     )
@@ -232,12 +234,12 @@ def _buckets(rows: DataFrame, *by: str) -> DataFrame:
 
 
 def over(rows: DataFrame, *by: str) -> DataFrame:
-    """The figures of rows with sketches together: of a month, of each queue."""
+    """Return the common figures of rows with sketches: of a month, of each queue."""
     return _sketched(_added(_buckets(rows, *by), *by, "bucket"), *by).drop("lines")
 
 
 def of_hours(latencies: DataFrame, counts: DataFrame) -> DataFrame:
-    """Rows of ROW of what stands in the tables of hours."""
+    """Return the rows of the tables of hours as rows of ROW."""
     start_us = F.unix_micros("start")
     lengths = _buckets(latencies, "start", *_BY)
     named = counts.withColumnsRenamed(
@@ -247,8 +249,8 @@ def of_hours(latencies: DataFrame, counts: DataFrame) -> DataFrame:
 
 
 def figures(parts: Sequence[DataFrame], older: DataFrame | None) -> DataFrame:
-    """The rows of all tables, with `table`, `date` and `hour`, which is 0 of a day. `older` is of
-    the other hours of the same days."""
+    """Return the rows of all tables, with `table`, `date` and `hour`, which is 0 for a day. `older`
+    are the other hours of the same days."""
     minutes = _added(reduce(DataFrame.unionByName, parts), "part", "start_us", *_APART, "bucket")
     minutes = minutes.repartition("part", *_APART)
     rows = minutes.withColumn("unit", _units(UNITS))
@@ -260,7 +262,7 @@ def figures(parts: Sequence[DataFrame], older: DataFrame | None) -> DataFrame:
 
 
 def _units(of_parts: dict[str, tuple[str, ...]]) -> Column:
-    """(table, start_us) of each of the units that a row counts in."""
+    """Return (table, start_us) of each of the units that a row counts in."""
     found = F.lit(None)
     for part, units in of_parts.items():
         here = [
@@ -275,7 +277,7 @@ def _units(of_parts: dict[str, tuple[str, ...]]) -> Column:
 
 
 def _dated(rows: DataFrame) -> DataFrame:
-    """The columns of all tables, each with its names."""
+    """Return the columns of all tables, each with its names."""
     is_count, is_key, is_latency = (F.col("part") == part for part in (COUNT, KEY, LATENCY))
     is_day = F.col("table").endswith(DAY)
     start = F.timestamp_micros("start_us")

@@ -1,7 +1,7 @@
-"""What a job is doing, for a person who waits and for the log of a cron job.
+"""The progress of a job, for a person who waits and for the log of a cron job.
 
-On a terminal one line changes as the work goes on. Elsewhere a step that takes long writes a line
-every ten seconds, which ends with `…`. In the end every step is a line.
+On a terminal one line changes as the work continues. Elsewhere a long step writes a line every ten
+seconds, which ends with `…`. In the end every step is a line.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 LIVE_EVERY_S: Final = 0.25
 LINE_EVERY_S: Final = 10.0
-"""Without a terminal."""
+"""The interval without a terminal, in seconds."""
 
 
 class Step:
-    """One step that is under way. `text`: what it works at, in the end what it has done."""
+    """A step that is under way. `text` names its present work, and in the end its result."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,14 +32,14 @@ class Step:
         self.text = text
 
     def line(self, *more: str) -> str:
-        """What is known of it, in one line."""
+        """Return everything known about the step, in one line."""
         text = "  ".join(filter(None, (self.text, *more)))
         return f"{self.name:<12} {text:<48} {time.monotonic() - self._began:6.1f} s"
 
 
 class Progress:
-    """Steps, one after the other or some at once, each in a thread of its own. `context` None: how
-    far Spark is within them is not known."""
+    """Steps, one after the other or several at once, each in its own thread. A `context` of None
+    means that Spark's progress within them is unknown."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Progress:
         self._width = 0
         self._writing = threading.Lock()
         self.failed = ""
-        """The first step that has failed; empty: none has."""
+        """The first step that has failed; empty if none has."""
 
     def watch(self, context: "SparkContext") -> None:
-        """Show from now on how far the tasks of this Spark are."""
+        """Show from now on the progress of this Spark's tasks."""
         self._context = context
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """Do one step. In the end it is a line; a step that fails leaves none."""
+        """Run a step, inside this block. In the end it is a line; a step that fails leaves none."""
         one = Step(name)
         if self._context is not None:
             self._context.setJobGroup(name, name)  # of this thread's jobs
@@ -85,11 +85,11 @@ class Progress:
             self._write(self._blank() + (f"{one.line()}\n" if is_done else ""))
 
     def note(self, sentence: str) -> None:
-        """A line of its own, above what is under way."""
+        """Write a separate line, above the changing one."""
         self._write(f"{self._blank()}{sentence}\n")
 
     def _blank(self) -> str:
-        """What removes the line that changes."""
+        """Return the characters that wipe the changing line."""
         if not self._is_live:
             return ""
         width = min(self._width, shutil.get_terminal_size().columns - 1)
@@ -103,8 +103,8 @@ class Progress:
                 self._write(f"{one.line(self._tasks(one))} …\n")
 
     def _shown(self, columns: int) -> str:
-        """All steps that are under way in so many columns: one as it is in the end; of several each
-        has its share, without the blanks between its parts."""
+        """Return all running steps within this number of columns. A single step looks as in the
+        end; several have a share each, without the blanks between their parts."""
         lines = [step.line(self._tasks(step)) for step in self._steps[:]]
         if len(lines) == 1:
             return lines[0][:columns]
@@ -112,7 +112,7 @@ class Progress:
         return "   ".join(" ".join(line.split())[: max(0, share)] for line in lines)[:columns]
 
     def _show(self) -> None:
-        """Put what is under way in the place of the line that changes."""
+        """Rewrite the changing line."""
         columns = shutil.get_terminal_size().columns - 1
         line = self._shown(columns)
         self._write(f"\r{line:<{min(self._width, columns)}}")
@@ -124,7 +124,7 @@ class Progress:
             self._stream.flush()
 
     def _tasks(self, step: Step) -> str:
-        """Return how many tasks of the stages that Spark works at for a step are done."""
+        """Return how many tasks of the stages that Spark runs for a step are done."""
         if self._context is None:
             return ""
         try:

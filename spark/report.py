@@ -1,4 +1,4 @@
-"""All jobs one after the other, and the page that shows what came of them."""
+"""All jobs one after the other, and the page that shows their results."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -20,32 +20,34 @@ from spark.usage import usage
 
 CANCEL_EVERY_S: Final = 0.2
 DAMAGED_SHOWN_MAX: Final = 3
-"""Names of files on a terminal; the page has all of them."""
+"""The number of file names shown on a terminal; the page has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a report is made of."""
+    """The input of a report."""
 
     logs: str | Sequence[str]
     """Folders of finished files, or patterns of such folders."""
     lake: Path
     out: Path
     usage: Path | None = None
-    """The folder of the usage log; None: there is none."""
+    """The folder of the usage log; None if there is none."""
     since: datetime.date | None = None
     until: datetime.date | None = None
     targets: Targets = NO_TARGETS
     title: str = "Tocsin: where the time went"
     batch_bytes: int | None = None
-    """How much of the log ingest brings in one batch; None: as much as suits the machine."""
+    """The bytes of the log that ingest brings in one batch; None for a number that suits the
+    machine."""
     keep_days: int | None = None
-    """How many days of spans stay when they are rolled up; None: all."""
+    """The number of days whose spans stay after they are rolled up; None keeps all."""
 
 
 def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str, Any]:
-    """Run all jobs and write the page. Returns what each of them returned. No other job may be at
-    work in the lake (`Lake.alone`).
+    """Run all jobs and write the page. Returns the result of each job.
+
+    No other job may be at work in the lake (`Lake.alone`).
 
     Raises:
         LakeError: the lake cannot be used; the sentence says why.
@@ -72,9 +74,11 @@ def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str,
 
 
 def at_once(spark: SparkSession, *works: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Do several works that have nothing to do with each other: while the queries of one are
-    planned, by one thread, the others' run. When one fails the others are cancelled, and its error
-    is raised."""
+    """Run several independent works at once.
+
+    While one thread plans the queries of one work, those of the others run. If one fails, the
+    others are cancelled, and its error is raised.
+    """
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work) for work in works]
         ended, left = wait(futures, return_when=FIRST_EXCEPTION)
@@ -88,7 +92,7 @@ def at_once(spark: SparkSession, *works: Callable[[], dict[str, Any]]) -> list[d
 def ingest_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
-    """Bring what is new into the lake."""
+    """Bring new files into the lake."""
     files = 0
     with progress.step("ingest") as step:
 
@@ -114,7 +118,7 @@ def ingest_step(
 
 
 def damaged_sentence(paths: Sequence[str]) -> str:
-    """Which files are not as they were written."""
+    """Return a sentence about the files that are not as they were written."""
     shown = ", ".join(path.removeprefix("file:") for path in paths[:DAMAGED_SHOWN_MAX])
     more = len(paths) - DAMAGED_SHOWN_MAX
     others = f" and {more:,} more" if more > 0 else ""
@@ -124,7 +128,7 @@ def damaged_sentence(paths: Sequence[str]) -> str:
 def rollup_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
-    """Roll up what has changed."""
+    """Roll up the hours that have changed."""
     with progress.step("rollup") as step:
         done = rollup(spark, lake, targets=wanted.targets, said=step.say)
         step.say(counted(done["hours"], "hour"))
@@ -134,7 +138,7 @@ def rollup_step(
 def usage_step(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, Any]:
-    """Put the usage log beside the delivery log."""
+    """Compare the usage log with the delivery log."""
     with progress.step("usage") as step:
         done = usage(spark, lake, wanted.usage)
         step.say(f"{done['messages_in']:,} in, {done['messages_out']:,} out")
@@ -154,7 +158,7 @@ def audit_step(
 def write_page(
     spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress
 ) -> dict[str, str]:
-    """Write the page of what is in the lake; it appears as a whole. Returns `page`, its path."""
+    """Write the page of the lake; it appears as a whole. Returns its path in `page`."""
     with progress.step("report") as step:
         figures = collect(spark, lake, since=wanted.since, until=wanted.until)
         made = datetime.datetime.now(datetime.UTC)
@@ -167,10 +171,11 @@ def write_page(
 
 
 def parse_targets(texts: list[str], seconds: Callable[[str], float]) -> Targets:
-    """`orders=50ms`, or `50ms` for all queues that are not named. `seconds` reads a duration.
+    """Parse targets: `orders=50ms`, or `50ms` for all queues that are not named. `seconds` reads a
+    duration.
 
     Raises:
-        ValueError: one of them is neither; the text.
+        ValueError: a text is neither; the error has the text.
     """
     default, of_queue = None, {}
     for text in texts:

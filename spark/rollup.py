@@ -1,8 +1,8 @@
-"""Job: spans → figures of minutes, hours and days, which stay when the spans are gone.
+"""Job: spans → figures of minutes, hours and days, which stay when the spans are removed.
 
-What is rolled up is whole hours: those to which a new batch has added, and those with deliveries
-whose publish was in no line yet. Their figures are put in the place of what was there, so that a
-run that is repeated, or was killed, changes nothing.
+Whole hours are rolled up: those to which a new batch has added, and those with deliveries whose
+publish was in no line yet. Their figures replace the former ones. So a run that is repeated, or was
+killed, changes nothing.
 """
 
 import datetime
@@ -18,15 +18,16 @@ from spark.lake import Lake, LakeError
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
 
 OPEN_HOURS_MAX: Final = 6
-"""So many hours with deliveries of unknown publishes are looked at again, the latest ones."""
+"""The number of hours with deliveries of unknown publishes that are checked again, the latest
+ones."""
 PASS_BYTES: Final = 2 << 30
-"""So many bytes of spans are rolled up in one pass at most; an hour that has more is one, too."""
+"""The largest number of bytes of spans in one pass. An hour that has more is a pass, too."""
 Hour = tuple[str, int]
 """A date and an hour of it, in UTC."""
 
 
 class Targets(NamedTuple):
-    """How long a delivery may take, in microseconds: of a queue, and of all others."""
+    """The time that a delivery may take, in microseconds, by queue, and for all others."""
 
     default_us: int | None
     of_queue: dict[str, int]
@@ -43,11 +44,10 @@ def rollup(
     pass_bytes: int = PASS_BYTES,
     said: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Roll up the hours that have changed; all that are not closed, where the targets are others
-    than those of the last time. `said` gets the dates of each pass before it begins.
+    """Roll up the hours that have changed. If the targets have changed, rolls up all open hours.
 
-    Returns `hours`, how many they were, and `uncovered`, how many deliveries in them have a publish
-    that is in no line.
+    `said` is called with the dates of each pass before it begins. Returns `hours`, their number,
+    and `uncovered`, the number of their deliveries whose publish is in no line.
     """
     state = lake.state()
     batches = lake.batches()
@@ -81,9 +81,11 @@ def _dirty(lake: Lake, state: dict[str, Any]) -> set[Hour]:
 
 
 def _passes(lake: Lake, hours: set[Hour], bytes_max: int) -> list[set[Hour]]:
-    """The hours in groups, in order: few, since each costs some seconds whatever it has, and none
-    of more bytes than memory and disk can take. A day that is in two of them is whole behind the
-    last one."""
+    """Return the hours in groups, in order.
+
+    The groups are few, because each costs some seconds whatever it has. None has more bytes than
+    memory and disk can take. A day in two of them is whole after the last one.
+    """
     passes: list[set[Hour]] = []
     left = 0
     for date, hour in sorted(hours):
@@ -98,8 +100,8 @@ def _passes(lake: Lake, hours: set[Hour], bytes_max: int) -> list[set[Hour]]:
 
 
 def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -> dict[Hour, int]:
-    """Roll up some hours and their days. Returns how many deliveries of each hour have a publish
-    that is in no line."""
+    """Roll up some hours and their days. Returns the number of deliveries of each hour whose
+    publish is in no line."""
     spans = {
         kind: lake.read(spark, kind).where(_within(hours))
         for kind in (CERTIFIED, DISPATCHED, SETTLED)
@@ -130,7 +132,7 @@ def _roll(spark: SparkSession, lake: Lake, hours: set[Hour], targets: Targets) -
 
 
 def _within(hours: set[Hour]) -> Column:
-    """Whether a row's date and hour are among these."""
+    """Return the condition for rows whose date and hour are among these."""
     found = F.lit(False)
     for date in sorted({date for date, _ in hours}):
         of_date = sorted(hour for day, hour in hours if day == date)
@@ -141,8 +143,10 @@ def _within(hours: set[Hour]) -> Column:
 def _publishes(
     lake: Lake, spark: SparkSession, dispatched: DataFrame, hours: set[Hour]
 ) -> DataFrame:
-    """The lines of `certified` that may be about what was dispatched in these hours: of the days
-    when its records were published, and one around them for the difference of two machines' clocks.
+    """Return the lines of `certified` that may be about messages dispatched in these hours.
+
+    These are lines of the days on which the records were published, and of one day around them,
+    because two machines' clocks differ.
     """
     certified = lake.read(spark, CERTIFIED)
     there = {folder.name.removeprefix("date=") for folder in lake.spans(CERTIFIED).glob("date=*")}
@@ -160,7 +164,8 @@ def _around(days: set[datetime.date]) -> set[datetime.date]:
 
 
 def _older(spark: SparkSession, lake: Lake, hours: set[Hour]) -> DataFrame | None:
-    """The other hours of the same days, which were rolled up before; None: there are none."""
+    """Return the other hours of the same days, which were rolled up before; None if there are
+    none."""
     dates = sorted({date for date, _ in hours})
     there = [
         (date, int(folder.name.removeprefix("hour=")))
@@ -178,14 +183,14 @@ def _older(spark: SparkSession, lake: Lake, hours: set[Hour]) -> DataFrame | Non
 
 
 def close(lake: Lake, *, before: datetime.date) -> dict[str, Any]:
-    """Remove the spans of days before this one and their minutes. Their hours and days stay, and
-    lines that still come for such a day are quarantined as late.
+    """Remove the spans of days before this one, and their minutes.
 
-    Returns `folders`, the number of those that were removed, and `closed_before`, the date before
-    which days are closed: a later one than asked for, where they have been closed before.
+    Their hours and days stay. Lines that still come for such a day are quarantined as late. Returns
+    `folders`, the number of removed folders, and `closed_before`, the date before which days are
+    closed. This is later than `before` if more days were closed already.
 
     Raises:
-        LakeError: the roll-up has not seen all batches, so that nothing is closed.
+        LakeError: the roll-up has not seen all batches, so nothing is closed.
     """
     date = before.isoformat()
     state = lake.state()

@@ -1,9 +1,9 @@
-"""The fields of a line of the delivery log, and the columns made of them: explicit, never inferred.
+"""The fields of a line of the delivery log, and their columns: explicit, never inferred.
 
-The names are those of PROTOCOL.md. A line is one JSON object of one `kind`, in which what is null
-or 0 is left out; LINE has the fields of all kinds. SPANS has the columns of a table for each kind,
-one row a line. A line without a field that is REQUIRED is damaged. A new kind is an entry in each
-of KINDS, SPANS, REQUIRED and TIME, and its fields in LINE.
+The names are those of PROTOCOL.md. A line is one JSON object of one `kind`, in which null and 0 are
+left out. LINE has the fields of all kinds. SPANS has the columns of a table for each kind, one row
+a line. A line without a REQUIRED field is damaged. A new kind is an entry in each of KINDS, SPANS,
+REQUIRED and TIME, with its fields in LINE.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 SCHEMAS: Final = (1, 2)
-"""The versions of the lines that this code understands. In the first no push has a mask."""
+"""The versions of lines that this code understands. In the first one no push has a mask."""
 
 CERTIFIED: Final = "certified"
 DISPATCHED: Final = "dispatched"
@@ -31,50 +31,54 @@ POSITION: Final = "position"
 UNLOGGED: Final = "unlogged"
 END: Final = "end"
 KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED, POSITION, UNLOGGED)
-"""Each has a table of its own. Other kinds are passed over: new ones may come."""
+"""The kinds with a table. Other kinds are passed over, because new ones may come."""
 QUARANTINE: Final = "quarantine"
-"""The place of the lines that are not believed."""
+"""The place of lines that are not believed."""
 PASSED: Final = "passed"
-"""The place of the lines that are counted and not kept."""
+"""The place of lines that are counted and not kept."""
 
 ACKED: Final = "acked"
 GONE: Final = "gone"
-"""Nothing was retained in its place."""
+"""The outcome of a message in whose place nothing was retained."""
 DYING: Final = "dying"
-"""It goes to the dead letters, durably, and what is behind it of its key goes on."""
+"""The outcome of a message that goes to the dead letters, durably. Later messages of its key
+continue."""
 FINAL: Final = (ACKED, "dead_lettered", GONE)
 """Outcomes with which a message comes to its end in a group."""
 PARKED: Final = "parked"
-"""The head of a key that had come back already."""
+"""The outcome of the head of a key that had come back already."""
 RETURNED: Final = ("nacked", "expired", "returned", PARKED)
-"""Outcomes after which it is given again, and what follows of its key waits until then."""
+"""Outcomes after which a message is given again. Later messages of its key wait until then."""
 UNKNOWN: Final = "unknown"
-"""A publish was answered so: its messages are nowhere yet, so they have no runs."""
+"""The answer to a publish whose messages are nowhere yet, so they have no runs."""
 LATE: Final = "late"
-"""A publish that was answered `unknown` before was certified after all."""
+"""The outcome of a publish that was answered `unknown` before, and was certified after all."""
 AGAIN: Final = "lease"
-"""The cause of what was given before, and did not count as an attempt."""
+"""The cause of a message that was given before, without counting as an attempt."""
 BACKLOG: Final = "backlog"
 REPLAY: Final = "replay"
-"""The cause of what a reader got that started in the past: no latency of ours."""
+"""The cause of a message to a reader that started in the past. It is no latency of the broker."""
 INTERNAL: Final = "internal"
-"""The transport of what the broker published, or settled, by itself."""
+"""The transport of messages that the broker itself published or settled."""
 
 KEY_BYTES: Final = 8
 NO_KEY: Final = "0" * 16
-"""The hash of messages without a key, which are promised no order."""
+"""The hash of messages without a key, which have no promised order."""
 
 RUNS: Final = ArrayType(ArrayType(LongType()))
 TIMES: Final = ArrayType(LongType())
-"""When each of the runs was given out."""
+"""The times at which the runs were dispatched."""
 PUSHES: Final = ArrayType(ArrayType(StringType()))
-"""Of a `settled` line: [partition, time, first, last, first, last, …], or [partition, time, first,
-mask]: numbers, but for the mask, which is hexadecimal. The table has `runs` and
-`dispatched_unix_us` in their place."""
+"""The pushes of a `settled` line: [partition, time, first, last, first, last, …], or [partition,
+time, first, mask].
+
+All are numbers except the mask, which is hexadecimal. The table has `runs` and `dispatched_unix_us`
+instead.
+"""
 
 
 def struct(**fields: DataType) -> StructType:
-    """Columns that may be null."""
+    """Return columns that may be null."""
     return StructType([StructField(name, kind) for name, kind in fields.items()])
 
 
@@ -135,8 +139,9 @@ SPANS: Final = {
         reason=StringType(), at_unix_us=LongType(), file=StringType(),
     ),
 }  # fmt: skip
-"""The columns of each table but those of its folders. `messages` is how many one recipient got, or
-the line is about; `at_unix_us` the time that says which date and hour, in UTC, it belongs to."""
+"""The columns of each table without those of its folders. `messages` is the number that one
+recipient received, or that the line is about. `at_unix_us` is the time that decides the date and
+hour of the line, in UTC."""
 
 REQUIRED: Final = {
     CERTIFIED: ("gateway", "queue", "queue_id", "accepted_unix_us"),
@@ -155,7 +160,8 @@ REQUIRED: Final = {
     ),
     UNLOGGED: ("gateway", "since_unix_us", "certified", "dispatched", "settled"),
 }
-"""Besides the line's time. Fields left out because they are 0 are filled in before."""
+"""The required fields beside the line's time. Fields left out because they are 0 are filled in
+before."""
 
 TIME: Final = {
     CERTIFIED: ("certified_unix_us", "accepted_unix_us"),
@@ -164,23 +170,23 @@ TIME: Final = {
     POSITION: ("at_unix_us",),
     UNLOGGED: ("until_unix_us",),
 }
-"""The fields that say to which hour a line belongs: the first one that the line has."""
+"""The fields that decide the hour of a line. The first one that the line has counts."""
 
 DERIVED: Final = {DISPATCHED: {"dispatched_unix_us": "at_unix_us"}}
-"""Columns of a table that equal another one, which alone is stored: `dispatched_unix_us` is a list
+"""Columns of a table that equal another one, which alone is stored. `dispatched_unix_us` is a list
 in the rows of `settled`, and all kinds are written at once."""
 
 FOLDERS: Final = struct(date=DateType(), hour=IntegerType(), batch=IntegerType())
-"""The columns that stand in the names of folders: date=2026-01-31/hour=23/batch=7."""
+"""The columns in the names of folders: date=2026-01-31/hour=23/batch=7."""
 
 
 def table(kind: str) -> StructType:
-    """All columns of the table of a kind."""
+    """Return all columns of the table of a kind."""
     return StructType([*SPANS[kind].fields, *FOLDERS.fields])
 
 
 def stored(kind: str) -> StructType:
-    """The columns of its files, and those of its folders."""
+    """Return the columns of its files, and those of its folders."""
     derived = DERIVED.get(kind, {})
     return StructType([field for field in table(kind).fields if field.name not in derived])
 
@@ -196,7 +202,10 @@ def _staged() -> StructType:
 
 
 STAGED: Final = _staged()
-"""The row of any line while its batch is under way: the columns of all kinds; `value` and `reason`
-of a line that is not believed; `named`, the kind of one that is passed over."""
+"""The row of any line while its batch is under way, with the columns of all kinds.
+
+`value` and `reason` belong to a line that is not believed. `named` is the kind of a line that is
+passed over.
+"""
 PLACE: Final = struct(kind=StringType(), date=DateType(), hour=IntegerType())
 """The columns of its folders meanwhile."""

@@ -1,4 +1,4 @@
-"""The Spark session of the jobs, and what has to be installed for one."""
+"""The Spark session of the jobs, and the software that it needs."""
 
 import atexit
 import functools
@@ -25,19 +25,19 @@ JAVA_FIRST: Final = 17
 SETTINGS: Final = {
     # Dates and hours are those of UTC, wherever a job runs.
     "spark.sql.session.timeZone": "UTC",
-    # Retention may remove a file of the log before it was opened: the audit says which are missing.
+    # Retention may remove a file of the log before it was opened; the audit names missing ones.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # Beyond so many groups histograms are made of sorted rows.
+    # Beyond this number of groups histograms are made of sorted rows.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # Else each Column asks Java four times where in Python it was made: seconds of a small report.
+    # Otherwise each Column asks Java four times for its place in Python, which costs seconds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Hive's catalog would be a database in the folder that a job is started in.
+    # Hive's catalog would be a database in the folder in which a job is started.
     "spark.sql.catalogImplementation": "in-memory",
 }
-"""What the jobs rely on: it goes before what spark-submit was told."""
+"""The settings that the jobs rely on. They take precedence over those of spark-submit."""
 QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-"""Besides, where nobody was asked for it."""
+"""More settings, if nobody was asked for one."""
 MEMORY: Final = "2g"
 LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -45,16 +45,17 @@ LOCAL: Final = {
     "spark.driver.memory": MEMORY,
     "spark.sql.shuffle.partitions": "8",
 }
-"""Besides, where driver and workers are one process."""
+"""More settings, if driver and workers are one process."""
 LITTLE_BYTES_MAX: Final = 16 * 1_048_576
 LITTLE_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MUCH_JAVA: Final = "-XX:+UseParallelGC"
-"""Jobs wait for their end, and for no pause: the collector that takes the least time of all."""
+"""The collector that takes the least time in total, because jobs wait for their end, not for
+pauses."""
 LITTLE: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Besides, for so many bytes at most: compiling takes longer there than the work itself.
+"""More settings, for at most LITTLE_BYTES_MAX. Compiling takes longer than the work itself then.
 measured: docs/benchmarks/report.md"""
 MASTER_ANSWERS_S_MAX: Final = 5.0
 
@@ -71,7 +72,7 @@ appender.stderr.follow = true
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
-"""What Java logs, also before a session exists that could be told so.
+"""The configuration of Java's log, which also applies before a session exists.
 
 Source: https://logging.apache.org/log4j/2.x/manual/configuration.html
 """
@@ -82,11 +83,11 @@ class NotInstalled(Exception):
 
 
 class Unreachable(Exception):
-    """A sentence that says which cluster gives no answer."""
+    """A sentence that says which cluster does not answer."""
 
 
 def check_installed() -> None:
-    """Raises NotInstalled: PySpark or Java is missing, or too old."""
+    """Raise NotInstalled if PySpark or Java is missing, or too old."""
     wanted = ".".join(map(str, PYSPARK_FIRST))
     how = f"install it with: pip install 'pyspark>={wanted},<4.4'"
     if importlib.util.find_spec("pyspark") is None:
@@ -104,7 +105,7 @@ def check_installed() -> None:
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark would run on; None: there is none."""
+    """Return the major version of the Java that Spark would run on; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin/java") if home else shutil.which("java")
     if program is None:
@@ -132,12 +133,12 @@ def open_session(
     """Open a session for jobs.
 
     Args:
-        master: None: the one that spark-submit was told, else all cores of this machine.
+        master: the cluster. None means the one of spark-submit, or else all cores of this machine.
         memory: Java's heap on this machine, such as 4g.
-        scratch: a folder for what does not fit in memory; it is there.
-        log: a file for what Java, Spark and its workers write; None: this process's stderr.
-        is_little: the data has LITTLE_BYTES_MAX at most.
-        more: settings that go before those here.
+        scratch: an existing folder for data that does not fit in memory.
+        log: a file for the output of Java, Spark and its workers; None for this process's stderr.
+        is_little: whether the data has at most LITTLE_BYTES_MAX.
+        more: settings that take precedence over those here.
 
     Raises:
         Unreachable: no master of the cluster answers.
@@ -173,7 +174,7 @@ def open_session(
         SparkContext(conf=conf, gateway=gateway)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     package = Path(__file__).resolve().parent
-    if package.is_dir():  # else it is a --py-files, which workers have
+    if package.is_dir():  # otherwise it is a --py-files, which workers have
         spark.sparkContext.addPyFile(_archive(package))
     return spark
 
@@ -181,7 +182,7 @@ def open_session(
 def _own(
     master: str, scratch: Path | None, log: TextIO | None, *, is_little: bool
 ) -> dict[str, str]:
-    """The settings of a session that spark-submit did not start."""
+    """Return the settings of a session that spark-submit did not start."""
     settings = {"spark.master": master} | QUIET
     if scratch is not None:
         settings["spark.local.dir"] = str(scratch)
@@ -195,7 +196,7 @@ def _own(
 
 
 def _kill_half_started(error: BaseException) -> None:
-    """Kill the Java that PySpark was starting when it was interrupted: it would wait for ever, and
+    """Kill the Java that PySpark was starting when it was interrupted. It would wait forever, and
     only a frame of PySpark knows it."""
     trace = error.__traceback__
     while trace is not None:
@@ -206,7 +207,8 @@ def _kill_half_started(error: BaseException) -> None:
 
 
 def java_process() -> "subprocess.Popen[bytes] | None":
-    """The Java that this process has started; None: there is none, or it is spark-submit's."""
+    """Return the Java that this process has started; None if there is none, or if it is
+    spark-submit's."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -215,24 +217,27 @@ def java_process() -> "subprocess.Popen[bytes] | None":
 
 
 def prepare_environment(*, is_local: bool) -> None:
-    """Set what Java and the workers take from the environment: this Python rather than the first
-    one on the PATH, the Spark that belongs to this PySpark, and names of files in UTF-8."""
+    """Set what Java and the workers take from the environment.
+
+    That is this Python rather than the first one on the PATH, the Spark that belongs to this
+    PySpark, and names of files in UTF-8.
+    """
     import pyspark
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     home = Path(pyspark.__file__).parent
-    if (home / "jars").is_dir():  # from pip; else PySpark is a part of what SPARK_HOME names
+    if (home / "jars").is_dir():  # from pip; otherwise PySpark is a part of SPARK_HOME
         os.environ["SPARK_HOME"] = str(home)
     if is_local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # it says so, where it looks
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it looks for its own
     if locale.nl_langinfo(locale.CODESET).upper() != "UTF-8":
         os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def check_master(url: str) -> None:
-    """Raise Unreachable when no master of a standalone cluster answers, of which Spark itself would
-    be sure after a minute."""
+    """Raise Unreachable if no master of a standalone cluster answers. Spark itself would report
+    that only after a minute."""
     if not url.startswith("spark://"):
         return
     problems = []
@@ -247,7 +252,7 @@ def check_master(url: str) -> None:
 
 
 def _submitted(gateway: Any, log: TextIO | None) -> None:
-    """Check the master that spark-submit was told, and let its Java write into the log."""
+    """Check the master of spark-submit, and let its Java write into the log."""
     jvm = gateway.jvm
     check_master(jvm.java.lang.System.getProperty("spark.master", ""))
     if log is not None:
@@ -259,21 +264,21 @@ def _submitted(gateway: Any, log: TextIO | None) -> None:
 
 
 def _logging(log: TextIO | None) -> str:
-    """The address of a file that has Java log as LOGGING says: into a log what Spark warns of as
-    well, to a terminal errors alone."""
+    """Return the address of a file that configures Java's log as LOGGING says. A log gets Spark's
+    warnings, too; a terminal only errors."""
     path = Path(_folder()) / "log4j2.properties"
     path.write_text(LOGGING.format(level="error" if log is None else "warn"))
     return path.as_uri()
 
 
 def _archive(package: Path) -> str:
-    """This package as a file that workers can import, wherever they are."""
+    """Return this package as a file that workers can import, wherever they are."""
     return shutil.make_archive(f"{_folder()}/spark", "zip", package.parent, package.name)
 
 
 @functools.cache
 def _folder() -> str:
-    """A folder for small files; gone when the process ends."""
+    """Return a folder for small files, which is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="tocsin-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""The log's files where they lie: in any folders, on any file system that Spark reads.
+"""The log's files in their places: in any folders, on any file system that Spark reads.
 
 Spark lists and reads them, so a local folder, a pattern and an object store are alike, and a
 cluster's workers share the work. No Python runs on a worker.
@@ -16,19 +16,19 @@ from spark.files import Listed, Raw
 from spark.lake import LakeError
 
 PATTERN: Final = "*.jsonl"
-"""Finished files: one that is being written ends in `.part`."""
+"""The names of finished files. A file that is being written ends in `.part`."""
 STREAMED_FROM: Final = 32 * 1_048_576
-"""Bytes of a file that is read as a stream, by the driver: a worker holds a smaller one in memory
-as a whole, and a few copies of it."""
+"""The size from which the driver reads a file as a stream. A worker holds a smaller one in memory
+as a whole, with a few copies."""
 _TAIL: Final = 4096
-"""Bytes at a file's end among which its last line is."""
+"""The number of bytes at a file's end that contain its last line."""
 _PATTERN_MARKS: Final = frozenset("*?[{")
 _NOT_FOUND: Final = "PATH_NOT_FOUND"
 
 
 def _reader(spark: SparkSession, format_: str, *, is_pattern: bool = False) -> Any:
-    """A reader that takes each path as it is: no `key=value` in it is a column, and no mark in it
-    a pattern, unless it `is_pattern`."""
+    """Return a reader that takes each path as it is. No `key=value` in it is a column, and no mark
+    in it a pattern, unless `is_pattern`."""
     return (
         spark.read.format(format_)
         .option("recursiveFileLookup", "true")
@@ -40,8 +40,9 @@ def _reader(spark: SparkSession, format_: str, *, is_pattern: bool = False) -> A
 
 
 def listed(spark: SparkSession, places: Sequence[str]) -> list[Listed]:
-    """The finished files of these folders, patterns and files, and of all folders in them; but not
-    of folders whose names begin with "." or "_", which are hidden.
+    """Return the finished files of these folders, patterns and files, and of all folders in them.
+
+    Folders whose names begin with "." or "_" are hidden and left out.
 
     Raises:
         LakeError: one of the places does not exist, or nothing matches it.
@@ -75,7 +76,7 @@ def _listed(spark: SparkSession, places: list[str], is_pattern: bool) -> list[Li
 
 
 def _empty(spark: SparkSession, files: DataFrame, others: set[str]) -> list[Listed]:
-    """The files without a byte, of which a job sees nothing."""
+    """Return the files without a byte, which a job does not see."""
     joined = spark._jvm.org.apache.hadoop.util.StringUtils.join(  # type: ignore[union-attr]
         "\n", files._jdf.inputFiles()
     )
@@ -90,19 +91,19 @@ def _empty(spark: SparkSession, files: DataFrame, others: set[str]) -> list[List
 
 
 def _plain(uri: str) -> str:
-    """A path as Hadoop writes it, of a URI."""
+    """Return the path of a URI as Hadoop writes it."""
     scheme, separator, rest = uri.partition(":")
     return unquote(f"{scheme}{separator}{rest.removeprefix('//') if rest[:3] == '///' else rest}")
 
 
 def _opened(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """(path, file system) as Java knows them."""
+    """Return (path, file system) as Java knows them."""
     place = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
     return place, place.getFileSystem(spark._jsc.hadoopConfiguration())
 
 
 def exists(spark: SparkSession, path: str) -> bool:
-    """Whether there is a file or a folder."""
+    """Whether a file or a folder exists."""
     place, system = _opened(spark, path)
     return bool(system.exists(place))
 
@@ -122,8 +123,8 @@ def is_same(spark: SparkSession, one: Listed) -> bool:
 
 
 def read_ends(spark: SparkSession, files: Sequence[Listed]) -> list[Raw]:
-    """Read each file once: its last line, and the CRC-32 of all before. Files that have gone
-    meanwhile are left out."""
+    """Read each file once: its last line, and the CRC-32 of everything before. Files that have
+    disappeared meanwhile are left out."""
     found = [Raw(one, b"", 0) for one in files if not one.bytes]
     small = {one.path: one for one in files if 0 < one.bytes < STREAMED_FROM}
     if small:
@@ -170,10 +171,10 @@ def _read_as_stream(spark: SparkSession, one: Listed) -> Raw:
 
 
 def load(spark: SparkSession, format_: str, paths: Iterable[str]) -> DataFrame:
-    """A DataFrame of these files. `text`: a row a line; `binaryFile`: a row a file.
+    """Return a DataFrame of these files: with `text` a row a line, with `binaryFile` a row a file.
 
     Raises:
-        FileNotFoundError: one of them has gone.
+        FileNotFoundError: one of them has disappeared.
     """
     try:
         frame: DataFrame = _reader(spark, format_).option("lineSep", "\n").load(list(paths))
@@ -185,6 +186,6 @@ def load(spark: SparkSession, format_: str, paths: Iterable[str]) -> DataFrame:
 
 
 def name() -> Column:
-    """The name of the file that a row was read from."""
+    """Return the name of the file that a row was read from."""
     # A "+" in a URI's path is a "+".
     return F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))

@@ -31,7 +31,7 @@ _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="spark/submit.py", description=__doc__)
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
 
@@ -80,10 +80,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def seconds_of(text: str) -> float:
-    """`50ms`, `0.05s`, `2m`; without a unit seconds.
+    """Return a duration in seconds: `50ms`, `0.05s`, `2m`; without a unit it is in seconds.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: the text is no duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)?", text)
     if match is None:
@@ -92,10 +92,10 @@ def seconds_of(text: str) -> float:
 
 
 def wanted_of(given: argparse.Namespace) -> "Wanted":
-    """Return what the job is to do.
+    """Return the work of the job.
 
     Raises:
-        ValueError: a `--target` is none; the text.
+        ValueError: a `--target` is invalid; the error has its text.
     """
     from spark.report import Wanted, parse_targets
 
@@ -110,7 +110,7 @@ def wanted_of(given: argparse.Namespace) -> "Wanted":
 def run(
     spark: "SparkSession", lake: "Lake", given: argparse.Namespace, progress: "Progress"
 ) -> Any:
-    """Run one job; what it returns.
+    """Run one job, and return its result.
 
     Raises:
         LakeError: the lake cannot be used.
@@ -134,7 +134,7 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the job that the command line names, and print what it returns as JSON, which is the last
+    """Run the job that the command line names, and print its result as JSON, which is the last
     line. The exit codes are those of `spark.job`."""
     from spark.job import EXIT_FAILED, JobFailed
     from spark.session import NotInstalled

@@ -2,9 +2,9 @@
 
     python -m spark synthetic --messages 100000 --to FOLDER
 
-The same plan makes the same bytes. Frames are certified one after the other, each is given to
-every group in the order of offsets and acked some time later; on request faults are planted which
-an audit has to find, and nothing else. It needs neither PySpark nor a broker.
+The same plan makes the same bytes. Frames are certified one after the other. Each is given to every
+group in the order of offsets, and acked some time later. On request faults are planted that an
+audit has to find, and nothing else. Needs neither PySpark nor a broker.
 """
 
 import base64
@@ -28,7 +28,7 @@ _CAUSES: Final = ("none",) * 7 + ("credit", "credit", "key_held")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to write. Times are of the gateways' clocks as they were before any step."""
+    """The content of the log. Times are of the gateways' clocks as they were before any step."""
 
     seed: int = 1
     messages: int = 10_000
@@ -38,26 +38,28 @@ class Plan:
     partitions: int = 4
     keys: int = 500
     hot: float = 0.0
-    """The part of all messages that have one key, besides its share."""
+    """The part of all messages that have one key, in addition to its share."""
     gateways: int = 2
     start: datetime.datetime = datetime.datetime(2026, 1, 31, 22, tzinfo=datetime.UTC)
     lasts_s: float = 4 * 3600.0
     lines_max: int = 2_000
-    """In a file."""
+    """The largest number of lines in a file."""
     steps: tuple[tuple[float, int], ...] = ()
-    """(when, as a part of the whole; by how many seconds) the first gateway's clock is stepped."""
+    """The steps of the first gateway's clock: (when, as a part of the whole; by how many
+    seconds)."""
     faults: tuple[str, ...] = ()
-    """Of gap, repetition, inversion, overtaken, hole: one of each that is named."""
+    """The planted faults, of gap, repetition, inversion, overtaken and hole: one of each name."""
     redeliveries: int = 0
-    """Messages that are nacked and given again, as it should be: no audit may say a word."""
+    """The number of messages that are nacked and given again, correctly. No audit may report
+    them."""
 
 
 @dataclass
 class Answers:
-    """What is true of the log."""
+    """The truth about the log."""
 
     messages: Counter[str] = field(default_factory=Counter)
-    """Of each kind."""
+    """The number of messages of each kind."""
     by_hour: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     """(kind, date, hour) → messages, by the clock as it was."""
     durations: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Answers:
     planted: list[tuple[str, str, str | None, int, int]] = field(default_factory=list)
     """(what, queue id, group, partition, offset)."""
     unlogged: int = 0
-    """Certified messages in no line."""
+    """The number of certified messages in no line."""
 
 
 @dataclass
@@ -79,13 +81,13 @@ class _Gateway:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What one publish brought, and when."""
+    """The messages of one publish, and its times."""
 
     gateway: _Gateway
     queue: str
     runs: list[Run]
     odd_key: bytes
-    """The hash of the last message of the first run, which faults are about."""
+    """The hash of the key of the first run's last message, which faults are about."""
     produced_us: int | None
     accepted_us: int
     certified_us: int
@@ -97,7 +99,7 @@ class _Frame:
 
 
 class Synthetic:
-    """One log. `write` makes the files, once; then `answers` is full."""
+    """A log. `write` makes the files, once; then `answers` is full."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -115,12 +117,12 @@ class Synthetic:
         self._next: Counter[tuple[str, int]] = Counter()
         self._given_us: Counter[tuple[str, str]] = Counter()
         self._owed: dict[tuple[str, str], int] = {}
-        """Until when a group is busy with what a fault in another one brought it."""
+        """The time until which a group is busy because of a fault in another one."""
         self._used: dict[tuple[int, str], Counter[str]] = {}
         self._folder = Path()
 
     def write(self, folder: Path) -> Answers:
-        """Write `delivery/` and `usage/` into it."""
+        """Write `delivery/` and `usage/` into the folder."""
         self._folder = folder / "delivery"
         self._folder.mkdir(parents=True, exist_ok=True)
         frames = max(1, self.plan.messages // self.plan.frame)
@@ -139,7 +141,8 @@ class Synthetic:
         return self.answers
 
     def _places(self, frames: int) -> dict[int, str]:
-        """Which frame has which fault: far from each other and from both ends."""
+        """Return the fault of each frame that has one. They are far from each other and from both
+        ends."""
         wanted = [*self.plan.faults, *["redelivery"] * self.plan.redeliveries]
         distance = max(1, frames // (len(wanted) + 1))
         return {(index + 1) * distance: name for index, name in enumerate(wanted)}
@@ -171,11 +174,12 @@ class Synthetic:
             self._given_us[queue, group] = max(given_us, self._owed.pop((queue, group), 0))
 
     def _owner(self, queue: str) -> _Gateway:
-        """Who owns all partitions of a queue, in all groups, and is its publishers' gateway."""
+        """Return the gateway that owns all partitions of a queue, in all groups, and serves its
+        publishers."""
         return self._gateways[self.plan.queues.index(queue) % len(self._gateways)]
 
     def _positions(self, event: str) -> None:
-        """Where all groups stand: at the beginning, or when everything is settled."""
+        """Write the positions of all groups, at the beginning, or when everything is settled."""
         at = self._start_us if event == "owned" else self._now_us + 60 * _US
         for queue, group in itertools.product(self.plan.queues, self.plan.groups):
             gateway = self._owner(queue)
@@ -191,7 +195,7 @@ class Synthetic:
                 self._write(gateway, line, partition=partition, frontier=reach)
 
     def _placed(self, queue: str, keys: list[int]) -> list[Run]:
-        """The runs of these keys, which are in the order of their partitions."""
+        """Return the runs of these keys, which are in the order of their partitions."""
         runs: list[Run] = []
         for key in keys:
             partition = key % self.plan.partitions
@@ -204,7 +208,7 @@ class Synthetic:
         return runs
 
     def _lose(self, gateway: _Gateway, queue: str, runs: list[Run]) -> None:
-        """Messages that are in no line; one says how many there were."""
+        """Write a line with the number of messages that are in no other line."""
         count = sum(run[2] for run in runs)
         self.answers.unlogged += count
         self.answers.messages["unlogged"] += count
@@ -266,8 +270,11 @@ class Synthetic:
         return at + 4_000
 
     def _second(self, frame: _Frame, group: str, at: int) -> tuple[int, int]:
-        """Publish one more message of the key of the odd one, and give it to the group at this
-        moment; to the others behind what they have to be given before. Its place."""
+        """Publish one more message of the odd one's key, and give it to the group at this moment.
+
+        Other groups receive it after the messages that they have to receive before. Returns its
+        place.
+        """
         partition = frame.odd[0]
         offset = self._next[frame.queue, partition]
         self._next[frame.queue, partition] += 1
@@ -341,7 +348,7 @@ class Synthetic:
         used["bytes"] += more.get("bytes") or 0
 
     def _write(self, gateway: _Gateway, line: dict[str, Any], **always: Any) -> None:
-        """`always`: fields that stand in the line also when they are 0."""
+        """Append a line. `always` are fields that are in the line even if they are 0."""
         known = {name: value for name, value in line.items() if value is not None and value != 0}
         known |= always
         gateway.lines.append(json.dumps(known, separators=(",", ":")).encode() + b"\n")
@@ -359,7 +366,8 @@ class Synthetic:
         )  # fmt: skip
 
     def _finish(self, gateway: _Gateway, *, is_last: bool = False) -> None:
-        """Write a file. The last one says that its process is over: nothing comes behind it."""
+        """Write a file. The last one states that its process has ended, and that no file
+        follows."""
         if not gateway.lines and not is_last:
             return
         gateway.number += 1
@@ -389,12 +397,12 @@ class Synthetic:
 
 
 def queue_id(queue: str) -> str:
-    """The id of a queue of this name."""
+    """Return the id of a queue of this name."""
     return f"id-of-{queue}"
 
 
 def without(runs: list[Run], odd: Run) -> list[Run]:
-    """These runs without the one message, which is the last of one of them."""
+    """Return these runs without the one message, which is the last of one of them."""
     cut = [
         [run[0], run[1], run[2] - (run[0] == odd[0] and run[1] + run[2] - 1 == odd[1])]
         for run in runs
@@ -403,7 +411,7 @@ def without(runs: list[Run], odd: Run) -> list[Run]:
 
 
 def write_file(path: Path, gateway: str, lines: list[bytes], **more: int) -> None:
-    """Write a finished file of these lines: it appears as a whole. `more` is of its last line."""
+    """Write a finished file of these lines; it appears as a whole. `more` is of its last line."""
     body = b"".join(lines)
     end = {"schema": SCHEMA, "kind": "end", "gateway": gateway, "lines": len(lines),
            "crc32": zlib.crc32(body)} | more  # fmt: skip
@@ -413,7 +421,7 @@ def write_file(path: Path, gateway: str, lines: list[bytes], **more: int) -> Non
 
 
 def _moved(name: str, value: Any, step_us: int) -> Any:
-    """A time as the stepped clock shows it; anything else as it is."""
+    """Return a time as the stepped clock shows it; any other value as it is."""
     if value is None:
         return None
     if name.endswith("_unix_ms"):
@@ -424,7 +432,7 @@ def _moved(name: str, value: Any, step_us: int) -> Any:
 
 
 def _pushes(runs: list[Run], given_unix_us: int) -> list[list[int]]:
-    """As if each partition's had been given at once, at that time."""
+    """Return pushes, as if each partition's had been given at once, at that time."""
     found: dict[int, list[int]] = {}
     for partition, first, count in runs:
         found.setdefault(partition, [partition, given_unix_us]).extend((first, first + count - 1))

@@ -1,8 +1,8 @@
 """Job: usage by tenant and day, of two logs that must agree.
 
-The broker keeps a usage log, for billing, and the delivery log, for explaining. Both have what came
-in and went out, counted in different places of it. A difference has known reasons, see REASONS;
-where more is left than they explain, one of the two logs is wrong.
+The broker keeps a usage log, for billing, and the delivery log, for explaining. Both have the
+messages that came in and went out, counted in different places of the broker. A difference has
+known reasons, see REASONS. If these do not explain all of it, one of the two logs is wrong.
 """
 
 import datetime
@@ -32,7 +32,7 @@ LINE: Final = struct(
     bytes_out=LongType(), redeliveries=LongType(), refusals=LongType(), websocket_s=DoubleType(),
     long_poll_s=DoubleType(),
 )  # fmt: skip
-"""A line of the usage log, but for `refusals_by_code`."""
+"""A line of the usage log, without `refusals_by_code`."""
 TABLE: Final = "usage_day"
 SCHEMA: Final = struct(
     tenant=StringType(), messages_in=LongType(), bytes_in=LongType(), messages_out=LongType(),
@@ -41,9 +41,12 @@ SCHEMA: Final = struct(
     left_in=LongType(), explained_out=LongType(), left_out=LongType(), why=StringType(),
     date=DateType(),
 )  # fmt: skip
-"""`used_…` are of the usage log, null where it has no line; the others of the delivery log.
-`explained_…` is the part of the difference, above 0 where the usage log has less, for which `why`
-names the reasons; `left_…` is the rest. Both are null where there is no usage log."""
+"""The columns of the table. `used_…` are of the usage log, null if it has no line; the others are
+of the delivery log.
+
+`explained_…` is the part of the difference for which `why` names the reasons. It is above 0 if the
+usage log has less. `left_…` is the rest. Both are null without a usage log.
+"""
 
 KILLED: Final = "killed"
 UNLOGGED_LINES: Final = "unlogged"
@@ -57,11 +60,11 @@ REASONS: Final = {
     BEFORE: "one of the logs begins before the other",
     MIDNIGHT: "counted on two sides of midnight",
 }
-"""Why the logs may differ, in the order in which the reasons are looked at."""
+"""The reasons why the logs may differ, in the order in which they are tried."""
 
 
 def read(spark: SparkSession, folder: Path) -> DataFrame:
-    """The lines of a usage log, but for those that were torn."""
+    """Return the lines of a usage log without those that were torn."""
     if not any(folder.glob("*.jsonl")):
         return table_of(spark, [], LINE)
     text = spark.read.option("lineSep", "\n").text(str(folder / "*.jsonl"))
@@ -70,7 +73,7 @@ def read(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def of_usage(lines: DataFrame) -> DataFrame:
-    """The usage log by tenant and day. What names no tenant is of none."""
+    """Return the usage log by tenant and day. Lines that name no tenant belong to none."""
     connected = F.coalesce("websocket_s", F.lit(0.0)) + F.coalesce("long_poll_s", F.lit(0.0))
     return lines.groupBy(
         F.to_date(F.timestamp_millis("minute_unix_ms")).alias("date"), "tenant"
@@ -85,15 +88,15 @@ def of_usage(lines: DataFrame) -> DataFrame:
 
 
 def _delivered(way: str) -> Column:
-    """The messages of a count that came in, or went out. What the broker published by itself is
-    nobody's usage."""
+    """Return the messages of a count that came in, or went out. Messages that the broker itself
+    published are nobody's usage."""
     came = (F.col("what") != UNKNOWN) & (F.col("transport") != INTERNAL)
     which = {"in": (F.col("kind") == CERTIFIED) & came, "out": F.col("kind") == DISPATCHED}[way]
     return F.when(which, F.col("messages")).otherwise(0)
 
 
 def of_deliveries(counts: DataFrame) -> DataFrame:
-    """The delivery log by tenant and day, of its counts."""
+    """Return the delivery log by tenant and day, from its counts."""
     return counts.groupBy("date", "tenant").agg(
         F.sum(_delivered("in")).alias("messages_in"),
         F.sum(F.when(_delivered("in") > 0, F.col("bytes")).otherwise(0)).alias("bytes_in"),
@@ -102,7 +105,7 @@ def of_deliveries(counts: DataFrame) -> DataFrame:
 
 
 def reconciled(deliveries: DataFrame, used: DataFrame) -> DataFrame:
-    """Both, side by side."""
+    """Return both logs, side by side."""
     theirs = used.withColumnsRenamed({"tenant": "used_tenant", "date": "used_date"})
     same = (F.col("date") == F.col("used_date")) & F.col("tenant").eqNullSafe(F.col("used_tenant"))
     both = deliveries.join(theirs, on=same, how="full_outer")
@@ -122,18 +125,18 @@ def reconciled(deliveries: DataFrame, used: DataFrame) -> DataFrame:
 
 @dataclass(kw_only=True)
 class Clues:
-    """What may explain differences; of each day, (in, out)."""
+    """Possible explanations of differences; of each day, (in, out)."""
 
     killed: dict[Day, tuple[int, int]] = field(default_factory=dict)
-    """In the delivery log, in the last minute of gateways that were killed."""
+    """Messages in the delivery log, in the last minute of gateways that were killed."""
     unlogged: dict[datetime.date, tuple[int, int]] = field(default_factory=dict)
-    """What the delivery log says it lacks, of whichever tenant."""
+    """Messages that the delivery log says it lacks, of any tenant."""
     unfinished: dict[Day, tuple[int, int]] = field(default_factory=dict)
-    """The difference behind the end of one of the logs."""
+    """The difference after the end of one of the logs."""
     before: dict[Day, tuple[int, int]] = field(default_factory=dict)
-    """The difference before the begin of one of the logs."""
+    """The difference before the beginning of one of the logs."""
     midnight: dict[Day, tuple[int, int]] = field(default_factory=dict)
-    """In both logs, in the day's first and last minute."""
+    """Messages in both logs, in the day's first and last minute."""
 
 
 def find_reasons(rows: list[dict[str, Any]], clues: Clues) -> None:
@@ -171,15 +174,15 @@ def find_reasons(rows: list[dict[str, Any]], clues: Clues) -> None:
 
 
 def _towards(difference: int, by: int) -> int:
-    """As much of `by` as brings the difference nearer to 0."""
+    """Return as much of `by` as brings the difference nearer to 0."""
     if (by > 0) != (difference > 0):
         return 0
     return min(by, difference) if difference > 0 else max(by, difference)
 
 
 def _over_midnight(left: dict[Day, int], near: dict[Day, int]) -> set[Day]:
-    """Settle what one day has too much and the next one too little, or the other way round, as far
-    as there was as much around midnight. Returns the days."""
+    """Settle the excess of one day against the lack of the next one, or the other way round, up to
+    the number of messages around midnight. Returns the days."""
     found: set[Day] = set()
     for day in sorted(left, key=lambda day: day[0]):
         after = (day[0] + datetime.timedelta(days=1), day[1])
@@ -195,7 +198,7 @@ def _over_midnight(left: dict[Day, int], near: dict[Day, int]) -> set[Day]:
 
 
 def _clues(spark: SparkSession, lake: Lake, lines: DataFrame) -> Clues:
-    """The clues of what is in the lake."""
+    """Return the clues that the lake has."""
     lost = (
         lake.read(spark, UNLOGGED)
         .groupBy("date", "gateway", "reason")
@@ -216,7 +219,7 @@ def _clues(spark: SparkSession, lake: Lake, lines: DataFrame) -> Clues:
     )  # fmt: skip
     if killed:
         clues.killed = _by_day(_last_minutes(minutes.where(F.col("gateway").isin(sorted(killed)))))
-    # Lines of connections alone say nothing of where a log of messages begins and ends.
+    # Lines of connections alone do not show where a log of messages begins and ends.
     ends = [
         rows.where((F.col("in") != 0) | (F.col("out") != 0)).agg(F.min("minute"), F.max("minute"))
         for rows in (minutes, used)
@@ -242,7 +245,7 @@ _DAY_MS: Final = 86_400_000
 
 
 def _last_minutes(minutes: DataFrame) -> DataFrame:
-    """Of each gateway those of its last minute with lines."""
+    """Return the lines of each gateway's last minute with lines."""
     last = minutes.groupBy("gateway").agg(F.max("minute").alias("minute"))
     return minutes.join(F.broadcast(last), on=["gateway", "minute"], how="left_semi")
 
@@ -262,18 +265,18 @@ def _sums(rows: Iterable[tuple[datetime.date, Any]]) -> dict[datetime.date, tupl
 
 
 def _recovered(lake: Lake) -> set[str]:
-    """The gateways whose last file was finished by the start behind them."""
+    """Return the gateways whose last file was finished by the next start."""
     taken = [one for manifest in lake.manifests() for one in manifest["files"]]
     numbers = [files.number_of(one) for one in taken if one["recovered"]]
     return {number[0] for number in numbers if number is not None}
 
 
 def usage(spark: SparkSession, lake: Lake, folder: Path | None) -> dict[str, Any]:
-    """Write the table of usage; `folder` has the usage log, None: there is none.
+    """Write the table of usage. `folder` has the usage log; None if there is none.
 
-    Returns the sums over all days of both logs, what was never logged, and the differences without
-    their signs: `messages_in`, `used_messages_in`, `unlogged_in`, `explained_in`, `left_in`, and
-    the same of `out`.
+    Returns the sums over all days of both logs, the messages that were never logged, and the
+    differences without their signs: `messages_in`, `used_messages_in`, `unlogged_in`,
+    `explained_in`, `left_in`, and the same of `out`.
     """
     counts = lake.read_rollup(spark, "count_day", COUNT_DAYS)
     lines = table_of(spark, [], LINE) if folder is None else read(spark, folder)
@@ -301,7 +304,7 @@ def usage(spark: SparkSession, lake: Lake, folder: Path | None) -> dict[str, Any
 
 
 def _as_before(spark: SparkSession, lake: Lake, rows: list[dict[str, Any]]) -> None:
-    """Leave the explanations of closed days as they are: their minutes are gone."""
+    """Keep the explanations of closed days, because their minutes have been removed."""
     closed = lake.state()["closed_before"]
     if not closed:
         return
