@@ -456,7 +456,7 @@ class Broker:
     ) -> None:
         if any(one.name == name for one in self.metadata.list_groups(principal, queue)):
             return
-        removed = await self._removing.by_beginning(principal, queue, start)
+        removed = await self._removing.count_beginning(principal, queue, start)
         check_agreed(
             f"starting the first group of {queue.name!r}, {name!r}, behind what it holds",
             removed,
@@ -480,7 +480,7 @@ class Broker:
         removed = Removed()
         if deletes_max is not None:
             group = self.metadata.find_group(principal, queue, name)
-            removed = await self._removing.with_group(principal, queue, group)
+            removed = await self._removing.count_group(principal, queue, group)
             check_agreed(f"deleting the group {name!r}", removed, deletes_max)
         if begin is not None:
             await begin(removed)

@@ -49,7 +49,7 @@ def delete_queue(
     return _ask(data_dir, "POST", "/delete-queue", body)
 
 
-def parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, Any]:
+def list_parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, Any]:
     """The parked keys of a group, as over HTTP. `place`: its queue, group and tenant. Raises
     AdminError."""
     return _ask(data_dir, "POST", "/park", {**place, "limit": limit})
@@ -60,7 +60,7 @@ def unpark(data_dir: Path, place: dict[str, str], decision: dict[str, object]) -
     return _ask(data_dir, "POST", "/park", {**place, "decide": decision})
 
 
-def url_of(data_dir: Path) -> str:
+def broker_url(data_dir: Path) -> str:
     """Where clients find the broker on this data folder. Raises AdminError."""
     return str(_ask(data_dir, "GET", "/broker", None)["url"])
 
@@ -75,7 +75,7 @@ def master_key(data_dir: Path) -> dict[str, Any]:
     return _ask(data_dir, "GET", "/master-key", None)
 
 
-def placed(data_dir: Path, asked: dict[str, object] | None = None) -> dict[str, Any]:
+def describe_placement(data_dir: Path, asked: dict[str, object] | None = None) -> dict[str, Any]:
     """The storage clusters, or the partitions of a queue (`PartitionsOf`). Raises AdminError."""
     method, path = ("GET", "/clusters") if asked is None else ("POST", "/partitions")
     return _ask(data_dir, method, path, asked)
@@ -110,7 +110,7 @@ def backup(
     Raises:
         AdminError: no broker runs there, it refused, or it ended meanwhile.
     """
-    with _answer_of(data_dir, "POST", "/backup", {"folder": str(folder.absolute())}) as response:
+    with _answer(data_dir, "POST", "/backup", {"folder": str(folder.absolute())}) as response:
         _check(response)
         for line in response:
             told: dict[str, Any] = msgspec.json.decode(line)
@@ -139,7 +139,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _ask(data_dir: Path, method: str, path: str, body: object) -> dict[str, Any]:
-    with _answer_of(data_dir, method, path, body) as response:
+    with _answer(data_dir, method, path, body) as response:
         _check(response)
         answer: dict[str, Any] = msgspec.json.decode(response.read())
     return answer
@@ -152,7 +152,7 @@ def _check(response: http.client.HTTPResponse) -> None:
 
 
 @contextlib.contextmanager
-def _answer_of(
+def _answer(
     data_dir: Path, method: str, path: str, body: object
 ) -> Iterator[http.client.HTTPResponse]:
     connection = _Connection(socket_path(data_dir))

@@ -32,7 +32,7 @@ from gateway.broker import Broker
 from gateway.encryption.keyring import Keyring
 from gateway.encryption.master_key import parse_new_key
 from gateway.limits.spec import limits_of
-from gateway.rest.accounting import shown_keys
+from gateway.rest.accounting import key_fields
 from gateway.rest.routes.keys import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import NAME, Principal
 from metadata.port import Tokens
@@ -182,7 +182,7 @@ class AdminSocket:
             which, verb = wanted.decide.which(), wanted.decide.decision
             place = {"queue": wanted.queue, "group": wanted.group}
             async with audit.act("parked.decide", by, **place) as act:
-                act.about(decision=verb, **shown_keys(which, queue))
+                act.about(decision=verb, **key_fields(which, queue))
                 decided = await broker.parking.decide(queue, group, verb, which)
                 act.about(keys=len(decided.keys))
             return reply(decided)
@@ -227,11 +227,11 @@ async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Respo
     wanted = decode(await read_body(request), _DELETE_QUEUE)
     who, by = _administrator(wanted.tenant)
     if wanted.confirm is None:
-        return reply(await _held(broker, who, wanted.queue))
+        return reply(await _contents(broker, who, wanted.queue))
     if wanted.queue != wanted.confirm:
         raise Refused("invalid_request", "queue and confirm are not the same name")
     async with audit.act("queue.delete", by, queue=wanted.queue) as act:
-        held = await _held(broker, who, wanted.queue)
+        held = await _contents(broker, who, wanted.queue)
         act.about(**held)
         await act.begin()
         queue = await broker.delete_queue(who, wanted.queue)
@@ -239,7 +239,7 @@ async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Respo
     return reply({"deleted": queue.name, "queue_id": queue.queue_id, **held})
 
 
-async def _held(broker: Broker, who: Principal, name: str) -> dict[str, Any]:
+async def _contents(broker: Broker, who: Principal, name: str) -> dict[str, Any]:
     """How many messages and groups go with a queue; without what a storage that is away does not
     say, for the queue can be deleted all the same. Raises Refused(queue_not_found)."""
     queue = broker.find_queue(who, name)
@@ -290,7 +290,7 @@ class _Backup:
     def __init__(
         self, broker: Broker, audit: Audit, folder: Path, ended: Callable[["_Backup"], None]
     ) -> None:
-        self._told: tuple[str, int, int] | None = None
+        self._progress: tuple[str, int, int] | None = None
         self._task = asyncio.create_task(self._make(broker, audit, folder))
         self._task.add_done_callback(lambda _task: ended(self))
 
@@ -299,7 +299,7 @@ class _Backup:
             return await broker.backup(folder, self._note)
 
     def _note(self, what: str, done: int, total: int) -> None:
-        self._told = (what, done, total)
+        self._progress = (what, done, total)
 
     def break_off(self) -> None:
         """The broker goes down."""
@@ -320,7 +320,7 @@ class _Backup:
     async def _lines(self) -> AsyncIterator[bytes]:
         try:
             while not self._task.done():
-                yield msgspec.json.encode({"progress": self._told}) + b"\n"
+                yield msgspec.json.encode({"progress": self._progress}) + b"\n"
                 await asyncio.wait((self._task,), timeout=PROGRESS_S)
             try:
                 yield msgspec.json.encode({"backup": self._result()}) + b"\n"
@@ -402,39 +402,39 @@ def token_routes(
             limits=wanted.limits,
         )
         async with audit.act("token.create", LOCAL, subject=token_id) as act:
-            act.about(**_noted(record))
+            act.about(**_audit_fields(record))
             await tokens.create(record)
         warning = UNUSED if auth.is_open else None
-        return reply({**_described(record), "token": text, "warning": warning})
+        return reply({**_token_fields(record), "token": text, "warning": warning})
 
-    async def listed(request: Request) -> Response:
-        return reply({"tokens": [_described(record) for record in tokens.listed()]})
+    async def list_tokens(request: Request) -> Response:
+        return reply({"tokens": [_token_fields(record) for record in tokens.listed()]})
 
     async def revoke(request: Request) -> Response:
         wanted = decode(await read_body(request), _TOKEN_ID)
         async with audit.act("token.revoke", LOCAL, subject=wanted.token_id[:ID_LETTERS]) as act:
             record = await tokens.revoke(wanted.token_id)
             act.about(name=record.name, tenant=record.tenant)
-        return reply(_described(record))
+        return reply(_token_fields(record))
 
     return [
-        Route("/tokens", listed, methods=["GET"]),
+        Route("/tokens", list_tokens, methods=["GET"]),
         Route("/tokens/create", create, methods=["POST"]),
         Route("/tokens/revoke", revoke, methods=["POST"]),
     ]
 
 
-def _noted(record: TokenRecord) -> dict[str, Any]:
+def _audit_fields(record: TokenRecord) -> dict[str, Any]:
     """Return the fields of a new token in the audit trail. A wrong name may be anything: it is left
     out."""
-    fields = {**_described(record), "rights": list(record.rights)}
+    fields = {**_token_fields(record), "rights": list(record.rights)}
     names = ("name", "tenant")
     wrong = [one for one in names if not NAME.fullmatch(fields[one])]
     kept = {"kind", *names, "rights", "limits", "expires_unix_ms", "certificate"} - set(wrong)
     return {one: fields[one] for one in sorted(kept) if fields[one] not in (None, "")}
 
 
-def _described(record: TokenRecord) -> dict[str, Any]:
+def _token_fields(record: TokenRecord) -> dict[str, Any]:
     """All but the digest."""
     fields: dict[str, Any] = msgspec.structs.asdict(record)
     del fields["digest"]

@@ -218,7 +218,7 @@ class Authenticator:
         happens."""
         self._live.discard(credential, what)
 
-    def tracked(self, credential: str) -> int:
+    def tracked_count(self, credential: str) -> int:
         """Number of sessions and requests that would end with this credential."""
         return self._live.count(credential)
 

@@ -353,7 +353,7 @@ class JwtVerifier:
                 options=_OPTIONS,
             )
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-            raise JwtRefused(_why_of(error), str(error)) from None
+            raise JwtRefused(_refusal_code(error), str(error)) from None
         ends, begins = _time(claims, "exp"), _time(claims, "nbf", 0.0) - LEEWAY_S
         principal = Principal(_subject(claims), self._tenant(claims))
         rights = self._rights(claims)
@@ -399,7 +399,7 @@ class JwtVerifier:
             raise JwtRefused("rights", str(error)) from None
 
 
-def _why_of(error: Exception) -> str:
+def _refusal_code(error: Exception) -> str:
     for kind, why in _WHY.items():
         if isinstance(error, kind):
             return why
@@ -474,8 +474,8 @@ class JwksSource:
         else:
             if keys is not None and not keys.by_kid and not self._is_remote:
                 raise KeysError(f"{self._location} has no key that counts: {keys.skipped}")
-            self._tell(keys)
-        self._task = asyncio.get_running_loop().create_task(self._go_on(), name="tocsin-jwks")
+            self._put(keys)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="tocsin-jwks")
 
     def want(self) -> None:
         """A token named a key that is not known: read soon. Never waits."""
@@ -487,11 +487,11 @@ class JwksSource:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    async def _go_on(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._pause()
             try:
-                self._tell(await self._read())
+                self._put(await self._read())
             except Exception as error:  # whatever stands there: without this, no key ever leaves
                 logger.warning("the keys for JWTs stay: %s: %s", self._location, error)
                 if time.monotonic() - self._read_at > STALE_S and self._last is not None:
@@ -528,7 +528,7 @@ class JwksSource:
         self._last = data
         return keys
 
-    def _tell(self, keys: JwtKeys | None) -> None:
+    def _put(self, keys: JwtKeys | None) -> None:
         if keys is None:
             return
         logger.info("%d keys for JWTs from %s", len(keys.by_kid), self._location)

@@ -112,7 +112,7 @@ def wrong_host_refusal(host: str | None) -> Refused:
     return Refused(
         "origin_refused",
         "without TOCSIN_TOKEN this broker answers to localhost, 127.0.0.1 and [::1] only, and the "
-        f"Host header says {_shown(host)}; set TOCSIN_TOKEN, or, where a proxy on this machine "
+        f"Host header says {_shorten(host)}; set TOCSIN_TOKEN, or, where a proxy on this machine "
         "writes that header, have it pass on what the client has sent",
     )
 
@@ -124,7 +124,7 @@ def foreign_page_refusal(text: str, host: str | None, *, is_tls: bool) -> Refuse
     if page is None:
         return Refused(
             "origin_refused",
-            f"a page of the origin {_shown(text)} may not connect: open it from a web server, "
+            f"a page of the origin {_shorten(text)} may not connect: open it from a web server, "
             "whose origin TOCSIN_ORIGINS can name",
         )
     if is_tls and is_own(text, host, is_tls=False):
@@ -135,14 +135,14 @@ def foreign_page_refusal(text: str, host: str | None, *, is_tls: bool) -> Refuse
         )
     return Refused(
         "origin_refused",
-        f"a page of another origin may not connect: it is of {_shown(str(page))}, and the Host "
-        f"header says {_shown(host)}; where a proxy has written that header and the page is the "
+        f"a page of another origin may not connect: it is of {_shorten(str(page))}, and the Host "
+        f"header says {_shorten(host)}; where a proxy has written that header and the page is the "
         "broker's own, have it pass on the client's (nginx: proxy_set_header Host $http_host); "
-        f"else allow the page by TOCSIN_ORIGINS={_shown(str(page))}",
+        f"else allow the page by TOCSIN_ORIGINS={_shorten(str(page))}",
     )
 
 
-def _shown(text: str | None) -> str:
+def _shorten(text: str | None) -> str:
     if text is None:
         return "nothing"
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"

@@ -76,7 +76,7 @@ def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
                 yield found
 
 
-def summed(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
+def sum_by(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
     """The lines added up, by what `by` says, in its order."""
     names, key_of = _BY[by]
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -125,7 +125,7 @@ def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> No
       tocsin admin usage --by queue --json | jq -r '.queue'
     """
     started = since_unix_ms(since, wall=time.time())
-    rows = summed(read_usage(folder_of(data_dir), started), by)
+    rows = sum_by(read_usage(folder_of(data_dir), started), by)
     if as_json:
         for row in rows:
             click.echo(to_json(row))

@@ -151,7 +151,7 @@ def serve(
         raise click.UsageError(
             "--scale-hook is an http or https address, or the path of a program that can be run."
         ) from None
-    scraped = _scraped(metrics_host, metrics_port)
+    scraped = _scrape_settings(metrics_host, metrics_port)
     placing = Placing(targets, hook, hot_percent / 100, nodes_of_metadata())
     logs.configure(log_level, as_json=as_json)
     try:
@@ -162,7 +162,7 @@ def serve(
         raise click.ClickException(str(error)) from None
 
 
-def _scraped(host: str, port: int | None) -> manager.Scraped | None:
+def _scrape_settings(host: str, port: int | None) -> manager.Scraped | None:
     """Where metrics are told; None: nowhere. What is wrong ends the command."""
     if port is None:
         return None
@@ -188,7 +188,7 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
       tocsin admin clusters --json
     """
     try:
-        holder, told = run(_told(clusters_of(storage)))
+        holder, told = run(_read_reports(clusters_of(storage)))
     except TocsinError as error:
         raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
     if as_json:
@@ -200,7 +200,7 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
             click.echo(line)
 
 
-async def _told(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[ClusterTold]]:
+async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[ClusterTold]]:
     """Return who leads, and what the leader says. Raises Refused: the database does not answer."""
     shard = await manager.database_of(clusters[0][1])
     try:

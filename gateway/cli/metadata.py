@@ -203,7 +203,7 @@ def status(urls: str | None, as_json: bool) -> None:
     # A gateway's settings name a store as well; which one makes no difference here.
     config = settings_of(names, {"metadata": urls, "storage": "redis://127.0.0.1"})
     addresses = config.metadata_urls or (f"http://127.0.0.1:{PORT}",)
-    seen = run_work(_seen(config, addresses))
+    seen = run_work(_ask_nodes(config, addresses))
     if as_json:
         click.echo(to_json(seen))
     else:
@@ -214,7 +214,9 @@ def status(urls: str | None, as_json: bool) -> None:
     sys.exit(1 if any(isinstance(found, str) for found in seen.values()) else 0)
 
 
-async def _seen(config: Config, urls: tuple[str, ...]) -> dict[str, tuple[NodeInfo, ...] | str]:
+async def _ask_nodes(
+    config: Config, urls: tuple[str, ...]
+) -> dict[str, tuple[NodeInfo, ...] | str]:
     asking = node_client(config, urls)
     found: dict[str, tuple[NodeInfo, ...] | str] = {}
     for url in urls:

@@ -42,7 +42,7 @@ def broker_of(text: str | None) -> Path:
     path = data_dir_of(text)
     wanted = _wanted_url()
     try:
-        url = admin_client.url_of(path)
+        url = admin_client.broker_url(path)
     except admin_client.AdminError as error:
         hint = ""
         if wanted is not None and text is None:

@@ -52,7 +52,7 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
       tocsin admin park list orders billing --json | jq -r '.keys[].key'
     """
     with admin_errors():
-        answer = admin_client.parked(broker_of(data_dir), place, limit)
+        answer = admin_client.list_parked(broker_of(data_dir), place, limit)
     if as_json:
         click.echo(to_json(answer))
         return
@@ -60,12 +60,12 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
         click.echo(_line(key))
     left = answer["keys_parked"] - len(answer["keys"])
     if not answer["keys_parked"]:
-        click.echo(_nothing(place))
+        click.echo(_nothing_parked(place))
     elif left:
         click.echo(f"And {left:,} more; --limit shows up to {limits.PARKED_PER_CALL_MAX:,}.")
 
 
-def _nothing(place: dict[str, str]) -> str:
+def _nothing_parked(place: dict[str, str]) -> str:
     return f"Nothing is parked in the group {place['group']} of {place['queue']}."
 
 
@@ -116,7 +116,7 @@ def _decision(verb: str, done: str, help_text: str) -> None:
                 f"{refused['code']}: {refused['detail']}"
             )
         if not answer["keys"]:
-            click.echo(_nothing(place))
+            click.echo(_nothing_parked(place))
         if answer["keys_parked"]:
             click.echo(f"{answer['keys_parked']:,} more are parked: run this again.")
 

@@ -164,13 +164,13 @@ def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_jso
     folder = broker_of(data_dir)
     with admin_errors():
         if not yes:
-            what = _with_what(admin_client.delete_queue(folder, name, None, tenant))
+            what = _contents(admin_client.delete_queue(folder, name, None, tenant))
             confirm(f"deletes the queue {name} {what}", name, yes=False)
         answer = admin_client.delete_queue(folder, name, name, tenant)
-    click.echo(to_json(answer) if as_json else f"Deleted {name} {_with_what(answer)}.")
+    click.echo(to_json(answer) if as_json else f"Deleted {name} {_contents(answer)}.")
 
 
-def _with_what(held: dict[str, Any]) -> str:
+def _contents(held: dict[str, Any]) -> str:
     """How many messages and groups go with a queue."""
     messages = plural(held["messages"], "message") if "messages" in held else "all its messages"
     return f"with {messages} and {plural(held['groups'], 'group')}"
@@ -186,17 +186,17 @@ def status(data_dir: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(answer))
         return
-    print_fields(shown_status(answer))
+    print_fields(status_fields(answer))
 
 
-def shown_status(answer: dict[str, Any], path: str = "") -> dict[str, object]:
+def status_fields(answer: dict[str, Any], path: str = "") -> dict[str, object]:
     """Return what a broker says of itself, for people: a line for each figure, times and durations
     as people write them."""
     shown: dict[str, object] = {}
     for name, value in answer.items():
         called = f"{path} {name.replace('_', ' ')}".strip()
         if isinstance(value, dict):
-            shown |= shown_status(value, called)
+            shown |= status_fields(value, called)
         else:
             shown[f"{path} {shown_name(name)}".strip()] = shown_value(name, value)
     return shown
@@ -218,7 +218,7 @@ def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bo
     """
     asked: dict[str, object] | None = {"queue": queue, "tenant": tenant} if queue else None
     with admin_errors():
-        answer = admin_client.placed(broker_of(data_dir), asked)
+        answer = admin_client.describe_placement(broker_of(data_dir), asked)
     if as_json:
         click.echo(to_json(answer))
     elif queue:

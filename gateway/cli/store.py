@@ -61,7 +61,7 @@ def _targets(text: str | None, cluster: str | None) -> list[Target]:
     return found
 
 
-def _shared(text: str | None, cluster: str | None) -> list[Target]:
+def _shared_targets(text: str | None, cluster: str | None) -> list[Target]:
     targets = _targets(text, cluster)
     if not targets:
         raise click.UsageError(
@@ -115,15 +115,15 @@ def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
         all_well = all_well and is_well
         shards += [{"cluster": target.cluster, **_as_json(one)} for one in found]
         if not as_json:
-            _tell_all(target, found, is_well=is_well)
+            _print_all(target, found, is_well=is_well)
     if as_json:
         click.echo(to_json({"ok": all_well, "shards": shards}))
     sys.exit(0 if all_well else 1)
 
 
-def _tell_all(target: Target, found: list[ExaminedShard], *, is_well: bool) -> None:
+def _print_all(target: Target, found: list[ExaminedShard], *, is_well: bool) -> None:
     for one in found:
-        _tell(one)
+        _print_shard(one)
     verdict = "keeps what is promised" if is_well else "does NOT keep what is promised"
     click.echo(f"{target.shown} {verdict}.")
 
@@ -146,7 +146,7 @@ def _as_json(found: ExaminedShard) -> dict[str, object]:
     }
 
 
-def _tell(found: ExaminedShard) -> None:
+def _print_shard(found: ExaminedShard) -> None:
     for one in found.servers:
         said = f"not examined: {one.unasked}" if one.unasked else "well"
         click.echo(f"{one.place}  {one.role}  {said if not one.problems else ''}".rstrip())
@@ -176,8 +176,8 @@ def provision(storage: str | None, cluster: str | None, replicas: int) -> None:
       tocsin admin provision --storage redis://127.0.0.1:6379 --replicas 0
       TOCSIN_STORAGE=redis+sentinel://…/tocsin tocsin admin provision --replicas 2
     """
-    targets = _shared(storage, cluster)
-    home = _shared(storage, None)[0]
+    targets = _shared_targets(storage, cluster)
+    home = _shared_targets(storage, None)[0]
     for target in targets:
         incarnation = _run(_provision(target, replicas, has_catalog=target == home))
         click.echo(f"{target.shown} is a store of the incarnation {incarnation}.")
@@ -240,7 +240,7 @@ def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> Non
     Examples:
       tocsin admin set-replicas --replicas 1 --storage redis+sentinel://…/tocsin
     """
-    targets = _shared(storage, cluster)
+    targets = _shared_targets(storage, cluster)
     if len(targets) > 1:
         names = ", ".join(target.cluster for target in targets)
         raise click.UsageError(f"Of which storage cluster? Name it by --cluster: {names}.")
@@ -252,7 +252,7 @@ def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> Non
 
 async def _set_replicas(target: Target, replicas: int) -> list[str]:
     """Set the number of replicas, and return what is to be known besides."""
-    notes = await _remembered(target, replicas) if target.kind == "sentinel" else []
+    notes = await _check_known_replicas(target, replicas) if target.kind == "sentinel" else []
     parts = await target.parts()
     errors: list[TocsinError] = []
     for part in parts:
@@ -285,7 +285,7 @@ def forget_server(address: str, storage: str | None, cluster: str | None) -> Non
         host, port = address_of(address)
     except ValueError:
         raise click.UsageError(f"{address} is no address with a port: HOST:PORT.") from None
-    targets = _shared(storage, cluster)
+    targets = _shared_targets(storage, cluster)
     place = f"{host}:{port}"
     if _run(_answers(host, port)):
         raise click.ClickException(f"{place} answers: switch it off for good before.")
@@ -313,7 +313,7 @@ async def _answers(host: str, port: int) -> bool:
     return True
 
 
-async def _remembered(target: Target, replicas: int) -> list[str]:
+async def _check_known_replicas(target: Target, replicas: int) -> list[str]:
     """Sentinels that cannot be asked. Raises Refused: one knows more replicas than that."""
     known = await known_replicas(target.places, target.name, target.reach)
     for place, count in known.items():

@@ -426,29 +426,29 @@ class OwnedPartitionLog:
                 for offset in range(first, last + 1)
                 if offset not in again
             )
-        self._log_settled("acked", push, runs)
+        self._log_settlement("acked", push, runs)
         self._forget([push])
 
     def on_nack(self, push: int, judged: Judged, along: list[Taken]) -> None:
         """Log a nack: these return, and others along with them."""
         self._note(judged.settled, "key_backoff")
-        self._log_settled("nacked", push, judged.settled)
-        self._returned(along, "key_held")
+        self._log_settlement("nacked", push, judged.settled)
+        self._log_return(along, "key_held")
         self._forget([push, *(one for one, _ in along)])
 
     def on_expire(self, taken: list[Taken], along: list[Taken]) -> None:
         """Log leases that have ended, and the deliveries that only returned along with them."""
         others = set(along)
-        self._returned([one for one in taken if one not in others], "lease", "expired")
-        self._returned(along, "key_held")
+        self._log_return([one for one in taken if one not in others], "lease", "expired")
+        self._log_return(along, "key_held")
         self._forget(push for push, _ in taken)
 
     def on_return(self, taken: Sequence[Taken]) -> None:
         """Log that deliveries were taken back."""
-        self._returned(taken, "lease")
+        self._log_return(taken, "lease")
         self._forget(push for push, _ in taken)
 
-    def _returned(
+    def _log_return(
         self, taken: Iterable[Taken], cause: Cause, outcome: SettlementOutcome = "returned"
     ) -> None:
         """Log that deliveries return; given again, they will have waited for `cause`."""
@@ -458,12 +458,12 @@ class OwnedPartitionLog:
         for push, offsets in by_push.items():
             runs = _ranges(sorted(offsets))
             self._note(runs, cause)
-            self._log_settled(outcome, push, runs)
+            self._log_settlement(outcome, push, runs)
 
     def on_abandon(self) -> None:
         """Log that everything in flight returns to the group."""
         for push in self._pushes.values() if self._log.is_on else ():
-            self._log_settled("returned", push.number, ranges_of(push.open, push.first))
+            self._log_settlement("returned", push.number, ranges_of(push.open, push.first))
 
     def on_dying(self, decided: Iterable[Dead]) -> None:
         """Log what goes to the dead letters, durably: what is behind it of its keys goes on."""
@@ -498,7 +498,9 @@ class OwnedPartitionLog:
             if len(self._parked_ends) > _OPENED_MAX:
                 del self._parked_ends[next(iter(self._parked_ends))]
 
-    def _log_settled(self, outcome: SettlementOutcome, push: int, ranges: Sequence[Range]) -> None:
+    def _log_settlement(
+        self, outcome: SettlementOutcome, push: int, ranges: Sequence[Range]
+    ) -> None:
         if ranges:
             given_us, log = self._dispatched_us.get(push), self._log
             numbers = [*chain.from_iterable(ranges)]

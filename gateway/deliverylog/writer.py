@@ -184,7 +184,7 @@ class LogWriter:
             try:
                 chunk = self._queue.get(timeout=due_s if not self.is_failing else RETRY_S)
             except queue.Empty:
-                self._tell_missing()
+                self._write_missing()
                 if self._files.due_s(now=self._now()) == 0.0:
                     self._finish_file()
                 continue
@@ -196,23 +196,23 @@ class LogWriter:
                 logger.exception("a part of the delivery log was lost")
             self._done_bytes += chunk.bytes
             self._save_counts()
-        self._tell_missing()
+        self._write_missing()
         self._finish_file(at_end=True)
 
     def _take(self, chunk: Chunk) -> None:
         if chunk.lost is not None:
-            self._lack(chunk.lost)
-        self._tell_missing()
+            self._count_missing(chunk.lost)
+        self._write_missing()
         if not chunk.lines:
             return
         data = b"\n".join(chunk.lines) + b"\n"
         if not self._write(data, len(chunk.lines), chunk.counts):
             counts = [chunk.counts[kind] for kind in range(KINDS)]
-            self._lack(Missing("failed", chunk.since_unix_us, chunk.until_unix_us, counts))
+            self._count_missing(Missing("failed", chunk.since_unix_us, chunk.until_unix_us, counts))
         elif self._files.due_s(now=self._now()) == 0.0:
             self._finish_file()
 
-    def _lack(self, missing: Missing) -> None:
+    def _count_missing(self, missing: Missing) -> None:
         for kind in range(KINDS):
             self._unlogged[kind] += missing.counts[kind]
         for one in self._missing:
@@ -221,7 +221,7 @@ class LogWriter:
                 return
         self._missing.append(missing)
 
-    def _tell_missing(self) -> None:
+    def _write_missing(self) -> None:
         while self._missing:
             one = self._missing[0]
             line = UnloggedLine(
@@ -244,7 +244,7 @@ class LogWriter:
         try:
             self._files.append(data, lines, now=self._now())
         except OSError as error:
-            self._failed(error)
+            self._on_failure(error)
             return False
         self._written_bytes += len(data)
         for kind in range(KINDS):
@@ -254,7 +254,7 @@ class LogWriter:
             logger.info("the delivery log goes on")
         return True
 
-    def _failed(self, error: OSError) -> None:
+    def _on_failure(self, error: OSError) -> None:
         if not self.is_failing:
             logger.error("the delivery log cannot be written: %s; what it lacks is counted", error)
         self.is_failing = True
@@ -263,7 +263,7 @@ class LogWriter:
         try:
             self._files.finish(wall=self._wall(), is_last=at_end and not self._missing)
         except OSError as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         self._finished = list(self._accounted)
         if self._shared is not None and at_end and not self._missing:

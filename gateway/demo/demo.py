@@ -253,7 +253,7 @@ async def _demo(url: str, config: Config, broker: _Broker | None, seconds: float
     board = Board(url, time.monotonic(), watched, {name: Meter() for name in WORKERS})
     async with tocsin.connect(url, token=config.token, ssl=_trust(config)) as client:
         await _make_queue(client)
-        async with _running(
+        async with _background(
             _publish(client, board, machine, run),
             *(_work(url, config, board, name, run) for name in WORKERS),
             _read(client, board, run),
@@ -281,7 +281,7 @@ async def _make_queue(client: tocsin.Client) -> None:
 
 
 @asynccontextmanager
-async def _running(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
+async def _background(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
     tasks = [asyncio.create_task(one) for one in work]
     try:
         yield tasks

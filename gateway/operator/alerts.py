@@ -1,11 +1,12 @@
-"""The alerts of queues' holders: looked at, told, and told again until they were heard.
+"""Evaluate the alerts of queues' holders, and send them until they are received.
 
-who     of all gateways one looks at a queue, that which a hash of both puts first, while the
-        others hear it (`Presence.is_chosen`). Two may for seconds, when gateways come and go
-once    a change is kept in the catalog, with what it is still to be told to, before anybody is
-        told; a message about it has an id made of it. Who looks next goes on from there, and
-        tells what was not told under the same id, which the queue stores once
-hooks   only addresses that the broker's settings name, each with a deadline, tried TRIES times
+one      of all gateways one evaluates a queue, the one that a hash of both puts first, while the
+         others hear it (`Presence.is_chosen`). Two may for seconds, when gateways come and go
+once     a change is kept in the catalog, with its receivers, before it is sent. The message about
+         it has an id made of it. The next evaluation goes on from there, and sends what was not
+         sent under the same id, which the queue stores once
+hooks    only addresses that the broker's settings name are called, each with a deadline, TRIES
+         times
 """
 
 import asyncio
@@ -128,17 +129,17 @@ class AlertEvaluator:
         self._webhooks = webhooks
         self._post = post
         self._alarms: dict[tuple[str, str], Alarm] = {}
-        self._kept: dict[str, dict[str, AlertState]] = {}
+        self._states: dict[str, dict[str, AlertState]] = {}
         """States by queue id, of the queues that are evaluated here."""
         self._task: asyncio.Task[None] | None = None
         self._posts: Counter[str] = Counter({"told": 0, "failed": 0, "refused": 0})
 
     def start(self) -> None:
-        """Look from now on."""
+        """Begin to evaluate."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="alerts")
 
     async def stop(self) -> None:
-        """Look no more; what was not told is told by the next gateway."""
+        """Evaluate no more; what was not sent is sent by the next gateway."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -147,7 +148,7 @@ class AlertEvaluator:
     def measure(self, samples: Samples) -> None:
         """For a scrape."""
         firing = sum(
-            told.state == "firing" for kept in self._kept.values() for told in kept.values()
+            state.state == "firing" for kept in self._states.values() for state in kept.values()
         )
         is_looking = self._task is not None and not self._presence.is_alone
         samples.put("tocsin_alerts_firing", firing)
@@ -158,26 +159,26 @@ class AlertEvaluator:
     async def _run(self) -> None:
         while True:
             try:
-                await self.look(now=asyncio.get_running_loop().time())
+                await self.evaluate(now=asyncio.get_running_loop().time())
             except Exception:
                 _LOG.exception("alerts could not be looked at: unexpected")  # the next look comes
             await asyncio.sleep(EVERY_S)
 
-    # --- Looking ---------------------------------------------------------------------------------
+    # --- Evaluating ------------------------------------------------------------------------------
 
-    async def look(self, *, now: float) -> None:
-        """Look once at each queue that has alerts and is this gateway's to look at."""
+    async def evaluate(self, *, now: float) -> None:
+        """Evaluate once each queue that has alerts and is this gateway's to evaluate."""
         presence = self._presence
         mine: set[str] = set()
         for queue in self._metadata.list_all_queues():
-            is_kept = queue.queue_id in self._kept
+            is_kept = queue.queue_id in self._states
             if presence.is_alone or not (queue.settings.alerts or is_kept):
                 continue
             if not presence.is_chosen(queue.queue_id):
                 continue
             mine.add(queue.queue_id)
             try:
-                await self._look_at(queue, now)
+                await self._evaluate(queue, now)
             except TocsinError as error:  # the storage, or the catalog, is away: the next time
                 _LOG.info(
                     "alerts of %s could not be looked at: %s",
@@ -185,25 +186,25 @@ class AlertEvaluator:
                     error.detail,
                     extra={"queue": queue.name},
                 )
-        for queue_id in self._kept.keys() - mine:
+        for queue_id in self._states.keys() - mine:
             self._forget(queue_id)
 
     def _forget(self, queue_id: str) -> None:
-        del self._kept[queue_id]
+        del self._states[queue_id]
         for place in [place for place in self._alarms if place[0] == queue_id]:
             del self._alarms[place]
 
-    async def _look_at(self, queue: Queue, now: float) -> None:
-        kept = self._kept.get(queue.queue_id)
+    async def _evaluate(self, queue: Queue, now: float) -> None:
+        kept = self._states.get(queue.queue_id)
         if kept is None:  # another gateway, or this one before its restart, may have told
             text = self._metadata.mark(_mark(queue))
             kept = msgspec.json.decode(text, type=dict[str, AlertState]) if text else {}
-            self._kept[queue.queue_id] = kept
+            self._states[queue.queue_id] = kept
         named = {alert.name: alert for alert in queue.settings.alerts}
         for name in [name for name in kept if name not in named]:  # taken back: nobody waits
             del kept[name]
             self._alarms.pop((queue.queue_id, name), None)
-            await self._keep(queue)
+            await self._save(queue)
         for name, alert in named.items():
             fires = name in kept and kept[name].state == "firing"
             alarm = self._alarms.setdefault((queue.queue_id, name), Alarm(fires=fires))
@@ -215,17 +216,17 @@ class AlertEvaluator:
                     state="firing" if alarm.fires else "cleared",
                     since_unix_ms=int(time.time() * 1000),
                     value=round(value, 3),
-                    owed=_owed(alert),
+                    owed=_receivers(alert),
                 )
-                await self._keep(queue)
+                await self._save(queue)
             if name in kept and kept[name].owed:
-                await self._tell(queue, alert, kept[name])
+                await self._send(queue, alert, kept[name])
             if name in kept and kept[name].state == "cleared" and not kept[name].owed:
                 del kept[name]
-                await self._keep(queue)
+                await self._save(queue)
 
-    async def _keep(self, queue: Queue) -> None:
-        text = msgspec.json.encode(self._kept[queue.queue_id]).decode()
+    async def _save(self, queue: Queue) -> None:
+        text = msgspec.json.encode(self._states[queue.queue_id]).decode()
         await self._metadata.set_mark(_mark(queue), text)
 
     async def _value(self, queue: Queue, alert: QueueAlert) -> float:
@@ -253,9 +254,9 @@ class AlertEvaluator:
             return float(max((one.parked for one in found), default=0))
         return max((age_s(one.oldest_unix_ms) for one in found), default=0.0)
 
-    # --- Telling ---------------------------------------------------------------------------------
+    # --- Sending ---------------------------------------------------------------------------------
 
-    async def _tell(self, queue: Queue, alert: QueueAlert, told: AlertState) -> None:
+    async def _send(self, queue: Queue, alert: QueueAlert, state: AlertState) -> None:
         body = msgspec.json.encode(
             AlertNotice(
                 alert=alert.name,
@@ -263,29 +264,29 @@ class AlertEvaluator:
                 group=alert.group,
                 when=alert.when,
                 above=alert.above,
-                value=told.value,
-                state=told.state,
-                since_unix_ms=told.since_unix_ms,
+                value=state.value,
+                state=state.state,
+                since_unix_ms=state.since_unix_ms,
                 now_unix_ms=int(time.time() * 1000),
             )
         )
-        owed = list(told.owed)
-        if "queue" in owed and await self._publish(queue, alert, told, body):
+        owed = list(state.owed)
+        if "queue" in owed and await self._publish(queue, alert, state, body):
             owed.remove("queue")
-        if "webhook" in owed and await self._call(alert, told, body):
+        if "webhook" in owed and await self._call(alert, state, body):
             owed.remove("webhook")
-        if owed != told.owed or "webhook" in owed:
-            told.owed = owed
-            await self._keep(queue)
+        if owed != state.owed or "webhook" in owed:
+            state.owed = owed
+            await self._save(queue)
 
     async def _publish(
-        self, queue: Queue, alert: QueueAlert, told: AlertState, body: bytes
+        self, queue: Queue, alert: QueueAlert, state: AlertState, body: bytes
     ) -> bool:
         """Whether it is stored, or nobody wants it any more."""
         if alert.queue is None:
             return True
         principal = Principal(queue.holder, queue.tenant)
-        name = f"{queue.queue_id}:{alert.name}:{told.since_unix_ms}:{told.state}"
+        name = f"{queue.queue_id}:{alert.name}:{state.since_unix_ms}:{state.state}"
         message = Message(key=queue.name, body=msgspec.Raw(body), id=name)
         answered: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
@@ -311,7 +312,7 @@ class AlertEvaluator:
             return False
         return True
 
-    async def _call(self, alert: QueueAlert, told: AlertState, body: bytes) -> bool:
+    async def _call(self, alert: QueueAlert, state: AlertState, body: bytes) -> bool:
         """Whether nothing more is to be done with the webhook."""
         address = self._webhooks.get(alert.webhook or "")
         if address is None:
@@ -320,7 +321,7 @@ class AlertEvaluator:
                 "the alert %s names the webhook %s: there is none", alert.name, alert.webhook
             )
             return True
-        told.tries += 1
+        state.tries += 1
         try:
             await self._post(address, body)
         except HookFailed as error:
@@ -328,7 +329,7 @@ class AlertEvaluator:
             _LOG.warning(
                 "the webhook %s did not hear the alert %s: %s", alert.webhook, alert.name, error
             )
-            return told.tries >= TRIES
+            return state.tries >= TRIES
         self._posts["told"] += 1
         return True
 
@@ -337,7 +338,7 @@ def _mark(queue: Queue) -> str:
     return f"alerts:{queue.queue_id}"
 
 
-def _owed(alert: QueueAlert) -> list[Literal["queue", "webhook"]]:
+def _receivers(alert: QueueAlert) -> list[Literal["queue", "webhook"]]:
     owed: list[Literal["queue", "webhook"]] = []
     if alert.queue is not None:
         owed.append("queue")

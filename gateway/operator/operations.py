@@ -40,8 +40,8 @@ class QueueOperations:
         self._metadata = metadata
         self._changes = changes
         self._groups = groups
-        self._removing = removing
-        self._touched = touched
+        self._removal = removing
+        self._on_touched = touched
         self._redriver = Redriver(storage, publisher, groups, metadata)
 
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
@@ -74,12 +74,12 @@ class QueueOperations:
             starts = await starts_of(self._storage, queue, to)
         removed = Removed()
         if deletes_max is not None:
-            removed, starts = await self._removing.by_seek(principal, queue, group, starts)
+            removed, starts = await self._removal.count_seek(principal, queue, group, starts)
             check_agreed(f"the seek of the group {name!r}", removed, deletes_max)
         if begin is not None:
             await begin(removed)
         work = self._storage.seek(group.group_id, queue.queue_id, starts)
-        await self._changes.run(self._anew(work, queue, lambda: [group]))
+        await self._changes.run(self._reset_cursors(work, queue, lambda: [group]))
         return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
@@ -91,21 +91,23 @@ class QueueOperations:
             return self._metadata.list_groups(principal, queue) if found is None else [found]
 
         work = self._storage.purge(queue.queue_id, found.group_id if found is not None else None)
-        return Purged(messages=await self._changes.run(self._anew(work, queue, groups)))
+        return Purged(messages=await self._changes.run(self._reset_cursors(work, queue, groups)))
 
-    async def _anew(self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]) -> T:
+    async def _reset_cursors(
+        self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]
+    ) -> T:
         """Do work that makes the cursors of these groups fresh ones. Where nobody knows whether it
         did, it may have: owners would go on from where they were until they write."""
         try:
             done = await work
         except Unknown:
-            self._begun_anew(queue, groups())
+            self._on_reset(queue, groups())
             raise
-        self._begun_anew(queue, groups())
+        self._on_reset(queue, groups())
         return done
 
-    def _begun_anew(self, queue: Queue, groups: list[Group]) -> None:
-        self._touched(queue)
+    def _on_reset(self, queue: Queue, groups: list[Group]) -> None:
+        self._on_touched(queue)
         for group in groups:
             self._groups.begin_anew(group)
 
@@ -138,7 +140,7 @@ class QueueOperations:
         try:
             return await self._changes.run(self._redriver.redrive(queue, dead, group, look))
         finally:
-            self._touched(dead)
+            self._on_touched(dead)
 
     async def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
         """None: nothing was ever dead-lettered, it is being made for the first letter, or it was

@@ -103,7 +103,7 @@ class RemovalCounter:
         self._storage = storage
         self._metadata = metadata
 
-    async def by_seek(
+    async def count_seek(
         self, principal: Principal, queue: Queue, group: Group, starts: Sequence[Start]
     ) -> tuple[Removed, Sequence[Start]]:
         """Count what a seek of the group removes, and return where it begins: what is published
@@ -120,20 +120,22 @@ class RemovalCounter:
             for number, place in zip(queue.members, places, strict=True)
             if isinstance(place, int)
         }
-        others = self._others(principal, queue, group)
-        return Removed(deleted=await self._alone(queue, group, others, ends)), places
+        others = self._other_groups(principal, queue, group)
+        return Removed(deleted=await self._count_alone(queue, group, others, ends)), places
 
-    async def with_group(
+    async def count_group(
         self, principal: Principal, queue: Queue, group: Group, *, any_age: bool = False
     ) -> Removed:
         """Count what goes with a group. The last one of a queue without retention leaves everything
         to whoever comes next. `any_age`: also what the retention still keeps."""
-        others = self._others(principal, queue, group)
+        others = self._other_groups(principal, queue, group)
         if not others and not queue.settings.retention_s:
             return Removed()
-        return Removed(deleted=await self._alone(queue, group, others, any_age=any_age))
+        return Removed(deleted=await self._count_alone(queue, group, others, any_age=any_age))
 
-    async def by_beginning(self, principal: Principal, queue: Queue, start: GroupStart) -> Removed:
+    async def count_beginning(
+        self, principal: Principal, queue: Queue, start: GroupStart
+    ) -> Removed:
         """Count what goes when a new group begins there."""
         groups = self._metadata.list_groups(principal, queue)
         if start == "earliest" or groups or queue.settings.retention_s:
@@ -143,7 +145,7 @@ class RemovalCounter:
         places = dict(zip(queue.members, starts, strict=True))
         return Removed(deleted=sum(_before(one, places[one.partition.number]) for one in states))
 
-    def _others(self, principal: Principal, queue: Queue, group: Group) -> list[Group]:
+    def _other_groups(self, principal: Principal, queue: Queue, group: Group) -> list[Group]:
         groups = self._metadata.list_groups(principal, queue)
         return [one for one in groups if one.group_id != group.group_id]
 
@@ -151,7 +153,7 @@ class RemovalCounter:
         states = await self._storage.partitions(queue.queue_id)
         return [one for one in states if one.partition.number in queue.members]
 
-    async def _alone(
+    async def _count_alone(
         self,
         queue: Queue,
         group: Group,
@@ -169,26 +171,26 @@ class RemovalCounter:
             end = state.certified
             if ends is not None:
                 end = min(end, ends.get(partition.number, 0))
-            own = await self._settled(group, partition)
+            own = await self._settled_offsets(group, partition)
             if own is None or end <= state.start or own.covers(state.start, end - 1):
                 continue
             if queue.settings.retention_s and not any_age:
                 due = int((time.time() - queue.settings.retention_s) * 1000)
                 end = min(end, await self._storage.offset_at(partition, max(0, due + 1)))
-            settled = [await self._settled(one, partition) for one in others]
+            settled = [await self._settled_offsets(one, partition) for one in others]
             known = [one for one in settled if one is not None]
             messages += kept_alone(own, known, state.start, end)
         return messages
 
-    async def _settled(self, group: Group, partition: Partition) -> RangeSet | None:
+    async def _settled_offsets(self, group: Group, partition: Partition) -> RangeSet | None:
         """The offsets that a group has settled; None: the storage does not know it."""
         place = CursorPlace(group.group_id, partition)
         cursor = await self._storage.cursor(place)
         if cursor is None:
             return None
-        return settled_of(cursor, await self._aside(place, (key for key, _ in cursor.lines)))
+        return settled_of(cursor, await self._read_aside(place, (key for key, _ in cursor.lines)))
 
-    async def _aside(self, place: CursorPlace, keys: Iterable[int]) -> list[int]:
+    async def _read_aside(self, place: CursorPlace, keys: Iterable[int]) -> list[int]:
         aside: list[int] = []
         for key in keys:
             after = -1

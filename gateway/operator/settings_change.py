@@ -57,7 +57,7 @@ class SettingsChanges:
         self._metadata = metadata
         self._changes = changes
         self._groups = groups
-        self._removing = removing
+        self._removal = removing
 
     async def queue(
         self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
@@ -112,11 +112,11 @@ class SettingsChanges:
         changed = msgspec.structs.replace(queue, settings=wanted)
         removed = Removed()
         if wanted.retention_s != queue.settings.retention_s:
-            removed += Removed(deleted=await self._deleted_by_age(queue, wanted))
+            removed += Removed(deleted=await self._count_deleted_by_age(queue, wanted))
         moved = 0
         for group in groups:
-            moved += await self._moved_beyond_bounds(queue, changed, group)
-            moved += await self._exhausted(
+            moved += await self._count_beyond_bounds(queue, changed, group)
+            moved += await self._count_exhausted(
                 queue, group, _deadly(queue, group.settings), _deadly(changed, group.settings)
             )
         return removed + Removed(dead_lettered=moved)
@@ -125,13 +125,13 @@ class SettingsChanges:
         self, principal: Principal, queue: Queue, group: Group, wanted: GroupSettings
     ) -> Removed:
         before, after = _deadly(queue, group.settings), _deadly(queue, wanted)
-        moved = await self._exhausted(queue, group, before, after)
+        moved = await self._count_exhausted(queue, group, before, after)
         deleted = 0
         if _is_sooner(group.settings.expires_s, wanted.expires_s):
-            deleted = await self._left_by_nobody(principal, queue, group)
+            deleted = await self._count_left(principal, queue, group)
         return Removed(deleted=deleted, dead_lettered=moved)
 
-    async def _deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
+    async def _count_deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
         """Count what the wanted retention deletes now, and the present one does not."""
         deleted, slices = 0, TimeSlices()
         for number in queue.members:
@@ -156,7 +156,7 @@ class SettingsChanges:
                 return messages
             after = following
 
-    async def _moved_beyond_bounds(self, queue: Queue, changed: Queue, group: Group) -> int:
+    async def _count_beyond_bounds(self, queue: Queue, changed: Queue, group: Group) -> int:
         """Count what of the group is beyond the wanted bounds, and within the present ones."""
         if changed.settings.overflow != "dead_letter" or _bounds(queue) == _bounds(changed):
             return 0
@@ -169,7 +169,7 @@ class SettingsChanges:
         held = messages_max(queue, states) if queue.settings.overflow == "dead_letter" else None
         return max(0, min(unsettled, unsettled if held is None else held) - bound)
 
-    async def _exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
+    async def _count_exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
         """How many messages had `after` attempts or more, and fewer than `before`; 0: none goes to
         the dead letters. An attempt that is under way at this gateway counts; the heads of keys
         that are parked stay parked."""
@@ -181,7 +181,7 @@ class SettingsChanges:
             place = CursorPlace(group.group_id, Partition(queue.queue_id, number))
             cursor = await self._storage.cursor(place)
             attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}
-            attempts |= self._under_way(group, number)
+            attempts |= self._attempts(group, number)
             parked = {line.head for line in await self._storage.parked(place)}
             tried += sum(
                 offset not in parked and after <= one and (not before or one < before)
@@ -189,20 +189,20 @@ class SettingsChanges:
             )
         return tried
 
-    def _under_way(self, group: Group, number: int) -> dict[int, int]:
+    def _attempts(self, group: Group, number: int) -> dict[int, int]:
         """Return the attempt of each message that is under way, by offset."""
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(number) if runtime is not None else None
         return in_flight(slot) if slot is not None else {}
 
-    async def _left_by_nobody(self, principal: Principal, queue: Queue, group: Group) -> int:
+    async def _count_left(self, principal: Principal, queue: Queue, group: Group) -> int:
         """Count what goes with a group without consumers when it expires: until then the retention
         of what it has not settled may have passed."""
         runtime = self._groups.runtimes.get(group.group_id)
         row = await self._groups.row(group, fresh=True)
         if (runtime is not None and runtime.members) or self._groups.others(row):
             return 0
-        return (await self._removing.with_group(principal, queue, group, any_age=True)).deleted
+        return (await self._removal.count_group(principal, queue, group, any_age=True)).deleted
 
 
 def _deadly(queue: Queue, settings: GroupSettings) -> int:

@@ -56,7 +56,7 @@ class Accounts:
         counter.requests += 1
         if code is not None:
             counter.count_refusal(code)
-        who, audit = who_asks(scope), self._accounting.audit
+        who, audit = actor_of(scope), self._accounting.audit
         if code in NOT_LET_IN and who.principal is None:
             audit.note_rejection(who, code, *why)
         elif who.principal is not None:
@@ -71,14 +71,14 @@ def _code_of(error: Exception) -> str | None:
     return refused.code.name if refused is not None else None
 
 
-def who_asks(scope: Scope) -> Actor:
+def actor_of(scope: Scope) -> Actor:
     """Whoever the access layer has let in, or nobody known."""
     return Actor.of(scope.get(ADMISSION), client_address(scope).text or None)
 
 
 def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> UsageCounter:
     """Where a request counts: for the queue in its path, if there is one."""
-    principal = who_asks(scope).principal
+    principal = actor_of(scope).principal
     if principal is None:
         return accounting.usage.counter(None, None, None)
     name = scope.get("path_params", {}).get("queue")
@@ -96,7 +96,7 @@ async def carry_out(operation: Operation, broker: Broker, request: Request) -> R
     accounting: AccountingWriter = request.app.accounting
     path = request.path_params
     queue, group = _name_in(path, "queue"), _name_in(path, "group")
-    who = who_asks(request.scope)
+    who = actor_of(request.scope)
     async with accounting.audit.act(operation.act, who, queue=queue, group=group) as act:
         request.scope[_ACT] = act
         check_rights(operation, request)
@@ -116,15 +116,15 @@ def act_of(request: Request) -> AuditedAct:
     return act
 
 
-def shown_hash(key: str, queue: Queue) -> str:
+def hash_text(key: str, queue: Queue) -> str:
     """A key as the trail has it, which may be somebody's name: as parked keys are listed."""
     return f"{key_hash(key, queue.hash_key):016x}"
 
 
-def shown_keys(which: WhichKey, queue: Queue) -> dict[str, Any]:
+def key_fields(which: WhichKey, queue: Queue) -> dict[str, Any]:
     """Which keys a decision is about, as the trail has them."""
     if which.key is not None:
-        return {"key_hash": shown_hash(which.key, queue)}
+        return {"key_hash": hash_text(which.key, queue)}
     return {"all": True} if which.every else {"key_hash": f"{which.key_hash:016x}"}
 
 

@@ -96,7 +96,7 @@ class Site:
         self._checkout = checkout
         self._now = now
         self._files: dict[str, File] = {}
-        self._looking: asyncio.Future[None] | None = None
+        self._refreshing: asyncio.Future[None] | None = None
         self._looked_at = -inf
 
     def __len__(self) -> int:
@@ -136,15 +136,15 @@ class Site:
 
     async def refresh(self) -> None:
         """Look for changes, in a thread: at most once a second."""
-        if self._looking is None and self._now() - self._looked_at >= LOOK_AGAIN_S:
+        if self._refreshing is None and self._now() - self._looked_at >= LOOK_AGAIN_S:
             looking = asyncio.get_running_loop().run_in_executor(None, self._look)
-            looking.add_done_callback(self._looked)
-            self._looking = looking
-        if self._looking is not None:
-            await asyncio.shield(self._looking)
+            looking.add_done_callback(self._on_refreshed)
+            self._refreshing = looking
+        if self._refreshing is not None:
+            await asyncio.shield(self._refreshing)
 
-    def _looked(self, looking: "asyncio.Future[None]") -> None:
-        self._looking = None
+    def _on_refreshed(self, looking: "asyncio.Future[None]") -> None:
+        self._refreshing = None
         self._looked_at = self._now()
 
     def _look(self) -> None:

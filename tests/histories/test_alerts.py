@@ -18,7 +18,7 @@ async def test_a_gateway_looks_only_at_what_is_its_own(town: Town) -> None:
 
     await becomes(lambda: sum(map(is_chosen, range(2))) == 1)
     chosen, other = sorted(range(2), key=is_chosen, reverse=True)
-    await alerting_of(town.gateways[other]).look(now=0)
+    await alerting_of(town.gateways[other]).evaluate(now=0)
     assert await told(town.gateways[other]) == []
-    await alerting_of(town.gateways[chosen]).look(now=0)
+    await alerting_of(town.gateways[chosen]).evaluate(now=0)
     assert [one["state"] for one in await told(town.gateways[other])] == ["firing"]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gateway.accounting import audit as audit_trail
 from gateway.accounting.journal import files_of, lines_of
-from gateway.cli.journal import read_usage, summed
+from gateway.cli.journal import read_usage, sum_by
 from gateway.cli.serve import admin
 from loadtests.server import Server
 from tests.histories.house import offsets_of
@@ -28,7 +28,7 @@ PATH = "/v1/queues/orders"
 
 def usage_of(server: Server, by: str = "principal") -> dict[str | None, dict[str, Any]]:
     """By queue, of the operator; what nobody known did is under its name."""
-    rows = summed(read_usage(server.data_dir, 0), by)
+    rows = sum_by(read_usage(server.data_dir, 0), by)
     return {row["queue"] if row["principal"] else "nobody": row for row in rows}
 
 

@@ -13,7 +13,7 @@ from gateway.accounting.audit import Actor
 from gateway.auth.browser import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.broker import Broker
 from gateway.models import NotLetIn
-from gateway.rest.accounting import who_asks
+from gateway.rest.accounting import actor_of
 from gateway.rest.operation import Answer, Operation, admission, audit_of, authenticator, read_body
 from push import limits
 from push.errors import Refused
@@ -55,7 +55,7 @@ async def create_ticket(broker: Broker, request: Request) -> Response:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
     ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
     auth.add_ticket(ticket, admission(request), now=asyncio.get_running_loop().time())
-    audit_of(request).count_access(who_asks(request.scope), TICKET)
+    audit_of(request).count_access(actor_of(request.scope), TICKET)
     return reply(Ticket(ticket, int((request.app.wall() + TICKET_S) * 1000)))
 
 
@@ -78,7 +78,7 @@ async def enter(broker: Broker, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
         with access.guessing(request.scope):
             admitted = auth.check_ticket(ticket, now=now, wall=wall)
-    audit_of(request).count_access(Actor.of(admitted, who_asks(request.scope).address))
+    audit_of(request).count_access(Actor.of(admitted, actor_of(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
     value = auth.cookie_for(admitted, lasts_s, wall=wall)
     answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))

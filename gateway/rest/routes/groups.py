@@ -148,7 +148,7 @@ async def put_group(broker: Broker, request: Request) -> Response:
         )
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
-    described = await _described(broker, request, queue, name)
+    described = await _describe(broker, request, queue, name)
     return reply({**described, "created": created}, 201 if created else 200)
 
 
@@ -163,19 +163,17 @@ async def change_group(broker: Broker, request: Request) -> Response:
         done = await broker.settings.group(
             who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
         )
-    described = await _described(broker, request, queue, name)
+    described = await _describe(broker, request, queue, name)
     return reply({**described, **changed_fields(request, done)})
 
 
 async def get_group(broker: Broker, request: Request) -> Response:
     """One group."""
     name, queue = group_name(request), find_queue(broker, request)
-    return reply(await _described(broker, request, queue, name))
+    return reply(await _describe(broker, request, queue, name))
 
 
-async def _described(
-    broker: Broker, request: Request, queue: Queue, name: str
-) -> dict[str, object]:
+async def _describe(broker: Broker, request: Request, queue: Queue, name: str) -> dict[str, object]:
     """A group, as far as the rights of the request show it. Raises Refused(group_not_found)."""
     described = await broker.describe_group(principal(request), queue, name)
     return group_view(described, rights(request), queue.name)
@@ -206,7 +204,7 @@ async def seek_group(broker: Broker, request: Request) -> Response:
     removed = await broker.seek_group(
         who, queue, name, to, deletes_max=deletes_max(request), begin=_begin(request)
     )
-    described = await _described(broker, request, queue, name)
+    described = await _describe(broker, request, queue, name)
     return reply({**described, "deleted": removed.deleted})
 
 

@@ -19,7 +19,7 @@ from gateway.models import (
     Place,
     WhichKey,
 )
-from gateway.rest.accounting import act_of, shown_keys
+from gateway.rest.accounting import act_of, key_fields
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -103,7 +103,7 @@ async def decide_parked(broker: Broker, request: Request) -> Response:
     which, queue = wanted.which(), find_queue(broker, request)
     group = broker.metadata.find_group(principal(request), queue, name)
     act = act_of(request)
-    act.about(decision=wanted.decision, **shown_keys(which, queue))
+    act.about(decision=wanted.decision, **key_fields(which, queue))
     decided = await broker.parking.decide(queue, group, wanted.decision, which)
     act.about(keys=len(decided.keys))
     return reply(decided)

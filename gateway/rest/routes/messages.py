@@ -83,20 +83,20 @@ async def publish(broker: Broker, request: Request) -> Response:
     wanted = decode(await read_body(request), _REQUEST)
     trace = current()
     if trace is None:
-        return await _published(broker, request, name, wanted.messages)
+        return await _publish(broker, request, name, wanted.messages)
     tracer: Tracer = request.app.tracer
     with tracer.publishing(name, trace) as own:
-        return await _published(broker, request, name, carried(wanted.messages, own))
+        return await _publish(broker, request, name, carried(wanted.messages, own))
 
 
-async def _published(
+async def _publish(
     broker: Broker, request: Request, name: str, messages: Sequence[Message]
 ) -> Response:
     keys = rights(request).check("publish", name)
     allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
     loop, charged = asyncio.get_running_loop(), allowance(request)
-    messages, rest = _at_once(messages, charged.messages_max(queue, now=loop.time()))
+    messages, rest = _split(messages, charged.messages_max(queue, now=loop.time()))
     try:
         owed = charged.publish(queue, messages, now=loop.time())
     except Refused as refused:
@@ -132,7 +132,7 @@ async def _published(
     return reply({"results": results, **met})
 
 
-def _at_once(
+def _split(
     messages: Sequence[Message], most: int | None
 ) -> tuple[Sequence[Message], Sequence[Message]]:
     """Split messages into those that a rate admits at once and the rest, which is refused in its

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.broker import Broker
 from gateway.models import NotLetIn, PulledMessage, PullSettled
-from gateway.rest.accounting import counter_of, who_asks
+from gateway.rest.accounting import actor_of, counter_of
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -97,7 +97,7 @@ async def pull(broker: Broker, request: Request) -> Response:
     wanted = decode(await read_body(request), _PULL)
     queue = find_queue(broker, request)
     group = await _group_for_pull(broker, request, queue, name)
-    messages = await _pull_while_there(broker, request, queue, group, wanted)
+    messages = await _pull_while_connected(broker, request, queue, group, wanted)
     answer = reply({"messages": messages})
     if messages:
         size = len(answer.body) - len(b'{"messages":[]}') - len(messages) + 1  # without commas
@@ -118,12 +118,12 @@ async def _group_for_pull(broker: Broker, request: Request, queue: Queue, name: 
         if error.code.name != "group_not_found":
             raise
     group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
-    asks = who_asks(request.scope)
+    asks = actor_of(request.scope)
     audit_of(request).note("group.create", asks, queue=queue.name, group=name)
     return group
 
 
-async def _pull_while_there(
+async def _pull_while_connected(
     broker: Broker, request: Request, queue: Queue, group: Group, wanted: PullRequest
 ) -> list[PulledMessage]:
     """Wait for messages only while the client does. What was given to a client that has gone
@@ -224,7 +224,7 @@ _FIND: Final = ("invalid_name", "queue_not_found")
 _BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
 
 
-def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
+def _settle_operation(verb: str, summary: str, handler: Any, request: Any) -> Operation:
     return Operation(
         "POST",
         f"{_GROUP}/{verb}",
@@ -248,7 +248,7 @@ OPERATIONS: Final = (
         request=PullRequest,
         errors=(*_FIND, *_BODY, "too_many", "limit_reached", "draining"),
     ),
-    _settling("ack", "Settle messages.", ack, AckRequest),
-    _settling("nack", "Return messages.", nack, NackRequest),
-    _settling("extend", "Prolong leases.", extend, ExtendRequest),
+    _settle_operation("ack", "Settle messages.", ack, AckRequest),
+    _settle_operation("nack", "Return messages.", nack, NackRequest),
+    _settle_operation("extend", "Prolong leases.", extend, ExtendRequest),
 )

@@ -27,7 +27,7 @@ from gateway.models import (
 )
 from gateway.operator.removal import Removed
 from gateway.operator.settings_change import ChangedSettings
-from gateway.rest.accounting import act_of, asking, changes, shown_hash
+from gateway.rest.accounting import act_of, asking, changes, hash_text
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -168,7 +168,7 @@ async def put_queue(broker: Broker, request: Request) -> Response:
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _NAMING))
     settings = QueueSettings(**named)
-    with asking(request, named), _naming_what_is_seen(request):
+    with asking(request, named), _name_visible_queues(request):
         _check_others(request, name, settings.dead_letter_queue, settings.alerts)
         _, created = await broker.create_queue(principal(request), name, settings, frozenset(named))
     changed = changes(None, settings) if created else {}
@@ -184,7 +184,7 @@ async def change_queue(broker: Broker, request: Request) -> Response:
     `publish`."""
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
-    with asking(request, named), _naming_what_is_seen(request):
+    with asking(request, named), _name_visible_queues(request):
         _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
         done = await broker.settings.queue(
             principal(request),
@@ -197,7 +197,7 @@ async def change_queue(broker: Broker, request: Request) -> Response:
 
 
 @contextmanager
-def _naming_what_is_seen(request: Request) -> Iterator[None]:
+def _name_visible_queues(request: Request) -> Iterator[None]:
     """Inside, the error about a circle of dead-letter queues names those that one may see (P11)."""
     try:
         yield
@@ -362,7 +362,7 @@ async def redrive_dead_letters(broker: Broker, request: Request) -> Response:
         rights(request).check("manage", other)
     act = act_of(request)
     if look.key is not None:
-        act.about(key_hash=shown_hash(look.key, queue))
+        act.about(key_hash=hash_text(look.key, queue))
     act.about(reason=look.reason, limit=look.limit)
     redriven = await broker.upkeep.redrive(principal(request), queue, look)
     act.about(messages=redriven.messages)

@@ -109,7 +109,7 @@ async def test_a_revoked_token_ends_its_sessions_and_no_others(
         assert (await wire.receive())["type"] == "pong"
     for wire in (*wires, *others):
         await wire.close()
-    assert guarded.auth.tracked("token:abcdefgh") == 0
+    assert guarded.auth.tracked_count("token:abcdefgh") == 0
 
 
 async def test_a_session_that_lingers_ends_with_its_token(
@@ -122,7 +122,7 @@ async def test_a_session_that_lingers_ends_with_its_token(
         await until(lambda: len(guarded.sessions) > 0)
         guarded.tokens.drop("abcdefgh")
         await until(lambda: not len(guarded.sessions))
-    assert guarded.auth.tracked("token:abcdefgh") == 0
+    assert guarded.auth.tracked_count("token:abcdefgh") == 0
 
 
 async def test_a_pull_that_waits_ends_with_its_token(guarded: Guarded, house: House) -> None:
@@ -130,13 +130,13 @@ async def test_a_pull_that_waits_ends_with_its_token(guarded: Guarded, house: Ho
     async with guarded.http() as http:
         waiting = asyncio.create_task(http.post(path, json={"wait_s": 30}))
         async with asyncio.timeout(5):
-            await until(lambda: guarded.auth.tracked("token:abcdefgh") > 0)
+            await until(lambda: guarded.auth.tracked_count("token:abcdefgh") > 0)
             guarded.tokens.drop("abcdefgh")
             check_problem(await waiting, "unauthorized")
     async with guarded.http("cccccccc") as http:
         pulled = await http.post(path, json={"wait_s": 0})
         assert pulled.json() == {"messages": []}
-    assert guarded.auth.tracked("token:abcdefgh") == 0
+    assert guarded.auth.tracked_count("token:abcdefgh") == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_pull_whose_token_ends_while_its_group_is_made_does_not_wait(
     async with guarded.http() as http, asyncio.timeout(5):
         answer = await http.post("/v1/queues/orders/groups/new/pull", json={"wait_s": 30})
         check_problem(answer, "unauthorized")
-    assert guarded.auth.tracked("token:abcdefgh") == 0
+    assert guarded.auth.tracked_count("token:abcdefgh") == 0
 
 
 async def test_who_has_shaken_hands_and_not_said_hello_ends_too(
@@ -280,9 +280,9 @@ async def test_somebody_else_s_token_or_a_wrong_one_changes_nothing(
     ):  # fmt: skip
         answer = await renew(wire, token)
         assert (answer["type"], answer["code"], answer["ref"]) == ("error", code, 7)
-    assert guarded.auth.tracked("token:abcdefgh") == 1
+    assert guarded.auth.tracked_count("token:abcdefgh") == 1
     assert (await renew(wire, text("bbbbbbbb")))["right_lasts_s"] is None
-    assert guarded.auth.tracked("token:abcdefgh") == 0
+    assert guarded.auth.tracked_count("token:abcdefgh") == 0
     await wire.close()
 
 

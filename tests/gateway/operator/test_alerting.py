@@ -63,28 +63,28 @@ async def told(house: House) -> list[dict[str, Any]]:
 async def test_a_breach_is_told_once_and_its_end(house: House) -> None:
     queue = await watched(house)
     alerting = alerting_of(house)
-    await alerting.look(now=0)
+    await alerting.evaluate(now=0)
     assert await told(house) == []
     await house.publish(queue, numbered(3))
     for at in (10, 20, 30):
-        await alerting.look(now=at)
+        await alerting.evaluate(now=at)
     (one,) = await told(house)
     assert (one["alert"], one["state"], one["value"]) == ("deep", "firing", 3)
     await house.broker.upkeep.purge(ANYBODY, queue, None)
     for at in (40, 50):
-        await alerting.look(now=at)
+        await alerting.evaluate(now=at)
     assert [one["state"] for one in await told(house)] == ["firing", "cleared"]
 
 
 async def test_the_next_gateway_goes_on_from_there(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
-    await alerting_of(house).look(now=0)
+    await alerting_of(house).evaluate(now=0)
     other = alerting_of(house)
-    await other.look(now=0)
+    await other.evaluate(now=0)
     assert [one["state"] for one in await told(house)] == ["firing"]
     await house.broker.upkeep.purge(ANYBODY, queue, None)
-    await other.look(now=10)
+    await other.evaluate(now=10)
     assert [one["state"] for one in await told(house)] == ["firing", "cleared"]
 
 
@@ -92,12 +92,12 @@ async def test_two_that_look_at_once_tell_it_once(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
     one, other = alerting_of(house), alerting_of(house)
-    await one.look(now=0)
+    await one.evaluate(now=0)
     mark = f"alerts:{queue.queue_id}"
     kept = json.loads(house.broker.metadata.mark(mark) or "")
     kept["deep"]["owed"] = ["queue"]  # it was told, and its teller ended before it said so
     await house.broker.metadata.set_mark(mark, json.dumps(kept))
-    await other.look(now=0)
+    await other.evaluate(now=0)
     assert len(await told(house)) == 1
 
 
@@ -107,9 +107,9 @@ async def test_a_queue_that_is_not_there_yet_is_told_when_it_is(house: House) ->
     )
     await house.publish(queue, numbered(3))
     alerting = alerting_of(house)
-    await alerting.look(now=0)
+    await alerting.evaluate(now=0)
     await house.queue("ops")
-    await alerting.look(now=10)
+    await alerting.evaluate(now=10)
     assert [one["state"] for one in await told(house)] == ["firing"]
 
 
@@ -120,11 +120,11 @@ async def test_a_webhook_is_tried_a_few_times(house: House) -> None:
     hook.fails = True
     alerting = alerting_of(house, HOOKS, post=hook)
     for at in range(0, 100, 10):
-        await alerting.look(now=at)
+        await alerting.evaluate(now=at)
     assert hook.calls == TRIES
     hook.fails = False
     await house.broker.upkeep.purge(ANYBODY, queue, None)
-    await alerting.look(now=200)
+    await alerting.evaluate(now=200)
     assert [one["state"] for one in hook.heard] == ["cleared"]
 
 
@@ -132,7 +132,7 @@ async def test_no_address_is_called_that_the_operator_has_not_named(house: House
     queue = await watched(house, queue=None, webhook="http://169.254.169.254/")
     await house.publish(queue, numbered(3))
     hook = Hook()
-    await alerting_of(house, HOOKS, post=hook).look(now=0)
+    await alerting_of(house, HOOKS, post=hook).evaluate(now=0)
     assert hook.calls == 0
 
 
@@ -140,10 +140,10 @@ async def test_an_alert_that_was_taken_back_says_nothing_more(house: House) -> N
     queue = await watched(house)
     await house.publish(queue, numbered(3))
     alerting = alerting_of(house)
-    await alerting.look(now=0)
+    await alerting.evaluate(now=0)
     await house.set_queue(queue.name, alerts=())
     await house.broker.upkeep.purge(ANYBODY, house.find(), None)
-    await alerting.look(now=10)
+    await alerting.evaluate(now=10)
     assert [one["state"] for one in await told(house)] == ["firing"]
     assert house.broker.metadata.mark(f"alerts:{queue.queue_id}") == "{}"
 
@@ -155,10 +155,10 @@ async def test_what_groups_have_not_settled_is_looked_at(
     queue = await watched(house, when=when, above=0, group=group)
     await house.group(queue)
     alerting = alerting_of(house)
-    await alerting.look(now=0)
+    await alerting.evaluate(now=0)
     assert await told(house) == []
     await house.publish(queue, numbered(1))
-    await alerting.look(now=10)
+    await alerting.evaluate(now=10)
     (one,) = await told(house)
     assert (one["when"], one["group"]) == (when, group)
 
