@@ -368,7 +368,7 @@ class Consumer:
         if was_full:
             self.pump()
         if not self._in_flight:
-            self._link.emptied()
+            self._link.on_empty()
 
     @property
     def given_total(self) -> int:
@@ -554,7 +554,7 @@ class Consumer:
             and (push := slot.delivery.push(number)) is not None
         ]
         if given_at:
-            self._link.named(max(given_at))
+            self._link.on_named(max(given_at))
 
     def start(self, started: DeliveryList) -> None:
         """Handlers have begun (R19)."""
@@ -610,7 +610,7 @@ class Consumer:
             self._rebalance()
 
     def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
-        return self._link.arrived(push.given_at)
+        return self._link.lease_start(push.given_at)
 
     def lapsed(self, given_at: float) -> None:
         """Without a transport it can give no sign: its session lingers."""
@@ -649,7 +649,7 @@ class Consumer:
         """As Member.moved_away: its session is over here, with all its subscriptions."""
         self.left, self._adopting = True, None
         self._stop_waiting()
-        self._link.moved_away()
+        self._link.on_moved()
 
     def end(self, why: Refused) -> None:
         """End the subscription: tell its client why, and return what is unsettled to the group.

@@ -8,7 +8,7 @@ from gateway.models import Transport
 from metadata.catalog import Principal
 
 DeliveryList = list[list[int]]
-"""As in gateway.wire.frames: [[partition, epoch, push, first, last, first, last, …], …]."""
+"""List as in gateway.wire.frames: [[partition, epoch, push, first, last, first, last, …], …]."""
 StartFrom = Literal["earliest", "latest"] | int
 """A number is a time in unix milliseconds."""
 
@@ -24,19 +24,19 @@ class SessionPort(Protocol):
 
     @property
     def account(self) -> SessionAccounting:
-        """Where what it does is counted."""
+        """The accounting of what it does."""
 
     @property
     def linger_s(self) -> float:
-        """How long it is waited for after its transport is gone; 0: not at all."""
+        """The time for which it is waited for after its transport is gone; 0: not at all."""
 
     @property
     def client(self) -> str | None:
-        """What its `hello` called it."""
+        """The name that its `hello` gave the client."""
 
     @property
     def transport(self) -> Transport | None:
-        """What it is reached by now; None: by nothing."""
+        """The kind of transport that reaches it now; None: none does."""
 
     def send(self, frame: bytes) -> None:
         """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
@@ -44,25 +44,25 @@ class SessionPort(Protocol):
         is cheap: it is framed once."""
 
     def writable(self) -> bool:
-        """False: no more pushes now. `pump` is called on every consumer and reader of the session
+        """Whether pushes may come now. `pump` is called on every consumer and reader of the session
         when it has become True again."""
 
-    def arrived(self, given_at: float) -> float | None:
-        """From when the lease counts of what was pushed then, by the loop's clock: from that
+    def lease_start(self, given_at: float) -> float | None:
+        """Return from when the lease of what was pushed then counts, by the loop's clock: from that
         moment, or later, where the message was long in transit (push.transit). None: it is in
         transit, and its lease does not run."""
 
     @property
     def is_in_transit(self) -> bool:
         """Whether much of what was pushed is not known to have reached the client, and may be when
-        the client names it (`named`)."""
+        the client names it (`on_named`)."""
 
-    def named(self, given_at: float) -> None:
-        """The client names something that was pushed then: it has arrived."""
+    def on_named(self, given_at: float) -> None:
+        """Note that the client names something that was pushed then: it has arrived."""
 
-    def emptied(self) -> None:
-        """A consumer of the session holds nothing any more: it has settled or returned the last
-        delivery, or time has ended it."""
+    def on_empty(self) -> None:
+        """Note that a consumer of the session holds nothing any more: it has settled or returned
+        the last delivery, or time has ended it."""
 
-    def moved_away(self) -> None:
-        """Its client goes on with the session at another gateway: it is none here any more."""
+    def on_moved(self) -> None:
+        """Note that its client goes on with it at another gateway: it is none here any more."""

@@ -74,7 +74,7 @@ class SessionConnection(Timed, Protocol):
         """Write bytes to the socket."""
 
     def on_flush(self) -> None:
-        """What was taken has been written."""
+        """Note that what was taken has been written."""
 
     def drain(self, reconnect_after_s: float) -> None:
         """Tell the client to come back, close when everything is settled."""
@@ -99,7 +99,7 @@ class Connections:
         self.addresses = addresses
         self.deadlines = Deadlines()
         self.incoming = incoming or IncompleteBytesBudget()
-        """What clients have begun to send; request bodies count there, too."""
+        """The bytes of messages that clients have begun to send, request bodies included."""
         self._publisher = publisher = services.broker.publisher
         self.large_reads = LargeReadGate(publisher.commit_early)
         self.is_draining = False
@@ -112,7 +112,7 @@ class Connections:
         """A turn of a deferred read is scheduled."""
         self._window = 0
         self._window_bytes: dict[object, int] = {}
-        """By connection, the bytes that it sent in this window, while some queues are heavy."""
+        """Bytes that each connection sent in this window, while some queues are heavy."""
         self._delayed_until = 0.0
         """When the next deferred read is processed in any case."""
         self._deferred: deque[tuple[PortionReader, Portions]] = deque()

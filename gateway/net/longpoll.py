@@ -22,21 +22,22 @@ from push.transit import Transit
 from runtime.addresses import UNKNOWN, ClientAddress, name_of
 
 KEPT_S: Final = 30.0
-"""So long after its end a session still tells why it has ended."""
+"""Time for which a session still says why it has ended."""
 ENDED_MAX: Final = 10_000
 ENDED_BYTES_MAX: Final = 16 * 1_048_576
-"""Of so many that have ended, and of so much that they still have to say; those that ended first
-are forgotten sooner (P9)."""
+"""Number of ended sessions that are kept, and bytes that they may still hold; those that ended
+first are forgotten sooner (P9)."""
 _SILENT_S_MAX: Final = 1.0
-"""Who waits for longer is not silent: now and then that is written down."""
+"""Longest wait before the client is noted as alive again: a client that waits is not silent."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
-"""Who posts and never polls is answered no more (P9). What a poll was answered with and is on its
-way does not count. [A large message is on a slow line, and meanwhile no lease can be extended.]"""
+"""Bytes of answers from which on a client that posts and never polls is answered no more (P9). What
+a poll was answered with and is on its way does not count. [A large message is on a slow line, and
+meanwhile no lease can be extended.]"""
 _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
 class LongPoll:
-    """One session's transport, in the place of a socket."""
+    """The transport of one session, in the place of a socket."""
 
     transport: Final[Transport] = "long-poll"
     until_unix_ms: Final = None
@@ -49,13 +50,13 @@ class LongPoll:
         self._connections = connections
         self.session: Session | None = None
         self.poll_id = secrets.token_urlsafe(16)
-        """Its own, not the session's: a request to a transport that the session has left, late or
-        repeated by a proxy, must not count here. [An old message 1 comes in; the new message 1,
-        `held`, has "come before" and does nothing: no push ever again.]"""
+        """The transport's own id, not the session's: a request to a transport that the session has
+        left, late or repeated by a proxy, must not count here. [An old message 1 comes in; the new
+        message 1, `held`, has "come before" and does nothing: no push ever again.]"""
         self.principal: Principal | None = None
         self._frames: list[bytes] = []
         self._byte_count = 0
-        """Of what waits and of what was answered last."""
+        """Size of what waits and of the last batch."""
         self._batch = 0
         self._batch_frames: list[bytes] = []
         """The batch of this number, until the client has it."""
@@ -228,7 +229,7 @@ class LongPoll:
             session.end()
 
     def end_error(self) -> Refused:
-        """What a request to it gets when it is over."""
+        """Return the error of a request that comes when it is over."""
         why = (
             f": {self.end_reason.code} {self.end_reason.reason}"
             if self.end_reason is not None
@@ -265,7 +266,7 @@ class LongPoll:
 
     @property
     def unsent_bytes(self) -> int:
-        """As SessionTransport.unsent_bytes: what no poll has said to have arrived."""
+        """Size of what no poll has confirmed."""
         return self._byte_count
 
     def ping(self) -> None:
@@ -278,18 +279,18 @@ class LongPoll:
         taken = int((asyncio.get_running_loop().time() - self._batch_at) * _SLOWEST)
         return taken if taken < self._batch_bytes else None
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         if self._transit is None:
             return given_at
         return self._transit.arrived(given_at, now=asyncio.get_running_loop().time())
 
     @property
     def is_in_transit(self) -> bool:
-        """As SessionPort.is_in_transit. The next poll says what has arrived."""
+        """False: the next poll says what has arrived."""
         return False
 
-    def named(self, given_at: float) -> None:
-        """As SessionPort.named."""
+    def on_named(self, given_at: float) -> None:
+        """Ignore it: the next poll says what has arrived."""
 
     def pause_reading(self) -> None:
         self._reading.clear()
@@ -298,7 +299,7 @@ class LongPoll:
         self._reading.set()
 
     def close(self, close: Close) -> None:
-        """As SessionTransport.close: the next poll hears of it behind what waits."""
+        """Close; the next poll is told behind what waits."""
         # Who has no right any more is given nothing more, also not what waits already (P11).
         is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
         session = self._leave(close, is_mute=is_mute)
@@ -332,29 +333,29 @@ class LongPoll:
         return session
 
     def discard_frames(self) -> None:
-        """Nobody will ask for what it has to say."""
+        """Discard what no poll will ask for any more."""
         self._frames, self._batch_frames = [], []
 
     @property
     def kept_bytes(self) -> int:
-        """Of frames, after its end."""
+        """Size of the frames that are kept after its end."""
         return sum(map(len, self._frames)) + sum(map(len, self._batch_frames))
 
     def schedule_forgetting(self) -> None:
-        """It has ended, and is found until KEPT_S later."""
+        """Have it forgotten KEPT_S after its end."""
         self._connections.deadlines.set(self, self._forget_at)
 
     # --- Connection -----------------------------------------------------------------------------
 
     def take(self) -> list[bytes]:
-        """As Connection.take: nothing is ever on_flush."""
+        """Take nothing: a poll takes what waits."""
         return []
 
     def write(self, data: bytes) -> None:
-        """As Connection.write."""
+        """Write nothing."""
 
     def on_flush(self) -> None:
-        """As Connection.on_flush."""
+        """Ignore it: nothing is flushed."""
 
     def drain(self, reconnect_after_s: float) -> None:
         if self.session is not None:
@@ -383,7 +384,7 @@ class LongPolls:
 
     @property
     def sessions(self) -> SessionDirectory:
-        """Those of the gateway, over whatever transport."""
+        """The sessions of the gateway, over whatever transport."""
         return self._connections.services.sessions
 
     def open(
@@ -412,7 +413,8 @@ class LongPolls:
         return poll
 
     def on_end(self, poll: LongPoll) -> None:
-        """It tells why for a while. One that never was found: nothing happens."""
+        """Keep an ended one for a while, so that it says why. One that was never found: nothing
+        happens."""
         if poll.poll_id not in self._by_id:
             return
         self._ended[poll] = poll.kept_bytes
@@ -422,7 +424,7 @@ class LongPolls:
         poll.schedule_forgetting()
 
     def forget(self, poll: LongPoll) -> None:
-        """It has told why it ended for long enough. Not there: nothing happens."""
+        """Forget an ended one. Not there: nothing happens."""
         self._by_id.pop(poll.poll_id, None)
         self._ended_bytes -= self._ended.pop(poll, 0)
         poll.discard_frames()

@@ -71,19 +71,19 @@ class ReadHold:
     flags cost as much as the rest of a small read."""
 
     UNREAD: Final = 1
-    """Its client does not read the answers that it asked for."""
+    """The client does not read the answers that it asked for."""
     SESSION: Final = 2
-    """Its session waits for something."""
+    """The session waits for something."""
     TURN: Final = 4
     """The rest of what it sent waits for its turn, or is not paid for."""
     LARGE_READ: Final = 8
-    """It sends something large, and others do, too."""
+    """The client sends something large, and others do, too."""
     FULL_READ: Final = 16
     """There is more than one read takes: the others are heard first."""
 
 
 class SessionEnd(enum.Enum):
-    """What the end of a socket is for its session."""
+    """The meaning of a socket's end for its session."""
 
     OVER = "the session is over, too"
     LOST = "its client may come back"
@@ -91,7 +91,7 @@ class SessionEnd(enum.Enum):
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """One socket, which carries one session."""
+    """A socket, which carries one session."""
 
     __slots__ = (
         "__weakref__",
@@ -140,7 +140,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_flush_scheduled = False
         self._write_is_paused = False
         self._is_resuming = False
-        """It can be written to again, and waits for its turn."""
+        """The socket can be written to again, and waits for its turn."""
         self._has_blocked_push = False
         """Somebody asked whether it is writable, and it was not."""
         self._abort_at = 0.0
@@ -280,7 +280,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._await_large_read()
 
     def _await_large_read(self) -> None:
-        """As LargeReadGate.wait; waiting already: nothing happens."""
+        """Wait for the turn of large reads. Waiting already: nothing happens."""
         if not self._read_holds & ReadHold.LARGE_READ:
             self._pause_reading(ReadHold.LARGE_READ)
             self.connections.large_reads.wait(self._resume_large_read)
@@ -372,7 +372,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._count_incomplete(held)
 
     def _charge_again(self, events: Portions) -> None:
-        """It has waited: has it paid?"""
+        """Charge again once the client has waited."""
         session = self._session
         if session is not None:  # else nobody listens any more
             now = asyncio.get_running_loop().time()
@@ -380,7 +380,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._charge(session, 0, events, now, is_cut=True)
 
     def process_rest(self, rest: Portions) -> None:
-        """As Talker.process_rest; then the socket is read again."""
+        """Process the rest of a read; then the socket is read again."""
         if self._session is not None:  # else nobody listens any more
             self._process(self._session, rest, self.connections.part_bytes(PART_BYTES_MAX))
 
@@ -410,7 +410,7 @@ class WebSocketConnection(asyncio.Protocol):
     # --- Writing --------------------------------------------------------------------------------
 
     def _flush_early(self) -> None:
-        """One turn of the loop may read megabytes: their answers must not pile up until its end."""
+        """Write early: one turn of the loop may read megabytes, whose answers must not pile up."""
         if self._outbox_bytes > UNREAD_BYTES_MAX:
             self._write_all()
         unread_max = UNREAD_BYTES_MAX + self._large_bytes
@@ -455,7 +455,7 @@ class WebSocketConnection(asyncio.Protocol):
         return self._outbox_bytes + self._transport.get_write_buffer_size()
 
     def ping(self) -> None:
-        """As SessionTransport.ping. An empty ping: whatever comes back is a sign of life."""
+        """Send an empty ping: whatever comes back is a sign of life."""
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
@@ -469,7 +469,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._resume_reading(ReadHold.SESSION)
 
     def close(self, close: Close) -> None:
-        """As SessionTransport.close. Closing again does nothing."""
+        """Close behind what is queued. Closing again does nothing."""
         if self._session is not None:
             comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
             self._end(close_frame(close), SessionEnd.LOST if comes_back else SessionEnd.OVER)
@@ -533,8 +533,8 @@ class WebSocketConnection(asyncio.Protocol):
         return to_write if len(to_write) < 2 else frames.join(to_write)
 
     def write(self, data: bytes) -> None:
-        """As Connection.write. What was queued when the socket was lost goes nowhere: uvloop would
-        raise, and take the frames of every session behind this one with it."""
+        """Write bytes, unless the socket is lost: uvloop would raise, and take the frames of every
+        session behind this one with it."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -549,7 +549,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.connections.delivery_log.on_full(self._session.session_id)
 
     def tick(self) -> None:
-        """As Timed.tick: a deadline, or one that has moved on."""
+        """Check the deadline, which may have moved on."""
         session, now = self._session, asyncio.get_running_loop().time()
         if session is None:
             if now >= self._abort_at:
@@ -611,7 +611,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._resume_pushes()
         return True
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         transit = self._transit
         if transit is None:
             return given_at
@@ -624,7 +624,7 @@ class WebSocketConnection(asyncio.Protocol):
     def is_in_transit(self) -> bool:
         return self._transit is not None and self._transit.goes_by_names
 
-    def named(self, given_at: float) -> None:
+    def on_named(self, given_at: float) -> None:
         if self._transit is not None:
             self._transit.named(given_at, now=asyncio.get_running_loop().time())
             self._resume_pushes()

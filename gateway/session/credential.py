@@ -1,4 +1,4 @@
-"""Who a session is and what it may use: its credential, its quota, the name of its producer."""
+"""The identity of a session and what it may use: credential, quota, name of its producer."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +36,8 @@ class SessionQuota:
         self._limiter = limiter
         self._allowance: Allowance | None = None
         self._streams: dict[str, StreamOrder] | None = None
-        """By queue id, what was over a limit and has not come again; None: nothing ever was."""
+        """The sequences that were over a limit and have not come again, by queue id; None: nothing
+        ever was."""
         self.frame_rate = FrameRate(limiter.session.frames)
 
     def guard_guess(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
@@ -176,7 +177,7 @@ class SessionCredential:
 
     @property
     def rights(self) -> Rights:
-        """What its client may do now. Not to be used before `hello` has been accepted (P11)."""
+        """The rights of its client now. Not to be used before `hello` has been accepted (P11)."""
         assert self.admission is not None
         return self.admission.rights
 

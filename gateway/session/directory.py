@@ -65,7 +65,7 @@ class ResumableSession(Protocol):
         """End it."""
 
     def on_transport_lost(self) -> None:
-        """Its transport is gone, and nobody said that this is the end."""
+        """Note that the transport is gone without a word of the client that this is the end."""
 
     def reattach(
         self,
@@ -82,10 +82,10 @@ class SessionDirectory:
 
     def __init__(self) -> None:
         self._by_id: dict[tuple[str, str], ResumableSession] = {}
-        """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
+        """Sessions by tenant and id: whether another tenant has one is nobody's business (P11)."""
         self._lingering: dict[tuple[str, str], DetachedTransport] = {}
         self.is_draining = False
-        """Nobody waits here any more: who comes back comes to the next gateway."""
+        """The gateway goes down: a client that comes back comes to the next one."""
 
     def __len__(self) -> int:
         return len(self._lingering)
@@ -95,7 +95,7 @@ class SessionDirectory:
         self._by_id[_place(session)] = session
 
     def discard(self, session: ResumableSession) -> None:
-        """It has ended. Not there: nothing happens."""
+        """Remove a session that has ended. Not there: nothing happens."""
         if self._by_id.get(_place(session)) is session:
             del self._by_id[_place(session)]
 
@@ -134,13 +134,13 @@ class SessionDirectory:
         return SessionList(sessions=shown, next=shown[-1].session if more else None)
 
     def linger(self, session: ResumableSession, linger_s: float) -> "DetachedTransport":
-        """Its transport is gone: what stands in for one, for so many seconds."""
+        """Return what takes the place of a session's lost transport for `linger_s` seconds."""
         lingering = DetachedTransport(self, session, linger_s)
         self._lingering[_place(session)] = lingering
         return lingering
 
     def end_linger(self, session: ResumableSession) -> None:
-        """It lingers no longer."""
+        """Note that a session lingers no longer."""
         self._lingering.pop(_place(session), None)
 
     def end_lingering(self) -> None:
@@ -173,12 +173,12 @@ class DetachedTransport:
         self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
 
     def end(self) -> None:
-        """Nobody came back."""
+        """End the session: its client has not come back."""
         self._leave()
         self._session.end()
 
     def move(self) -> None:
-        """Nobody can come back here."""
+        """Move the session: its client cannot come back here."""
         self._leave()
         self._session.on_transport_lost()
 
@@ -189,24 +189,24 @@ class DetachedTransport:
     # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """Nobody hears it: what it said, the client finds out when it comes back."""
+        """Drop a frame: the client finds out when it comes back."""
 
     def writable(self) -> bool:
         """Nothing may be pushed."""
         return False
 
     def ping(self) -> None:
-        """Nobody is there."""
+        """Do nothing: there is no client."""
 
     def taken_bytes(self) -> int | None:
         """Nothing is on its way."""
         return None
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         """Nothing is on its way: leases count from when it was given."""
         return given_at
 
-    def named(self, given_at: float) -> None:
+    def on_named(self, given_at: float) -> None:
         """Nothing is on its way."""
 
     def pause_reading(self) -> None:
@@ -230,7 +230,7 @@ class DetachedTransport:
 
 @dataclass(frozen=True, slots=True)
 class SessionServices:
-    """What all sessions of a gateway share."""
+    """The parts that all sessions of a gateway share."""
 
     broker: Broker
     auth: Authenticator

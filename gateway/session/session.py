@@ -1,4 +1,4 @@
-"""One client's session: the shell between its SessionProtocol and the broker.
+"""A client's session: the shell between its SessionProtocol and the broker.
 
 The protocol's effects come in, calls to publisher, groups and readers go out, and their outcomes
 become answers. A session has one SessionTransport at a time, and is the SessionPort that consumers
@@ -42,7 +42,7 @@ logger = logging.getLogger("tocsin.session")
 
 
 class Session:
-    """One client's session. `admission`: None where a credential is still owed in `hello`."""
+    """A client's session. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
         "_credential",
@@ -102,7 +102,7 @@ class Session:
         self._subscriptions = Subscriptions(broker, self._credential)
         self._resume = ResumeState(self._subscriptions)
         self._new_queues: dict[str, list[frames.Publish]] | None = None
-        """By queue, the publishes that wait until it is known whether the queue may be made."""
+        """Publishes that wait until it is known whether their queue may be made, by queue."""
         self._producer: bytes | None = None
         """None: the client has not named one."""
         self._origin_tracker: OriginTracker | None = None
@@ -120,14 +120,14 @@ class Session:
 
     @property
     def admission(self) -> Admission:
-        """What it may. Not to be used before `hello` has been accepted (P11)."""
+        """The admission of its client. Not to be used before `hello` has been accepted (P11)."""
         admission = self._credential.admission
         assert admission is not None
         return admission
 
     @property
     def principal(self) -> Principal:
-        """Who it is; as `admission`."""
+        """The principal of its client; not to be used before either."""
         return self.admission.principal
 
     @property
@@ -142,12 +142,12 @@ class Session:
 
     @property
     def transport(self) -> Transport | None:
-        """Which kind of transport carries it; None: none does."""
+        """The kind of transport that carries it; None: none does."""
         return self._transport.transport
 
     @property
     def carrier(self) -> SessionTransport | None:
-        """What carries its frames; None: it is over."""
+        """The transport that carries its frames; None: the session is over."""
         return None if self._is_closed else self._transport
 
     def describe(self) -> SessionDescription:
@@ -174,27 +174,27 @@ class Session:
         self._transport.send(frame)
 
     def writable(self) -> bool:
-        """As SessionPort.writable. A draining session is given nothing more (P14)."""
+        """Whether it may be pushed to. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._transport.writable()
 
-    def arrived(self, given_at: float) -> float | None:
-        return self._transport.arrived(given_at)
+    def lease_start(self, given_at: float) -> float | None:
+        return self._transport.lease_start(given_at)
 
     @property
     def is_in_transit(self) -> bool:
         return self._transport.is_in_transit
 
-    def named(self, given_at: float) -> None:
-        self._transport.named(given_at)
+    def on_named(self, given_at: float) -> None:
+        self._transport.on_named(given_at)
 
-    def emptied(self) -> None:
-        """As SessionPort.emptied. A draining session may close (P14), in the next turn of the loop:
-        in this one the ack that did it is yet to be answered."""
+    def on_empty(self) -> None:
+        """Close soon if the session is draining (P14), in the next turn of the loop: in this one
+        the ack that did it is yet to be answered."""
         if self._is_draining:
             asyncio.get_running_loop().call_soon(self._close_if_drained)
 
-    def moved_away(self) -> None:
-        """As SessionPort.moved_away; in the next turn of the loop, because groups are asking."""
+    def on_moved(self) -> None:
+        """End here in the next turn of the loop, because groups are asking."""
         asyncio.get_running_loop().call_soon(self._move_away)
 
     def _move_away(self) -> None:
@@ -205,13 +205,13 @@ class Session:
     # --- What the transport calls ---------------------------------------------------------------
 
     def receive(self, *messages: bytes, now: float) -> int:
-        """Whole text messages arrived. Returns how many frames they had, but for publishes."""
+        """Process whole text messages. Returns the number of their frames that are no publishes."""
         protocol, before = self._protocol, self._protocol.other_frames
         self._process([effect for data in messages for effect in protocol.receive(data, now=now)])
         return protocol.other_frames - before
 
     def receive_binary(self) -> None:
-        """A binary message arrived."""
+        """Refuse a binary message."""
         self._process(self._protocol.receive_binary())
 
     def _process(self, effects: list[Effect]) -> None:
@@ -219,11 +219,11 @@ class Session:
         self._apply(coalesce(effects))
 
     def charge_frames(self, count: int, *, now: float) -> float:
-        """As FrameRate.charge."""
+        """Charge frames that are no publishes. Returns the seconds to wait before more is read."""
         return self._quota.frame_rate.charge(count, self._subscriptions.given_total, now=now)
 
     def on_bytes(self, *, now: float) -> None:
-        """Bytes arrived that are no message, or not yet."""
+        """Note bytes that are no message, or not yet."""
         self._protocol.on_bytes(now=now)
 
     def on_part(self, *, now: float) -> None:
@@ -236,13 +236,13 @@ class Session:
         return self._protocol.next_deadline()
 
     def expire(self, *, now: float) -> None:
-        """Time has passed."""
+        """Do what time alone made due."""
         effect = self._protocol.expire(now=now, taken_bytes=self._transport.taken_bytes)
         if effect is not None:
             self._apply([effect])
 
     def on_writable(self) -> None:
-        """The transport takes pushes again."""
+        """Push again: the transport takes more."""
         if not (self._is_draining or self._is_closed):
             self._subscriptions.pump()
 

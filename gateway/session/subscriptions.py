@@ -61,7 +61,7 @@ class Subscriptions:
         self._credential = credential
         self._required_rights: dict[int, SubscriptionRight] = {}
         self._opening: dict[int, Consumer | None] = {}
-        """What is being opened; the consumers among it that take their places."""
+        """Subscriptions that are being opened, with the consumers that take their places."""
         self._consumers: dict[int, Consumer] = {}
         self._readers: dict[int, Reader] = {}
 
@@ -247,8 +247,8 @@ class Subscriptions:
         return bool(self._consumers)
 
     def cancel_opening(self) -> None:
-        """What is being opened is wanted no more: its answer would reach nobody. Who has not taken
-        its place yet never does."""
+        """Cancel what is being opened, because its answer would reach nobody. A consumer that has
+        not taken its place yet never does."""
         opening, self._opening = self._opening, {}
         for consumer in opening.values():
             if consumer is not None:
@@ -340,7 +340,7 @@ class _HeldList:
 
 
 class ResumeState:
-    """What a client that came back says it holds, one subscription after the other (R22).
+    """State of a client's return: what it says that it holds, a subscription at a time (R22).
 
     A list comes in several `held` frames; all lists that are not complete share one bound (P9).
     When the client held its deliveries under an epoch before, finding out which of them are still
@@ -352,7 +352,7 @@ class ResumeState:
         self._subscriptions = subscriptions
         self._lists: dict[int, _HeldList] = {}
         self.deferred: dict[int, list[Input]] = {}
-        """By subscription that is being looked into, in the order of saying."""
+        """Frames of subscriptions that are being looked into, in the order of their coming."""
 
     def add(self, frame: frames.Held) -> DeliveryList | None:
         """Take one frame. Returns the whole list when it is complete, None when others follow.

@@ -12,11 +12,11 @@ class SessionTransport(Protocol):
 
     @property
     def address(self) -> ClientAddress:
-        """Where the client is that it was opened by; UNKNOWN: it only stands in for one."""
+        """The address of the client that opened it; UNKNOWN: it only takes the place of one."""
 
     @property
     def transport(self) -> Transport | None:
-        """Which kind it is; None: it only stands in for one."""
+        """The kind of transport; None: it only takes the place of one."""
 
     @property
     def until_unix_ms(self) -> int | None:
@@ -24,37 +24,38 @@ class SessionTransport(Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What it has for the client and has not handed to the network, or not seen arrive."""
+        """Size of what it has for the client and has not handed to the network, or not seen
+        arrive."""
 
     @property
     def has_room(self) -> bool:
         """Whether its gateway has room for the session that has just said `hello` (P9)."""
 
     def send(self, frame: bytes) -> None:
-        """As SessionPort.send."""
+        """Queue one encoded frame; see SessionPort.send."""
 
     def writable(self) -> bool:
-        """As SessionPort.writable; `Session.on_writable` says when it has become True again."""
+        """Whether pushes may come now; `Session.on_writable` is called when they may again."""
 
     def ping(self) -> None:
         """Ask for a sign of life."""
 
     def taken_bytes(self) -> int | None:
-        """How much the client's side has taken so far, while something is on its way to it; None:
-        nothing is, or nobody can know."""
+        """Return how much the client's side has taken so far, while something is on its way to it;
+        None: nothing is, or nobody can know."""
 
-    def arrived(self, given_at: float) -> float | None:
-        """As SessionPort.arrived."""
+    def lease_start(self, given_at: float) -> float | None:
+        """Return from when a lease counts; see SessionPort.lease_start."""
 
     @property
     def is_in_transit(self) -> bool:
-        """As SessionPort.is_in_transit."""
+        """Whether it waits for the client to name what was pushed."""
 
-    def named(self, given_at: float) -> None:
-        """As SessionPort.named."""
+    def on_named(self, given_at: float) -> None:
+        """Note that the client has named something that was pushed then."""
 
     def pause_reading(self) -> None:
-        """Deliver nothing more that the client sends, until resume_reading."""
+        """Deliver nothing more that the client sends, until `resume_reading`."""
 
     def resume_reading(self) -> None:
         """Go on."""
@@ -63,7 +64,7 @@ class SessionTransport(Protocol):
         """Send what is queued, then close. `Session.end` is called before it returns."""
 
     def adopt(self, session: Any) -> None:
-        """From now on this is the transport of another session, whose client came back."""
+        """Become the transport of another session, whose client came back."""
 
     def let_go(self, close: Close) -> None:
-        """Close; the session lives on over another transport and is told nothing more."""
+        """Close without a word to the session, which lives on over another transport."""

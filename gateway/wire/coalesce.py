@@ -34,7 +34,7 @@ class CoalescedPublish(NamedTuple):
 
 
 Input = Effect | CoalescedPublish
-"""What a session has to carry out."""
+"""An input that a session has to carry out."""
 
 
 def coalesce(effects: Sequence[Effect]) -> Sequence[Input]:
@@ -109,7 +109,7 @@ class Portions:
 
     def __init__(self, events: Iterator[Event]) -> None:
         self.ahead_bytes = 0
-        """Of what was taken from `events` to see where a portion ends, and is yet to come."""
+        """Size of what was taken from `events` to see where a portion ends, and is yet to come."""
         self._portions = self._cut(events)
 
     def __iter__(self) -> "Portions":

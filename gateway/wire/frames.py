@@ -93,8 +93,8 @@ class Publish(_ClientFrame, tag="publish"):
     produced_unix_us: Number | None = None
     """When the first message was produced, by the client's clock; for brokers that tell theirs."""
     clock_offset_us: Annotated[int, msgspec.Meta(ge=-(1 << 53) + 1, le=(1 << 53) - 1)] | None = None
-    """By how much the broker's clock is ahead of the client's, as the client found; said when it
-    has found something better."""
+    """The lead of the broker's clock over the client's, as the client found; given when it has
+    found something better."""
 
 
 class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
@@ -255,7 +255,7 @@ def welcome(
 
 
 def lasting(seconds: float) -> float | None:
-    """As JSON has it: null is without end."""
+    """Encode a duration for JSON: null is without end."""
     return None if seconds == inf else round(max(0.0, seconds), 3)
 
 
@@ -287,7 +287,7 @@ def error_fields(error: TocsinError) -> dict[str, object]:
 
 
 def code_fields(code: str) -> dict[str, object]:
-    """As error_fields, for an outcome that is only a code."""
+    """Return the fields of an outcome that is only a code."""
     return {"code": code, "detail": CODES[code].meaning, "retry": CODES[code].retry}
 
 
@@ -364,7 +364,7 @@ def push_frame(head: bytes, *messages: bytes | memoryview) -> bytes:
 
 
 def revoked(subscription: int, deliveries: list[list[int]], reason: str) -> bytes:
-    """These deliveries are no longer the session's (R17); their acks will be stale."""
+    """Encode that these deliveries are no longer the session's (R17); their acks will be stale."""
     return _ENCODE(
         {
             "type": "revoked",
@@ -427,7 +427,7 @@ CLOSES: Final = (
 
 
 def check_deliveries(deliveries: list[list[int]]) -> None:
-    """What the types of a delivery list do not say.
+    """Check what the types of a delivery list do not say.
 
     Raises:
         Refused: invalid_request: a range without an end, one that ends before it begins, or more

@@ -36,7 +36,7 @@ INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
 
 
 class State(enum.Enum):
-    """Where a session stands."""
+    """State of a session."""
 
     HELLO = "awaiting hello"
     OPEN = "open"
@@ -52,7 +52,7 @@ class Refusal(NamedTuple):
 
     @classmethod
     def to(cls, refusal: Refused, ref: int | None = None) -> "Refusal":
-        """What a frame gets that is refused."""
+        """Return the refusal of a frame."""
         return cls(frames.error(refusal, ref), refusal.code.name)
 
 
@@ -73,7 +73,7 @@ class Timing:
 
 
 class SessionProtocol:
-    """One client's session: sans I/O, whatever transport carries it."""
+    """The protocol of one client's session, sans I/O, whatever transport carries it."""
 
     __slots__ = (
         "_awaits_pong",
@@ -99,20 +99,21 @@ class SessionProtocol:
         self._deadline = now + timing.hello_timeout_s
         self._awaits_pong = False
         self._taken_bytes: int | None = None
-        """What its transport had taken when it was pinged, or was looked at last."""
+        """Bytes that its transport had taken when it was pinged, or was looked at last."""
         self._part_since: float | None = None
         """When a message began to arrive that is not complete, or its client was last told so."""
         self.received_at = now
-        """When something arrived last."""
+        """Time at which something arrived last."""
         self._bad_count = 0
         self.other_frames = 0
         """Frames that it has said, but for publishes; what is no frame counts as one."""
         self.has_session_name = False
-        """Its client has said `hello` with a session: it may hold something of before."""
+        """Whether `hello` named a session: its client may hold something of before."""
         self._subscriptions: dict[int, int | None] = {}
         """Number → credit granted in total; None: being opened."""
         self._lost_opens: frozenset[int] = frozenset()
-        """Those that were being opened when their transport was lost: the answer reaches nobody."""
+        """Subscriptions that were being opened when their transport was lost: the answer reaches
+        nobody."""
 
     def __repr__(self) -> str:
         return f"<SessionProtocol {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
@@ -229,7 +230,7 @@ class SessionProtocol:
     # --- What the inside says -------------------------------------------------------------------
 
     def on_open(self, subscription: int, granted: int) -> None:
-        """Its subscribe succeeded: from now on acks and credit may name it."""
+        """Note a subscribe that succeeded: from now on acks and credit may name it."""
         assert self._subscriptions[subscription] is None
         self._subscriptions[subscription] = granted
 
@@ -241,7 +242,7 @@ class SessionProtocol:
             self._subscriptions[subscription] = granted
 
     def on_refusal(self, subscription: int) -> None:
-        """Its subscribe failed: the number is free again."""
+        """Note a subscribe that failed: the number is free again."""
         assert self._subscriptions[subscription] is None
         del self._subscriptions[subscription]
 
@@ -251,22 +252,22 @@ class SessionProtocol:
         return [number for number, granted in self._subscriptions.items() if granted is not None]
 
     def on_end(self, subscription: int) -> None:
-        """It has ended without the client: the number is free again. Not there: nothing happens."""
+        """Note an end without the client: the number is free again. Not there: nothing happens."""
         self._subscriptions.pop(subscription, None)
 
     def drain(self) -> None:
-        """New subscriptions are refused from now on."""
+        """Refuse new subscriptions from now on."""
         if self.state is State.OPEN:
             self.state = State.DRAINING
 
     def end(self) -> None:
-        """Nothing comes and nothing is due any more."""
+        """End: nothing comes and nothing is due any more."""
         self.state = State.CLOSED
 
     # --- Time -----------------------------------------------------------------------------------
 
     def on_bytes(self, *, now: float) -> None:
-        """Something arrived, whatever it is. It does not prolong the wait for `hello`."""
+        """Note that something arrived. It does not prolong the wait for `hello`."""
         self.received_at = now
         if self.state is not State.HELLO:
             self._deadline = now + self._timing.heartbeat_s
@@ -299,7 +300,7 @@ class SessionProtocol:
         self.on_bytes(now=now)
 
     def next_deadline(self) -> float | None:
-        """When to call `expire`; it may have moved on until then. None: never."""
+        """Return when to call `expire`; it may have moved on until then. None: never."""
         return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
 
     def expire(

@@ -20,7 +20,7 @@ _FIN: Final = 0x80
 _OPCODES: Final = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 _CONTROL_BYTES_MAX: Final = 125
 _CLOSE_CODES: Final = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
-"""Those that may stand in a close frame, beside 3000-4999 (7.4)."""
+"""Codes that may be in a close frame, beside 3000-4999 (7.4)."""
 _PROTOCOL_ERROR: Final = 1002
 _INVALID_DATA: Final = 1007
 
@@ -42,7 +42,7 @@ def _frame(opcode: int, payload: bytes) -> bytes:
 
 
 def text_frame(payload: bytes) -> bytes:
-    """One unfragmented text message."""
+    """Frame an unfragmented text message."""
     return _frame(TEXT, payload)
 
 
@@ -61,8 +61,8 @@ def close_frame(close: Close) -> bytes:
 
 
 PIECE_BYTES: Final = 64 * 1024
-"""Of a frame that is not complete, in one piece at least: who sends byte by byte would else have a
-list of objects that are fifty times the bytes."""
+"""Smallest piece of a frame that is not complete: a client that sends byte by byte would else have
+a list of objects that are fifty times the bytes."""
 
 
 class MessageReader:
@@ -86,20 +86,20 @@ class MessageReader:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        """Of one message; may change between two."""
+        """Largest size of a message; may change between two."""
         self._buffer: bytearray | None = None
         """The end of what is there of an incomplete frame, less than PIECE_BYTES."""
         self._pieces: list[bytes] | None = None
-        """What is in front of it."""
+        """The pieces in front of it."""
         self._size = 0
-        """Of both together."""
+        """Size of both together."""
         self._bytes_needed = 0
         """The bytes that there must be before it is worth looking at again."""
         self._fragments: bytearray | None = None
-        """One buffer, not a list: a client may send millions of fragments of no bytes (P9)."""
+        """Buffer, not a list: a client may send millions of fragments of no bytes (P9)."""
         self._is_text = False
         self.unread_bytes = 0
-        """Of what it was given last, behind the event that came last."""
+        """Size of what it was given last, behind the event that came last."""
         self.violation: Close | None = None
 
     @property
@@ -109,7 +109,7 @@ class MessageReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of a message that is not complete."""
+        """Size of a message that is not complete."""
         return self._size + len(self._fragments or b"")
 
     def discard(self) -> None:
@@ -143,7 +143,7 @@ class MessageReader:
         return data
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """What is complete with these bytes, in order. To be iterated to its end, unless the
+        """Yield what is complete with these bytes, in order. To be iterated to its end, unless the
         connection ends before."""
         if self._buffer is not None:
             self._append(data)
@@ -214,7 +214,7 @@ class MessageReader:
             self.violation = TOO_LARGE
 
     def _event(self, first: int, payload: bytes) -> Event | None:
-        """What a complete frame completes."""
+        """Return what a complete frame completes."""
         opcode = first & 0x0F
         if opcode >= CLOSE:
             return (opcode, payload) if opcode != CLOSE or self._check_close(payload) else None

@@ -128,12 +128,12 @@ class WebSocketWire:
 
     is_in_transit = False
 
-    def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived: everything arrives at once."""
+    def lease_start(self, given_at: float) -> float | None:
+        """As Link.lease_start: everything arrives at once."""
         return given_at
 
-    def named(self, given_at: float) -> None:
-        """As Link.named."""
+    def on_named(self, given_at: float) -> None:
+        """As Link.on_named."""
 
     def pause_reading(self) -> None:
         """As SessionTransport.pause_reading: no transcript makes a queue by publishing."""

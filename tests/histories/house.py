@@ -79,16 +79,16 @@ class Session:
     def writable(self) -> bool:
         return self.is_writable
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         return None if self.is_in_transit else given_at
 
-    def named(self, given_at: float) -> None:
+    def on_named(self, given_at: float) -> None:
         self.is_in_transit = False
 
-    def emptied(self) -> None:
-        """As Link.emptied."""
+    def on_empty(self) -> None:
+        """As Link.on_empty."""
 
-    def moved_away(self) -> None:
+    def on_moved(self) -> None:
         self.has_moved = True
 
     async def until(self, true: Callable[[], object]) -> None:
@@ -318,12 +318,12 @@ class Socket:
 
     is_in_transit = False
 
-    def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived: everything arrives at once."""
+    def lease_start(self, given_at: float) -> float | None:
+        """As Link.lease_start: everything arrives at once."""
         return given_at
 
-    def named(self, given_at: float) -> None:
-        """As Link.named."""
+    def on_named(self, given_at: float) -> None:
+        """As Link.on_named."""
 
     def pause_reading(self) -> None:
         """As SessionTransport.pause_reading."""

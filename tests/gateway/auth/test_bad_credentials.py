@@ -152,10 +152,10 @@ class Outlet:
     pause_reading = resume_reading = taken_bytes = ping
     is_in_transit = False
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         return given_at
 
-    def named(self, given_at: float) -> None:
+    def on_named(self, given_at: float) -> None:
         return None
 
     def adopt(self, session: Session) -> None:

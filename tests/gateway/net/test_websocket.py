@@ -587,9 +587,9 @@ async def test_what_is_yet_to_be_written_does_not_arrive_with_what_was_before(
     transit = connection._transit
     assert transit is not None
     await until(lambda: len(transit._awaited) == 1)
-    assert connection.arrived(given_at) is None
+    assert connection.lease_start(given_at) is None
     await wire.send_frame(Opcode.PONG, mark)
-    await until(lambda: connection.arrived(given_at) is not None)
+    await until(lambda: connection.lease_start(given_at) is not None)
     await wire.close()
 
 

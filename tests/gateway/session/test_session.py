@@ -74,10 +74,10 @@ class Socket:
 
     is_in_transit = False
 
-    def arrived(self, given_at: float) -> float | None:
+    def lease_start(self, given_at: float) -> float | None:
         return given_at
 
-    def named(self, given_at: float) -> None:
+    def on_named(self, given_at: float) -> None:
         raise AssertionError("nothing is in transit")
 
     def pause_reading(self) -> None:
