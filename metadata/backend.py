@@ -26,7 +26,7 @@ from metadata.data_keys import DataKey
 from metadata.tokens import TokenRecord
 from push.errors import Fenced
 
-Alone = Callable[..., Awaitable[Any]]
+RunChange = Callable[..., Awaitable[Any]]
 """Runs a change (a coroutine function and its arguments) after the others, to its end."""
 
 
@@ -126,8 +126,9 @@ class Store(Protocol):
         """What others have changed since the last time; written by this one is no news. None:
         nothing. Raises Refused: nobody answers, or this catalog must not be followed any more."""
 
-    def memberships(self, alone: Alone) -> MembershipRows:
-        """The groups' rows, of which there is one keeper. `alone`: where that is needed."""
+    def memberships(self, run_change: RunChange) -> MembershipRows:
+        """The rows of groups, of which there is one keeper. `run_change` runs a change behind the
+        others."""
 
     async def fresh_id(self) -> str:
         """An id that no queue or group has or ever had (R1)."""

@@ -201,19 +201,19 @@ class CatalogService:
         self._store = store
         self._index = CatalogIndex(contents.queues, contents.groups)
         self._dropped, self._marks = contents.dropped, contents.marks
-        self._alone = ChangeQueue(store, self._learn)
-        self._memberships = store.memberships(self._alone)
+        self._changes = ChangeQueue(store, self._learn)
+        self._memberships = store.memberships(self._changes)
         self.is_shared, self.said = store.is_shared, self._memberships.said
-        self.catch_up = self._alone.catch_up
+        self.catch_up = self._changes.catch_up
         """See Metadata."""
         self.data_keys = DataKeys(
             contents.data_keys,
-            lambda rows, still: self._alone(self._put_data_keys, rows, still),
+            lambda rows, still: self._changes(self._put_data_keys, rows, still),
             self.catch_up if store.is_shared else None,
         )
         self._placing: Placing | None = None
         self._listeners: list[QueueListener] = []
-        self.tokens = TokenStore(store, contents.tokens, alone=self._alone)
+        self.tokens = TokenStore(store, contents.tokens, run_change=self._changes)
         store.follow(self.catch_up, self.tokens.doubt)
 
     # --- Looking up, from memory -----------------------------------------------------------------
@@ -266,7 +266,7 @@ class CatalogService:
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
         check_name(name, "queue")
-        return await self._alone(self._put_queue, principal, name, settings, named)
+        return await self._changes(self._put_queue, principal, name, settings, named)
 
     async def _put_queue(
         self, principal: Principal, name: str, settings: QueueSettings, named: frozenset[str]
@@ -301,7 +301,7 @@ class CatalogService:
     async def change_queue(
         self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
     ) -> tuple[QueueSettings, Queue] | None:
-        return await self._alone(self._change_queue, principal, name, named, was)
+        return await self._changes(self._change_queue, principal, name, named, was)
 
     async def _change_queue(
         self, principal: Principal, name: str, named: Named, was: Queue | None
@@ -321,7 +321,7 @@ class CatalogService:
         return old.settings, queue
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        return await self._alone(self._pause_queue, principal, name, paused)
+        return await self._changes(self._pause_queue, principal, name, paused)
 
     async def _pause_queue(self, principal: Principal, name: str, paused: bool) -> Queue:
         queue = self.find_queue(principal, name)
@@ -333,7 +333,7 @@ class CatalogService:
         return queue
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        return await self._alone(self._delete_queue, principal, name)
+        return await self._changes(self._delete_queue, principal, name)
 
     async def _delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
@@ -363,7 +363,7 @@ class CatalogService:
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
         check_name(name, "group")
-        return await self._alone(
+        return await self._changes(
             self._put_group, principal, queue, name, settings, start, named=named
         )
 
@@ -416,7 +416,7 @@ class CatalogService:
         *,
         was: Group | None = None,
     ) -> tuple[GroupSettings, Group] | None:
-        return await self._alone(self._change_group, principal, queue, name, named, was)
+        return await self._changes(self._change_group, principal, queue, name, named, was)
 
     async def _change_group(
         self, principal: Principal, queue: Queue, name: str, named: Named, was: Group | None
@@ -437,7 +437,7 @@ class CatalogService:
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
-        return await self._alone(self._delete_group, principal, queue, name, row)
+        return await self._changes(self._delete_group, principal, queue, name, row)
 
     async def _delete_group(
         self, principal: Principal, queue: Queue, name: str, row: Membership | None
@@ -456,7 +456,7 @@ class CatalogService:
         self._tell(queue, group, deleted=True)
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        await self._alone(self._forget, queue_id, group_id)
+        await self._changes(self._forget, queue_id, group_id)
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
         if (queue_id, group_id) in self._dropped:
@@ -464,7 +464,7 @@ class CatalogService:
             self._dropped.remove((queue_id, group_id))
 
     async def set_mark(self, name: str, value: str) -> None:
-        await self._alone(self._set_mark, name, value)
+        await self._changes(self._set_mark, name, value)
 
     async def _set_mark(self, name: str, value: str) -> None:
         await self._store.set_mark(name, value)
@@ -478,7 +478,7 @@ class CatalogService:
     async def copy_to(self, path: Path) -> None:
         """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
         folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
-        await self._alone(self._store.copy_to, path)
+        await self._changes(self._store.copy_to, path)
 
     # --- Membership (R14) ------------------------------------------------------------------------
 
@@ -548,15 +548,15 @@ class CatalogService:
         return self._store.age_s
 
     async def state(self) -> tuple[bool, str]:
-        if self._alone.is_closed:
+        if self._changes.is_closed:
             return False, "the catalog is closed"
         return self._store.broken is None, self._store.broken or ""
 
     async def close(self) -> None:
         """Finish the changes that have begun, then close. A second call does nothing."""
-        if self._alone.is_closed:
+        if self._changes.is_closed:
             return
-        await self._alone.close()
+        await self._changes.close()
         await self._store.close()
 
     def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:

@@ -21,7 +21,6 @@ import msgspec
 from metadata.backend import (
     NO_CONDITION,
     NOWHERE,
-    Alone,
     CatalogPlace,
     CatalogRows,
     Contents,
@@ -31,6 +30,7 @@ from metadata.backend import (
     News,
     Raw,
     RowCondition,
+    RunChange,
     Stale,
     Write,
 )
@@ -160,7 +160,7 @@ class RowStore:
         self._dropped: dict[str, str] = {}
         self._tokens: set[str] = set()
         self._rang = asyncio.Event()
-        self._following: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -181,7 +181,7 @@ class RowStore:
             Unknown: too few copies answer in time.
         """
         store = cls(database, on_fatal, draw_id)
-        database.on_changed(store._heard)  # first: what changes from now on is not missed
+        database.on_changed(store._on_notice)  # first: what changes from now on is not missed
         store._read_at = asyncio.get_running_loop().time()
         try:
             reading = await database.read(NOWHERE)
@@ -195,7 +195,7 @@ class RowStore:
 
     # --- Following what others change ------------------------------------------------------------
 
-    def _heard(self, version: int) -> None:
+    def _on_notice(self, version: int) -> None:
         if not version or version > self._seen.version:
             self._rang.set()
 
@@ -211,7 +211,7 @@ class RowStore:
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
         """Follow the catalog when the database gives notice, and every `poll_s`."""
-        self._following = asyncio.get_running_loop().create_task(self._follow(read, cut_off))
+        self._follow_task = asyncio.get_running_loop().create_task(self._follow(read, cut_off))
 
     async def _follow(
         self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]
@@ -300,7 +300,7 @@ class RowStore:
             raise Stale
         self._seen = CatalogPlace(seen.incarnation, seen.version + 1, stamp)
 
-    def memberships(self, alone: Alone) -> MembershipRows:
+    def memberships(self, run_change: RunChange) -> MembershipRows:
         return self._database.memberships()
 
     async def fresh_id(self) -> str:
@@ -381,10 +381,10 @@ class RowStore:
         await self._database.copy_to(path)
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        if self._follow_task is not None:
+            self._follow_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._following
+                await self._follow_task
         await self._database.close()
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from metadata.backend import Alone, Store
+from metadata.backend import RunChange, Store
 from metadata.tokens import TokenIndex, TokenRecord, check_record
 from push.errors import Refused, TocsinError
 from push.limits import METADATA_STALE_S, TOKENS_MAX
@@ -22,14 +22,14 @@ RevokedListener = Callable[[TokenRecord], None]
 
 
 class TokenStore:
-    """`metadata.port.Tokens` over the catalog's store. `alone` runs a change after the others."""
+    """`metadata.port.Tokens` over the catalog's store. `run_change` runs a change behind others."""
 
-    def __init__(self, store: Store, records: list[TokenRecord], *, alone: Alone) -> None:
+    def __init__(self, store: Store, records: list[TokenRecord], *, run_change: RunChange) -> None:
         self._store = store
         self._index = TokenIndex(records)
-        self._alone = alone
+        self._run_change = run_change
         self._listeners: list[RevokedListener] = []
-        self._noting: set[asyncio.Task[None]] = set()
+        self._notes: set[asyncio.Task[None]] = set()
 
     @property
     def is_known(self) -> bool:
@@ -59,7 +59,7 @@ class TokenStore:
 
     async def create(self, record: TokenRecord) -> None:
         check_record(record)
-        await self._alone(self._create, record)
+        await self._run_change(self._create, record)
 
     async def _create(self, record: TokenRecord) -> None:
         if len(self._index) >= TOKENS_MAX:
@@ -70,7 +70,7 @@ class TokenStore:
         self._index.put(record)
 
     async def revoke(self, token_id: str) -> TokenRecord:
-        revoked: TokenRecord = await self._alone(self._revoke, token_id)
+        revoked: TokenRecord = await self._run_change(self._revoke, token_id)
         return revoked
 
     async def _revoke(self, token_id: str) -> TokenRecord:
@@ -80,18 +80,18 @@ class TokenStore:
                 "not_found", f"no token {token_id!r}: `tocsin admin token list` shows their ids"
             )
         await self._store.drop_token(token_id)
-        self._ended(record)
+        self._end(record)
         return record
 
     def learn(self, records: Iterable[TokenRecord], gone: Iterable[str]) -> None:
         """Others have put these, and revoked those of the ids `gone`: as if it was done here."""
         for record in map(self._index.find, gone):
             if record is not None:
-                self._ended(record)
+                self._end(record)
         for record in records:
             self._index.put(record)
 
-    def _ended(self, record: TokenRecord) -> None:
+    def _end(self, record: TokenRecord) -> None:
         self._index.remove(record)
         self._tell(record)
 
@@ -109,12 +109,12 @@ class TokenStore:
         used = msgspec.structs.replace(record, last_used_unix_ms=unix_ms)
         self._index.put(used)  # at once, so that the next one finds nothing to be done
         task = asyncio.get_running_loop().create_task(self._note(token_id))
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
 
     async def _note(self, token_id: str) -> None:
         try:
-            await self._alone(self._keep, token_id)
+            await self._run_change(self._keep, token_id)
         except TocsinError as error:  # in an hour it is tried again
             _LOG.warning("when token %s was used last is not kept: %s", token_id, error.detail)
 

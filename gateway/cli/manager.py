@@ -204,7 +204,7 @@ async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, li
     """Return who leads, and what the leader says. Raises Refused: the database does not answer."""
     shard = await manager.database_of(clusters[0][1])
     try:
-        said = await RedisLeaderRow(shard).told()
+        said = await RedisLeaderRow(shard).reports()
     finally:
         await shard.close()
     holder = said.pop("").decode()

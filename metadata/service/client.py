@@ -90,7 +90,7 @@ class NodeChoice:
         known = {*self._configured, *(one.url for one in nodes)}
         self._away = {url: away for url, away in self._away.items() if url in known}
 
-    def failed(self, url: str, *, now: float) -> None:
+    def on_failure(self, url: str, *, now: float) -> None:
         """It did not answer, or cannot."""
         count = self._away.get(url, (0, 0.0))[0] + 1
         away_s = min(AWAY_S_MAX, AWAY_S * 2 ** min(count - 1, _DOUBLINGS_MAX))
@@ -98,7 +98,7 @@ class NodeChoice:
         if url in self._configured and self._configured[self._first] == url:
             self._first = (self._first + 1) % len(self._configured)
 
-    def answered(self, url: str) -> None:
+    def on_answer(self, url: str) -> None:
         """It is well."""
         self._away.pop(url, None)
 
@@ -106,7 +106,7 @@ class NodeChoice:
         """Who is to be asked for what any node can answer, one after another. Never empty."""
         turned = self._configured[self._first :] + self._configured[: self._first]
         learned = [one.url for one in self._nodes if one.layout != "whole"]
-        return self._present([*turned, *learned], now)
+        return self._available([*turned, *learned], now)
 
     def to_ask_for(self, shard: int, *, now: float) -> list[str]:
         """The same for the rows of a shard: its holders, where those are to be found by the ring.
@@ -114,9 +114,9 @@ class NodeChoice:
         ring = [one.url for one in self._nodes if one.layout == "ring"]
         others = [one.url for one in self._nodes if one.layout == "forward"]
         found = holders(shard, [*ring, *others]) if ring else ()
-        return self._present([*found, *self.to_ask(now=now)], now)
+        return self._available([*found, *self.to_ask(now=now)], now)
 
-    def _present(self, urls: Sequence[str], now: float) -> list[str]:
+    def _available(self, urls: Sequence[str], now: float) -> list[str]:
         everybody = list(dict.fromkeys(urls))
         there = [url for url in everybody if self._away.get(url, (0, now))[1] <= now]
         found = there or [min(everybody, key=lambda url: self._away[url][1])]
@@ -201,10 +201,10 @@ class NodeClient:
                 reasons.append(error.detail)
                 is_sent = is_sent or error.is_sent
                 continue
-            self._told(is_well=True)
+            self._log_change(is_well=True)
             return answer
         why = "; ".join(dict.fromkeys(reasons))
-        self._told(is_well=False, why=why)
+        self._log_change(is_well=False, why=why)
         raise NoNodeAnswers(f"no node of the metadata service answers: {why}", is_sent=is_sent)
 
     async def ask_one(
@@ -216,24 +216,24 @@ class NodeClient:
         try:
             answer = await self._asker.ask(url, method, target, sent, timeout_s=try_s)
         except (NotSent, NoAnswer) as error:
-            self.choice.failed(url, now=loop.time())
+            self.choice.on_failure(url, now=loop.time())
             raise NoNodeAnswers(str(error), is_sent=isinstance(error, NoAnswer)) from None
         try:
             if answer.status == 200:
-                self.choice.answered(url)
+                self.choice.on_answer(url)
                 return msgspec.json.decode(answer.body, type=form)
             problem = msgspec.json.decode(answer.body, type=_Problem)
         except msgspec.DecodeError as error:
-            self.choice.failed(url, now=loop.time())
+            self.choice.on_failure(url, now=loop.time())
             raise NoNodeAnswers(f"{url} answers {answer.status}: {error}", is_sent=True) from None
         if problem.code in _OWN or problem.code not in CODES:
             if problem.code != "not_found":
-                self.choice.failed(url, now=loop.time())
+                self.choice.on_failure(url, now=loop.time())
             raise NoNodeAnswers(f"{url}: {problem.detail}", is_sent=problem.code in _UNSURE)
-        self.choice.answered(url)
+        self.choice.on_answer(url)
         raise _error(problem)
 
-    def _told(self, *, is_well: bool, why: str = "") -> None:
+    def _log_change(self, *, is_well: bool, why: str = "") -> None:
         if is_well != self._is_well:
             self._is_well = is_well
             if is_well:
@@ -281,16 +281,16 @@ class RemoteDatabase:
         self._members = _Memberships(nodes, beats)
         self._version = 0
         """What was read, or changed here."""
-        self._heard: Callable[[int], None] = lambda version: None
-        self._watching: asyncio.Task[None] | None = None
+        self._listener: Callable[[int], None] = lambda version: None
+        self._watch_task: asyncio.Task[None] | None = None
         self.known_at = float("-inf")
         """See Database."""
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
-        self._heard = heard
-        if self._watching is None:
+        self._listener = heard
+        if self._watch_task is None:
             loop = asyncio.get_running_loop()
-            self._watching = loop.create_task(self._watch(), name="metadata watch")
+            self._watch_task = loop.create_task(self._watch(), name="metadata watch")
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -315,7 +315,7 @@ class RemoteDatabase:
             self._nodes.choice.learn(answer.nodes)
             is_news = [self._members.tell(*one) for one in answer.members]
             if answer.version > self._version:
-                self._heard(answer.version)
+                self._listener(answer.version)
                 await asyncio.sleep(BETWEEN_S)  # it is read meanwhile
             elif not any(is_news) and loop.time() - asked_at < BETWEEN_S:
                 await asyncio.sleep(BETWEEN_S)  # whatever a node thinks that is new
@@ -364,7 +364,7 @@ class RemoteDatabase:
                         liars.append(url)
                     continue
                 for liar in liars:
-                    self._nodes.choice.failed(liar, now=asyncio.get_running_loop().time())
+                    self._nodes.choice.on_failure(liar, now=asyncio.get_running_loop().time())
                 _LOG.error("a node of the metadata service has another catalog: %s", error.detail)
                 if answer.kind == "same":
                     return None
@@ -474,10 +474,10 @@ class RemoteDatabase:
         )
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._watching
+                await self._watch_task
         await self._nodes.close()
 
 
@@ -488,7 +488,7 @@ class _Memberships:
         self._nodes = nodes
         self._beats = beats
         self._listeners: list[Callable[[str, int], None]] = []
-        self._told: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
         """Group → the last generation that was told."""
 
     async def get(self, group_id: str) -> Membership:
@@ -534,11 +534,11 @@ class _Memberships:
 
     def tell(self, group_id: str, generation: int) -> bool:
         """A row was changed. False: another node has told it already."""
-        if generation <= self._told.get(group_id, 0):
+        if generation <= self._generations.get(group_id, 0):
             return False
-        while len(self._told) >= TOLD_MAX:
-            del self._told[next(iter(self._told))]
-        self._told[group_id] = generation
+        while len(self._generations) >= TOLD_MAX:
+            del self._generations[next(iter(self._generations))]
+        self._generations[group_id] = generation
         for listener in self._listeners:
             listener(group_id, generation)
         return True

@@ -129,11 +129,11 @@ class Node:
         self._on_fatal = on_fatal
         self.nodes: tuple[NodeInfo, ...] = names.nodes()
         """Those that are there, as this one sees it."""
-        self._copy = ShardCopy(reading, self._wanted())
+        self._copy = ShardCopy(reading, self._shards_to_hold())
         self._read_at = loop.time()
         """When the newest reading of the database was begun."""
-        self._waiting: list[asyncio.Future[None]] = []
-        self._kicked = asyncio.Event()
+        self._readers: list[asyncio.Future[None]] = []
+        self._read_wanted = asyncio.Event()
         self._pulse = asyncio.Event()
         """Set, and made anew, whenever there is something to tell."""
         self._boot = secrets.token_hex(4)
@@ -174,7 +174,7 @@ class Node:
             raise Refused("storage_unavailable", f"the catalog cannot be used: {error}") from None
         assert reading is not None  # a catalog has a first version: that is news
         node = cls(database, reading, names, url=url, layout=layout, on_fatal=on_fatal)
-        database.on_changed(lambda version: node._kicked.set())
+        database.on_changed(lambda version: node._read_wanted.set())
         database.memberships().on_changed(node._members_changed)
         node._tasks = [
             loop.create_task(node._follow(), name="metadata follow"),
@@ -200,12 +200,12 @@ class Node:
         loop = asyncio.get_running_loop()
         is_well = True
         while self.broken is None:
-            if not self._waiting:
+            if not self._readers:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
-                        await self._kicked.wait()
-            self._kicked.clear()
-            waiting, self._waiting = self._waiting, []
+                        await self._read_wanted.wait()
+            self._read_wanted.clear()
+            waiting, self._readers = self._readers, []
             began = loop.time()
             failure: TocsinError | None = None
             try:
@@ -279,8 +279,8 @@ class Node:
         if self.broken is not None:
             raise Refused("storage_unavailable", self.broken)
         waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waits)
-        self._kicked.set()
+        self._readers.append(waits)
+        self._read_wanted.set()
         try:
             async with asyncio.timeout(READ_S):
                 await waits
@@ -297,7 +297,7 @@ class Node:
         is behind, or cut off; draining: it goes down, ask another one."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        said, heard = self._said, self._heard_before(cursor)
+        said, heard = self._said, self._number_of(cursor)
         if heard is not None:
             said = heard
         if self._copy.place.version < version and (await self.fresh()).version < version:
@@ -323,7 +323,7 @@ class Node:
         place = self._copy.place
         return WatchAnswer(place.version, f"{self._boot}.{self._said}", members, self.nodes)
 
-    def _heard_before(self, cursor: str) -> int | None:
+    def _number_of(self, cursor: str) -> int | None:
         """The number of the last notice that was heard here. None: who asks comes from another
         node, to which balancers may send him each time. Nobody knows then whether he has heard the
         latest ones; he is told them again, and not made to hurry: he would, from node to node."""
@@ -389,12 +389,12 @@ class Node:
         is_changed = await self.database.change(
             request.seen, request.stamp, request.writes, request.row
         )
-        self._kicked.set()
+        self._read_wanted.set()
         return is_changed
 
     # --- Among the nodes -------------------------------------------------------------------------
 
-    def _wanted(self) -> frozenset[int]:
+    def _shards_to_hold(self) -> frozenset[int]:
         if self.layout == "whole":
             return frozenset(range(SHARDS))
         return held(self.url, [one.url for one in self.nodes if one.layout != "whole"])
@@ -422,7 +422,7 @@ class Node:
             _LOG.info("nodes of the metadata service: %s", ", ".join(one.url for one in nodes))
             self.nodes = nodes
             self._tell()
-        now, wanted = asyncio.get_running_loop().time(), self._wanted()
+        now, wanted = asyncio.get_running_loop().time(), self._shards_to_hold()
         if not wanted <= self._copy.shards:
             await self._gain(wanted)
         for shard in self._copy.shards - wanted:

@@ -19,7 +19,7 @@ from typing import Final, ParamSpec, TypeGuard, TypeVar
 
 import msgspec
 
-from metadata.backend import Alone, Contents, MembershipRows, News, other_generation
+from metadata.backend import Contents, MembershipRows, News, RunChange, other_generation
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
 from metadata.heartbeats import LocalHeartbeats
@@ -305,7 +305,7 @@ class LocalMemberships:
         boot: int,
         before: Iterable[Membership],
         put: Callable[[list[Membership]], Awaitable[None]],
-        alone: Alone,
+        run_change: RunChange,
     ) -> None:
         self._boot = boot
         self._rows: dict[str, Membership] = {}
@@ -316,7 +316,7 @@ class LocalMemberships:
         self._ending: dict[str, asyncio.Future[bool]] = {}
         """Group → whether it has gone, as soon as that is decided."""
         self._put = put
-        self._alone = alone
+        self._run_change = run_change
 
     async def get(self, group_id: str) -> Membership:
         return self._get(group_id)
@@ -348,7 +348,7 @@ class LocalMemberships:
         if new.lingers or new.group_id in self._before:
             self._before[new.group_id] = self._unwritten[new.group_id] = new
             try:
-                await self._alone(self._keep)
+                await self._run_change(self._keep)
             except Refused as error:  # it holds here; who lingers would not be waited for
                 _LOG.warning("the members of group %s are not kept: %s", new.group_id, error)
             if not new.lingers and self._before.get(new.group_id) is new:
@@ -463,8 +463,10 @@ class SqliteCatalog:
         """See Store: there are none."""
         return None
 
-    def memberships(self, alone: Alone) -> MembershipRows:
-        self._rows = LocalMemberships(self.file.boot, self._before, self._put_memberships, alone)
+    def memberships(self, run_change: RunChange) -> MembershipRows:
+        self._rows = LocalMemberships(
+            self.file.boot, self._before, self._put_memberships, run_change
+        )
         return self._rows
 
     async def _put_memberships(self, rows: list[Membership]) -> None:

@@ -95,7 +95,7 @@ class RowFile(LockedFile):
             if seen != NOWHERE and (
                 seen.incarnation != now.incarnation or seen.version >= now.version
             ):
-                raise self._lost(seen)
+                raise self._lost_error(seen)
             changes = run(
                 "SELECT version, stamp, rows FROM changes WHERE version >= ? ORDER BY version",
                 (seen.version,),
@@ -104,14 +104,14 @@ class RowFile(LockedFile):
                 return CatalogRows(now, self._all_rows(), True, state.secret)
             (_, stamp, _), *later = changes
             if stamp != seen.stamp:
-                raise self._lost(seen)
+                raise self._lost_error(seen)
             raw: Raw = {}
             for _, _, rows in later:
                 for kind, row_id in msgspec.json.decode(rows, type=list[tuple[str, str]]):
                     raw.setdefault(kind, {})[row_id] = self._row(kind, row_id)
             return CatalogRows(now, raw, False, state.secret)
 
-    def _lost(self, seen: CatalogPlace) -> Lost:
+    def _lost_error(self, seen: CatalogPlace) -> Lost:
         return Lost(
             f"{self.path} is not the catalog that was followed, or an older copy of it: version "
             f"{seen.version} of the incarnation {seen.incarnation} is not part of it (any more)"
@@ -187,7 +187,7 @@ class SqliteDatabase:
         self._file = file
         self._thread = thread
         self._on_fatal = on_fatal
-        self._heard: list[Callable[[int], None]] = []
+        self._listeners: list[Callable[[int], None]] = []
         self._members = _Memberships(self)
         self._nodes = LocalHeartbeats()
         self._closed = False
@@ -225,7 +225,7 @@ class SqliteDatabase:
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
         """Register a listener; no notice is lost."""
-        self._heard.append(heard)
+        self._listeners.append(heard)
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
         return await self.run(self._file.read, seen)
@@ -238,8 +238,8 @@ class SqliteDatabase:
         row: RowCondition = NO_CONDITION,
     ) -> bool:
         version = await self.run(self._file.change, seen, stamp, list(writes), row)
-        for heard in self._heard if version is not None else ():
-            heard(version or 0)
+        for listener in self._listeners if version is not None else ():
+            listener(version or 0)
         return version is not None
 
     async def is_taken(self, any_id: str) -> bool:

@@ -90,7 +90,7 @@ class ClusterKeeper:
         self._term = 0
         self._patience = Patience()
         self._said: list[str] = []
-        self.told: ClusterTold | None = None
+        self.report: ClusterTold | None = None
         """Of the last step; None: there was none."""
 
     async def step(self, leader: Leader) -> float:
@@ -107,9 +107,9 @@ class ClusterKeeper:
             self._log()
             done = await self._do(acts, leader)
         except TermSuperseded as outdone:
-            leader.outdone(outdone.term)
+            leader.on_superseded(outdone.term)
             return LOOK_S
-        self.told = self._tell(view, leader)
+        self.report = self._report_of(view, leader)
         if self._patience.is_over(is_held_up=not acts and is_held_up(view, self._rule), now=now):
             leader.give_way()
         if done:
@@ -123,7 +123,7 @@ class ClusterKeeper:
         looked, and has been gone itself since: a replica that goes just before it is not waited for
         twice. (One that is there is seen to be.)"""
         try:
-            text = await leader.told(self.name)
+            text = await leader.last_report(self.name)
             told = msgspec.json.decode(text, type=ClusterTold) if text else None
         except (TocsinError, msgspec.DecodeError):
             return {}
@@ -156,7 +156,7 @@ class ClusterKeeper:
             _LOG.info("%s: all that is counted is there", self.name)
         self._said = list(said)
 
-    def _tell(self, view: ShardView, leader: Leader) -> ClusterTold:
+    def _report_of(self, view: ShardView, leader: Leader) -> ClusterTold:
         named = {place: f"names {one.primary}" for place, one in view.sentinels.items()}
         silent = {
             place: f"does not answer: {view.silent[place]}"
@@ -172,7 +172,7 @@ class ClusterKeeper:
             primary=view.primary,
             replicas=view.replicas,
             out=sorted(view.out),
-            servers=servers_told(view, self._rule),
+            servers=server_reports(view, self._rule),
             sentinels=named | silent,
             says=list(self._rule.says),
         )
@@ -189,7 +189,7 @@ def is_held_up(view: ShardView, rule: ShardRule) -> bool:
     return bool(leaving) and bool(set(view.silent) - leaving)
 
 
-def servers_told(view: ShardView, rule: ShardRule) -> list[ServerTold]:
+def server_reports(view: ShardView, rule: ShardRule) -> list[ServerTold]:
     """Each server that is known, the primary first."""
     primary = view.servers.get(view.primary)
     followers = {one.place: one for one in primary.followers} if primary is not None else {}

@@ -49,9 +49,9 @@ class Leader:
     def stood_still_s(self) -> float:
         return self._leading.stood_still_s
 
-    def outdone(self, term: int) -> None:
+    def on_superseded(self, term: int) -> None:
         _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)
-        self._leading.outdone(term)
+        self._leading.on_superseded(term)
 
     def give_way(self) -> None:
         _LOG.warning("this manager is held up, and lets another one lead that may reach more")
@@ -88,23 +88,23 @@ class Leader:
             if change is None:
                 return
 
-    async def say(self, said: Mapping[str, bytes]) -> None:
+    async def report(self, said: Mapping[str, bytes]) -> None:
         """Have this told of clusters (by name). Nothing happens where it does not lead. Raises
         Refused, Unknown."""
         if self.leads:
-            await self._row.say(LeaderRow(self.name, self.term, 0), said)
+            await self._row.report(LeaderRow(self.name, self.term, 0), said)
 
-    async def told(self, cluster: str) -> bytes | None:
+    async def last_report(self, cluster: str) -> bytes | None:
         """What was said of a cluster last, perhaps by the leader before. None: nothing. Raises
         Refused."""
-        return (await self._row.told()).get(cluster)
+        return (await self._row.reports()).get(cluster)
 
     async def forget_all_but(self, clusters: Collection[str]) -> None:
         """Have nothing told of other clusters any more, of which a leader before has told. Raises
         Refused, Unknown."""
-        gone = set(await self._row.told()) - {"", *clusters}
+        gone = set(await self._row.reports()) - {"", *clusters}
         if gone:
-            await self.say(dict.fromkeys(gone, b""))
+            await self.report(dict.fromkeys(gone, b""))
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class RedisLeaderRow:
         holder, term, beat = await self._shard.act("lead", [LEADER], args, level="local")
         return LeaderRow(bytes(holder or b"").decode(), int(term or 0), int(beat or 0))
 
-    async def say(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
+    async def report(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
         """Keep what is said of these clusters for `told`, if the leader of this term still has the
         row. Raises Refused, Unknown."""
         args: list[Arg] = [lead.holder, lead.term]
@@ -165,7 +165,7 @@ class RedisLeaderRow:
             args += [cluster, text]
         return bool(await self._shard.act("lead_say", [LEADER, SAID], args, level="local"))
 
-    async def told(self) -> dict[str, bytes]:
+    async def reports(self) -> dict[str, bytes]:
         """What was said last of each cluster, and `""` → the leader's name. Raises Refused."""
         holder, flat = await self._shard.look("lead_told", [LEADER, SAID], [])
         said = {flat[at].decode(): bytes(flat[at + 1]) for at in range(0, len(flat), 2)}

@@ -62,7 +62,7 @@ class ManagerMetrics:
         self._steps: Counter[tuple[str, str]] = Counter()
         self.lag = LoopLag()
 
-    def stepped(self, duty: str, *, is_done: bool) -> None:
+    def on_step(self, duty: str, *, is_done: bool) -> None:
         """A step of a duty has ended."""
         self._steps[duty, "done" if is_done else "failed"] += 1
 
@@ -183,12 +183,12 @@ class Manager:
             except Exception:
                 _LOG.exception("%s: unexpected", duty.name)  # the next step still comes
             before = why
-            self._metrics.stepped(duty.name, is_done=is_done)
+            self._metrics.on_step(duty.name, is_done=is_done)
             await asyncio.sleep(pause_s)
 
     async def samples(self) -> Samples:
         """What a Prometheus is told."""
-        told = {keeper.name: keeper.told for keeper in self._keepers}
+        told = {keeper.name: keeper.report for keeper in self._keepers}
         return self._metrics.collect(leads=self.leader.leads, term=self.leader.term, told=told)
 
     async def _say(self) -> None:
@@ -196,9 +196,9 @@ class Manager:
         term = 0
         while True:
             await self.leader.began.wait()
-            told = [keeper.told for keeper in self._keepers if keeper.told is not None]
+            told = [keeper.report for keeper in self._keepers if keeper.report is not None]
             with contextlib.suppress(TocsinError):  # it is told again
-                await self.leader.say({one.name: msgspec.json.encode(one) for one in told})
+                await self.leader.report({one.name: msgspec.json.encode(one) for one in told})
                 if self.leader.term != term and not self._unseen:
                     await self.leader.forget_all_but([keeper.name for keeper in self._keepers])
                     term = self.leader.term

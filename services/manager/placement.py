@@ -123,7 +123,7 @@ class OutCluster:
         self._scaling = Scaling()
         self._left: dict[tuple[str, str | None], float] = {}
         """What is deleted and not freed → since when it is seen so."""
-        self._telling: asyncio.Task[None] | None = None
+        self._hook_task: asyncio.Task[None] | None = None
         self._tell_at = float("-inf")
 
     async def step(self, *, now: float) -> None:
@@ -148,9 +148,9 @@ class OutCluster:
 
     async def stop(self) -> None:
         """End; a hook that is being told is killed, and told again by who leads next."""
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.wait([self._telling])
+        if self._hook_task is not None:
+            self._hook_task.cancel()
+            await asyncio.wait([self._hook_task])
 
     # --- What is found -------------------------------------------------------------------------
 
@@ -205,10 +205,10 @@ class OutCluster:
             self._tell_at = now
             _LOG.warning("storage clusters: %s %s", wish.kind, ", ".join(wish.clusters))
         is_due = not self._scaling.wish.is_told and now >= self._tell_at
-        if self._hook is not None and is_due and self._telling is None and self._leads():
+        if self._hook is not None and is_due and self._hook_task is None and self._leads():
             self._tell_at = now + HOOK_AGAIN_S
-            self._telling = asyncio.create_task(self._tell(self._hook, self._scaling.wish))
-            self._telling.add_done_callback(self._told)
+            self._hook_task = asyncio.create_task(self._tell(self._hook, self._scaling.wish))
+            self._hook_task.add_done_callback(self._on_hook_end)
 
     async def _keep(self, wish: Wish) -> None:
         await self._catalog.set_mark(SCALING_MARK, encode_wish(wish))
@@ -239,8 +239,8 @@ class OutCluster:
         except TocsinError as error:  # it is told again, under the same number
             _LOG.warning("that the scale hook has heard cannot be kept: %s", error)
 
-    def _told(self, task: "asyncio.Task[None]") -> None:
-        self._telling = None
+    def _on_hook_end(self, task: "asyncio.Task[None]") -> None:
+        self._hook_task = None
         if not task.cancelled():
             task.result()
 

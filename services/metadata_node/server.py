@@ -75,7 +75,7 @@ class NodeServer:
         self.node = node
         self._listener = listener
         self._rest = rest
-        self._watching = asyncio.create_task(tls.watch()) if tls is not None else None
+        self._watch_task = asyncio.create_task(tls.watch()) if tls is not None else None
 
     @classmethod
     async def open(cls, settings: NodeSettings, *, on_fatal: Callable[[str], None]) -> "NodeServer":
@@ -119,8 +119,8 @@ class NodeServer:
         """Send everybody to other nodes, then close."""
         self.node.is_leaving = True
         await asyncio.sleep(LEAVE_S)
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         await self._listener.finish(FINISH_S)
         await self._rest.aclose()
 

@@ -145,7 +145,7 @@ class Service:
     def not_reached(self, name: str) -> None:
         """Every gateway has just asked this one for nothing, and asks another one first."""
         for choice in self._choices:
-            choice.failed(f"http://{name}", now=asyncio.get_running_loop().time())
+            choice.on_failure(f"http://{name}", now=asyncio.get_running_loop().time())
 
     def is_known(self, name: str) -> bool:
         """Whether every node and every gateway has heard of this one."""

@@ -37,8 +37,8 @@ async def nothing() -> Samples:
 
 async def test_a_manager_that_leads_tells_of_its_clusters() -> None:
     metrics = ManagerMetrics("m-1")
-    metrics.stepped("north", is_done=True)
-    metrics.stepped("north", is_done=False)
+    metrics.on_step("north", is_done=True)
+    metrics.on_step("north", is_done=False)
     samples = metrics.collect(leads=True, term=3, told={"north": TOLD, "south": None})
     assert samples.number("tocsin_manager_servers", "north", "away") == 1
     assert samples.number("tocsin_manager_behind_bytes", "north") == 9

@@ -169,7 +169,7 @@ def test_a_term_that_somebody_else_was_seen_with_is_outdone() -> None:
     row, one = Row(), Leading("a")
     turn(row, one, now=0.0)
     turn(row, one, now=0.1)
-    one.outdone(7)
+    one.on_superseded(7)
     assert not one.leads(now=0.2)
     turn(row, one, now=1.0)
     assert one.leads(now=1.0)

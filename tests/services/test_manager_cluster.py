@@ -50,7 +50,7 @@ class Managed:
 
         def is_so() -> bool:
             (told,) = [
-                keeper.told for keeper in self.manager.duties
+                keeper.report for keeper in self.manager.duties
                 if isinstance(keeper, ClusterKeeper) and keeper.name == self.name
             ]  # fmt: skip
             return (

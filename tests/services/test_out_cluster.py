@@ -90,8 +90,8 @@ async def steps(manager: OutCluster, *times: float) -> None:
     """A step at each; what was begun has ended after each."""
     for at in times:
         await manager.step(now=at)
-        if manager._telling is not None:
-            await asyncio.wait([manager._telling])
+        if manager._hook_task is not None:
+            await asyncio.wait([manager._hook_task])
 
 
 async def fails(manager: OutCluster, *times: float) -> None:
@@ -441,7 +441,7 @@ async def test_a_hook_s_answer_to_a_manager_of_before_takes_no_newer_wish_back(
     )
     await before.step(now=0)
     await before.step(now=HOLD_S)
-    telling = before._telling
+    telling = before._hook_task
     assert telling is not None
     leads = False
     world.used = {"a": 50, "b": 50}

@@ -153,7 +153,7 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
     row = RedisLeaderRow(opened._shard)
 
     async def tells() -> bool:
-        return "a" in await row.told() and "no node of the cluster answers" in caplog.text
+        return "a" in await row.reports() and "no node of the cluster answers" in caplog.text
 
     await becomes(tells)
     await becomes(lambda: opened._metrics._steps["c", "failed"] > 2)
@@ -163,7 +163,7 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
     await becomes(lambda: not opened._unseen)
 
     async def is_told() -> bool:
-        return set(await row.told()) == {"", "a", "c"}
+        return set(await row.reports()) == {"", "a", "c"}
 
     await becomes(is_told)
     await opened.stop()
@@ -173,7 +173,7 @@ async def test_nothing_is_told_of_a_cluster_that_is_called_otherwise_now(urls: s
     """Else it would be shown as it was seen last, for ever."""
 
     async def tells(row: RedisLeaderRow, names: set[str]) -> bool:
-        return set(await row.told()) == names
+        return set(await row.reports()) == names
 
     for names in (("old", "b"), ("a", "b")):
         opened = await Manager.open(list(zip(names, parse_all(urls), strict=True)))

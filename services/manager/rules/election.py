@@ -70,7 +70,7 @@ class Absences:
     def __init__(self, away_s: float, silent_s: Mapping[str, float] | None = None) -> None:
         self._away_s = away_s
         self._told_s = dict(silent_s or {})
-        self._heard: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
         """Who is counted → when it is known to have confirmed last; unless seen, since when."""
         self._primary = ""
         self._now = 0.0
@@ -84,18 +84,18 @@ class Absences:
     ) -> None:
         """Who is attached to the primary, at `now`, of those that are counted; and who is not."""
         if primary.place != self._primary or now - self._now > LOOKED_S:
-            self._heard = {}
+            self._heard_at = {}
         self._primary, self._now = primary.place, now
         followers = {one.place: one for one in primary.followers}
         heard = {}
         for place in members:
-            before = self._heard.get(place, now - self._told_s.get(place, 0.0))
+            before = self._heard_at.get(place, now - self._told_s.get(place, 0.0))
             follower = followers.get(place)
             if follower is not None and follower.is_online:
-                heard[place] = max(before if place in self._heard else 0.0, now - follower.lag_s)
+                heard[place] = max(before if place in self._heard_at else 0.0, now - follower.lag_s)
             else:  # nor does one confirm anything that is being given everything: for minutes
                 heard[place] = before
-        self._heard, self._told_s = heard, {}
+        self._heard_at, self._told_s = heard, {}
         self._trying |= (self._out - out) & set(members)
         for place in out & self._trying:
             self._failed(place)
@@ -119,11 +119,11 @@ class Absences:
 
     def away(self) -> set[str]:
         """Those that have confirmed nothing for too long."""
-        return {place for place in self._heard if self.silent_s(place) >= self._away_s}
+        return {place for place in self._heard_at if self.silent_s(place) >= self._away_s}
 
     def silent(self) -> set[str]:
         """Those that are not there at this moment."""
-        return {place for place in self._heard if self.silent_s(place) >= SILENT_S}
+        return {place for place in self._heard_at if self.silent_s(place) >= SILENT_S}
 
     def due_s(self) -> float:
         """In how many seconds the next of those is away that are not there at this moment;
@@ -133,7 +133,7 @@ class Absences:
 
     def silent_s(self, place: str) -> float:
         """Since when it has confirmed nothing, as far as this manager knows."""
-        return self._now - self._heard.get(place, self._now)
+        return self._now - self._heard_at.get(place, self._now)
 
     def later_s(self, place: str) -> float:
         """In how many seconds it may be let in again."""

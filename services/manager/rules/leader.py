@@ -90,7 +90,7 @@ class Leading:
         elif row == wrote:
             self._until = asked_at + LEASE_S - MARGIN_S
 
-    def outdone(self, term: int) -> None:
+    def on_superseded(self, term: int) -> None:
         """Something was refused because it has seen this term of somebody else: the next beat has a
         higher one."""
         self._top = max(self._top, term + 1)

@@ -16,11 +16,11 @@ URLS = ["http://a", "http://b", "http://c"]
 def test_the_first_one_is_asked_until_it_fails_and_then_another() -> None:
     choice = NodeChoice(URLS, repeat(0.0).__next__)
     assert choice.to_ask(now=0) == URLS
-    choice.failed("http://a", now=0)
+    choice.on_failure("http://a", now=0)
     assert choice.to_ask(now=0.2)[:2] == ["http://b", "http://c"]
     assert "http://a" not in choice.to_ask(now=0.2)
     assert choice.to_ask(now=0.25) == ["http://b", "http://c", "http://a"]
-    choice.answered("http://a")
+    choice.on_answer("http://a")
     assert choice.to_ask(now=0.25) == ["http://b", "http://c", "http://a"]  # and stays there
 
 
@@ -32,7 +32,7 @@ def test_gateways_begin_at_different_nodes() -> None:
 def test_who_fails_again_and_again_is_asked_less_and_less_but_for_ever() -> None:
     choice, times, now = NodeChoice(["http://a"], cycle([0.0, 0.9]).__next__), [], 0.0
     for _ in range(8):
-        choice.failed("http://a", now=now)
+        choice.on_failure("http://a", now=now)
         until = choice._away["http://a"][1]
         times.append(until - now)
         now = until
@@ -43,7 +43,7 @@ def test_who_fails_again_and_again_is_asked_less_and_less_but_for_ever() -> None
 def test_who_has_failed_thousands_of_times_is_asked_as_before() -> None:
     choice = NodeChoice(["http://a"], repeat(0.0).__next__)
     for _ in range(5000):
-        choice.failed("http://a", now=0.0)
+        choice.on_failure("http://a", now=0.0)
     assert choice.to_ask(now=AWAY_S_MAX) == ["http://a"] * TRIES_MIN
     assert choice._away["http://a"][1] == AWAY_S_MAX
 
@@ -53,7 +53,7 @@ def test_when_all_are_away_one_is_asked_and_not_all() -> None:
     first one comes back."""
     choice = NodeChoice(URLS, repeat(0.0).__next__)
     for number, url in enumerate(URLS):
-        choice.failed(url, now=number / 100)
+        choice.on_failure(url, now=number / 100)
     assert choice.to_ask(now=0.1) == ["http://a"] * TRIES_MIN
 
 
@@ -77,7 +77,7 @@ def test_a_shard_is_asked_of_its_holders_first_and_then_of_anybody() -> None:
         asked = choice.to_ask_for(shard, now=0)
         assert asked[:3] == list(holders(shard, everybody))
         assert set(asked) == set(everybody)
-    choice.failed(holders(0, everybody)[0], now=0)
+    choice.on_failure(holders(0, everybody)[0], now=0)
     assert choice.to_ask_for(0, now=0.1)[0] == holders(0, everybody)[1]
 
 
@@ -103,9 +103,9 @@ def test_there_is_always_somebody_to_be_asked_and_who_is_well_is_first(
     choice, now = NodeChoice(URLS, repeat(0.5).__next__), 0.0
     for act, what in acts:
         if act == "failed":
-            choice.failed(what, now=now)
+            choice.on_failure(what, now=now)
         elif act == "answered":
-            choice.answered(what)
+            choice.on_answer(what)
         elif act == "learn":
             choice.learn(nodes("ring", *{"a", what}))
         else:
