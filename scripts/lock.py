@@ -3,12 +3,12 @@ pyproject.toml files.
 
     .venv/bin/python scripts/lock.py [--upgrade]
 
-What is wanted stands in `pyproject.toml` and `clients/python/pyproject.toml` and nowhere else;
-what is installed stands in the locks, with the hash of every file that the Python Package Index
-has for a version. One lock serves every platform and every Python from OLDEST on: what only some
-of them need stands there with its condition. [A lock that was resolved by one 3.11.7 lacked what
-3.11.2 needs besides, which is Debian 12's.] The locks name no index and no folder: this machine's
-settings stay out of them.
+Only `pyproject.toml` and `clients/python/pyproject.toml` name the wanted packages. The locks name
+the installed ones, with the hash of every file that the Python Package Index has for a version. One
+lock serves every platform and every Python from OLDEST on. A package that only some of them need is
+listed with its condition. [A lock that was resolved by one 3.11.7 lacked what 3.11.2 needs besides,
+which is Debian 12's.] The locks name no index and no folder, so this machine's settings stay out of
+them.
 """
 
 import os
@@ -30,7 +30,8 @@ HEADER = """\
 
 
 def wanted() -> tuple[list[str], list[str], list[str]]:
-    """(what running needs, what `tocsin report` needs besides, what developing needs besides)."""
+    """Return the packages for running, those that `tocsin report` adds, and those that developing
+    adds."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text())
     client = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())
     build: list[str] = server["build-system"]["requires"]
@@ -48,7 +49,7 @@ def wanted() -> tuple[list[str], list[str], list[str]]:
 
 
 def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: str) -> None:
-    """Resolve `lines` into `out`, keeping the versions that it has unless `upgrade`."""
+    """Resolve `lines` into `out`, keeping its present versions unless `upgrade`."""
     environment = {
         name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "UV_"))
     }
@@ -76,7 +77,7 @@ def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: s
 
 
 def main() -> None:
-    """Write the locks; the others are bound to the versions of the first."""
+    """Write the locks. The others are bound to the versions of the first."""
     upgrade = "--upgrade" in sys.argv[1:]
     running, analytics, developing = wanted()
     runtime = ROOT / "requirements.lock"

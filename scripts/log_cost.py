@@ -1,12 +1,12 @@
-"""What the delivery log costs the event loop, in microseconds for a frame of 100 messages.
+"""The cost of the delivery log on the event loop, in microseconds for a frame of 100 messages.
 
     .venv/bin/python scripts/log_cost.py [--frames N] [--write]
 
-The three spans of such frames, over 1 partition and over 16, and of frames of one message, through
-the very code that a broker runs, without the broker: what its loop does for the log and would not
-do without it. With `--write` a writer's thread takes the lines, as in a broker. The budget is 40 µs
-for a frame of 100, all spans together; what a whole broker loses is measured by
-`python -m loadtests.bench.log_cost`.
+Measures the three spans of such frames, over 1 partition and over 16, and of frames of one message.
+They go through the code of a broker, without the broker: the work that its loop does only for the
+log. With `--write` a writer's thread takes the lines, as in a broker. The budget is 40 µs for a
+frame of 100, all spans together. `python -m loadtests.bench.log_cost` measures the loss of a whole
+broker.
 """
 
 import argparse
@@ -42,7 +42,7 @@ QUEUE: Final = Queue(
 
 
 class Nowhere(LogWriter):
-    """A writer that lets go of what it is handed."""
+    """A writer that drops every chunk."""
 
     is_failing = False
     waiting_bytes = 0
@@ -51,19 +51,19 @@ class Nowhere(LogWriter):
         self.counts = [0] * KINDS
 
     def put(self, chunk: Chunk) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stop(self, within_s: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def status(self) -> LogStatus:
-        """Nothing."""
+        """Return that nothing was written and nothing is missing."""
         missing = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
         return LogStatus(written_bytes=0, waiting_bytes=0, is_failing=False, unlogged=missing)
 
 
 class Session:
-    """A consumer's."""
+    """The session of a consumer."""
 
     session_id = "s-5c1f9a0e2b7d4433"
     principal = ANYBODY
@@ -71,14 +71,16 @@ class Session:
 
 
 class Answered:
-    """A publish."""
+    """A publish, with its origin."""
 
     origin: PublishOrigin | None = None
 
 
 class Frame:
-    """One of `count` messages over so many partitions, and what the broker has in its hands when it
-    is certified, given out and acknowledged in no order."""
+    """A frame of `count` messages over some partitions, with the broker's data about it.
+
+    The broker has these data when the frame is certified, dispatched, and acknowledged in no order.
+    """
 
     def __init__(self, count: int, partitions: int) -> None:
         each, rest = divmod(count, partitions)
@@ -97,13 +99,13 @@ class Frame:
         self.acks = []
         self.pushes = [[(number, 0, result.count)] for number, _, result, _ in self.records]
         for number, _, result, _ in self.records:
-            # Every other one of a push, as one of two handlers would be done with it.
+            # Every other one of a push, as one of two handlers would finish them.
             mask = sum(1 << 2 * offset for offset in range(result.count))
             self.acks.append((number, mask, result.count))
         self.count = count
 
     def certify(self, log: DeliveryLog, place: LoggedPlace) -> None:
-        """Its commit has ended."""
+        """Log the end of its commit."""
         now_us = log.now_us()
         origin = PublishOrigin(
             log, QUEUE, now_us, self.count, "websocket", producer="checkout",
@@ -116,7 +118,7 @@ class Frame:
         log.add_commit(placed)
 
     def give(self, log: DeliveryLog, place: LoggedPlace) -> None:
-        """It goes out."""
+        """Log its dispatch."""
         for runs in self.pushes:
             place.dispatch(
                 runs, sum(run[2] for run in runs), 1, "none", 1, published_unix_ms=1_763_726_400_000
@@ -124,7 +126,7 @@ class Frame:
         log.on_flush()
 
     def settle(self, log: DeliveryLog, place: LoggedPlace) -> None:
-        """Its consumer acknowledges it."""
+        """Log its acks."""
         for number, mask, size in self.acks:
             place.settle("acked", [number, 1, 0, hex(mask)], size)
         place.cut()
@@ -142,7 +144,8 @@ def _header(count: int) -> Header:
 
 
 def measure(act: Callable[[], None], frames: int) -> float:
-    """The best of some rounds, in microseconds for each: what else the machine does only adds."""
+    """Return the best of some rounds, in microseconds for each frame. Other work of the machine
+    only adds time."""
     found = []
     for _ in range(ROUNDS):
         began = time.perf_counter_ns()
@@ -153,7 +156,7 @@ def measure(act: Callable[[], None], frames: int) -> float:
 
 
 async def main(frames: int, folder: Path | None) -> int:
-    """The table; 1: over the budget."""
+    """Print the table; returns 1 if the budget is exceeded."""
     writer: LogWriter = Nowhere() if folder is None else LogWriter.open(folder, "0" * 16, BOUNDS)
     log = DeliveryLog()
     log.begin(writer, "0" * 16)

@@ -1,10 +1,11 @@
-"""What metrics cost the paths that messages take, in nanoseconds: run by hand, on an idle machine.
+"""The cost of metrics on the paths of messages, in nanoseconds. Run by hand, on an idle machine.
 
     .venv/bin/python scripts/metrics_cost.py
 
-One record, push or acked range of any number of messages adds to one histogram each, so a frame of
-100 messages over 16 partitions pays 16 times each of the three; one of one message once. What the
-delivery log measures anyway is not measured again: with it off, a reading of the clock is added.
+One record, push or acked range of any number of messages adds to one histogram each. So a frame of
+100 messages over 16 partitions pays 16 times each of the three, and one of one message once. Times
+that the delivery log measures are not measured again. With the log off, a reading of the clock is
+added.
 """
 
 import sys
@@ -23,7 +24,7 @@ FRAME_MESSAGES, FRAME_RECORDS = 100, 16
 
 
 def cost_ns(act: Callable[[], object]) -> float:
-    """The best of five, without the loop around it."""
+    """Return the best of five, without the loop around it."""
 
     def nothing() -> None:
         return None
@@ -33,7 +34,7 @@ def cost_ns(act: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and say it."""
+    """Measure, and print the result."""
     histogram, tally = Histogram(), Tally()
     began_us, ended_us = 1_000_000, 1_003_210
 

@@ -9,13 +9,13 @@ PLAN is a text file, one step a line (`#` begins a comment); all steps are carri
     name  gateway.flow:LIMIT  FLOW_LIMIT             a name at the top of a module, everywhere
     data  storage/redis/a.lua storage/redis/lua/a.lua   a file that is no module
 
-Names on the left are those of before; a merge's right side may be a module of before or after.
-Rewritten are: imports, dotted names and paths in all texts of the checkout (strings of tests that
-replace a constant, docstrings, documents, pyproject.toml, Makefile, scripts, deploy), and of every
-mutant `file`, `old` and `new`. Refused is what cannot be done safely: a name that two modules
-of a merge give to different things, a circle between them, a module that is used as an object. A
-logger that is named after its module keeps the name that it had. What is left to do by hand
-is listed at the end: mutants whose text no longer stands once, paths made from `__file__`.
+Names on the left are the present ones; a merge's right side may be a present or a future module.
+The script rewrites imports, and dotted names and paths in all texts of the checkout: strings of
+tests that replace a constant, docstrings, documents, pyproject.toml, Makefile, scripts and deploy.
+It rewrites `file`, `old` and `new` of every mutant. It refuses plans that cannot be carried out
+safely: a name that two modules of a merge give to different things, a circle between them, a module
+that is used as an object. A logger that is named after its module keeps its name. Work to do by
+hand is listed at the end: mutants whose text no longer occurs once, and paths made from `__file__`.
 """
 
 import ast
@@ -43,9 +43,9 @@ TEXTS: Final = (
 BY_NAME: Final = ("Makefile", "Containerfile", ".ci/run", ".gitignore", ".dockerignore")
 NO_MODULES: Final = {".js", ".ts", ".html", ".json", ".css", ".yml", ".yaml"}
 KEPT: Final = ("CHANGELOG.md",)
-"""What says how it was on a day keeps the names of that day."""
+"""Files about the past, which keep the names of their time."""
 FILES_OF_THESE_NAMES: Final = {"storage.sqlite", "metadata.sqlite", "metadata.env", "metadata.sql"}
-"""Dotted names that are also files of a data folder: in texts they stay as they are."""
+"""Dotted names that are also files of a data folder. In texts they are not changed."""
 
 
 class RefusedError(Exception):
@@ -54,19 +54,19 @@ class RefusedError(Exception):
 
 @dataclass
 class Plan:
-    """What is to become of which module."""
+    """The future of each module."""
 
     moves: dict[str, str] = field(default_factory=dict)
-    """Module of before → module of after, merges included."""
+    """Present module → future module, merges included."""
     merges: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Module of after → the modules of before that it is made of, in the order of the plan."""
+    """Future module → the present modules that it is made of, in the order of the plan."""
     names: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    """Module of before → top-level name of before → of after."""
+    """Present module → present top-level name → future name."""
     data: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def paths(self) -> dict[str, str]:
-        """Path of before → of after."""
+        """Present path → future path."""
         modules = {
             relative(path_of(old)): relative(new_path(new)) for old, new in self.moves.items()
         }
@@ -74,25 +74,25 @@ class Plan:
 
     @cached_property
     def dotted(self) -> re.Pattern[str]:
-        """Finds a dotted name of before."""
+        """A pattern that finds a present dotted name."""
         words = [old for old in self.moves if old not in FILES_OF_THESE_NAMES and "." in old]
         return any_of(words, r"(?<![\w./-])", r"(?![\w/]|\.(?:py|sql|env|md)\b)")
 
     @cached_property
     def placed(self) -> re.Pattern[str]:
-        """Finds a path of before."""
+        """A pattern that finds a present path."""
         return any_of(self.paths, r"(?<![\w.-])", r"(?!\w)")
 
 
 def tracked() -> list[Path]:
-    """All files of this checkout, those not yet added included."""
+    """Return all files of this checkout, including those that are not yet added."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
 
 
 def path_of(module: str) -> Path:
-    """Where a module's file is, or would be."""
+    """Return the path of a module's file, whether it exists or not."""
     base = ROOT / "clients/python/src" if module.partition(".")[0] == "tocsin" else ROOT
     path = base / module.replace(".", "/")
     return path / "__init__.py" if path.is_dir() and not is_file(path) else path.with_suffix(".py")
@@ -104,12 +104,12 @@ def is_file(path: Path) -> bool:
 
 
 def relative(path: Path) -> str:
-    """A path from the root, as texts have it."""
+    """Return a path from the root, as texts have it."""
     return path.relative_to(ROOT).as_posix()
 
 
 def read_plan(text: str) -> Plan:
-    """Read a plan. Raises RefusedError for what is none."""
+    """Read a plan. Raises RefusedError if the text is no plan."""
     plan = Plan()
     merged: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -146,7 +146,7 @@ def read_plan(text: str) -> Plan:
 
 
 def check(plan: Plan) -> None:
-    """Raise RefusedError where a module is not there, or two would be one file."""
+    """Raise RefusedError if a module does not exist, or if two would be one file."""
     for old in plan.moves:
         if not path_of(old).is_file():
             raise RefusedError(f"there is no module {old}")
@@ -167,7 +167,7 @@ def check(plan: Plan) -> None:
 
 
 def top_names(tree: ast.Module) -> dict[str, str]:
-    """What the top of a module binds itself: name → kind. Imports are not in it."""
+    """Return the names that the top of a module binds itself: name → kind. Imports are left out."""
     found: dict[str, str] = {}
 
     def walk(body: list[ast.stmt]) -> None:
@@ -192,7 +192,7 @@ def top_names(tree: ast.Module) -> dict[str, str]:
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
-    """What imports at the top of a module bind: name → from where."""
+    """Return the names that imports at the top of a module bind: name → source."""
     found: dict[str, str] = {}
     for node in tree.body:
         inner = node.body if isinstance(node, ast.If) else [node]
@@ -207,7 +207,7 @@ def imported(tree: ast.Module) -> dict[str, str]:
 
 
 def spans(text: str) -> list[int]:
-    """Where each line of a text begins."""
+    """Return the place where each line of a text begins."""
     found = [0]
     for line in text.splitlines(keepends=True):
         found.append(found[-1] + len(line))
@@ -215,12 +215,12 @@ def spans(text: str) -> list[int]:
 
 
 def offset(lines: list[str], begins: list[int], row: int, column_bytes: int) -> int:
-    """A place of the syntax tree (bytes) as one of the text (characters)."""
+    """Convert a place of the syntax tree (bytes) to one of the text (characters)."""
     return begins[row - 1] + len(lines[row - 1].encode()[:column_bytes].decode())
 
 
 def rename_top(text: str, renames: dict[str, str], where: str) -> str:
-    """Give names of a module's top level others. Raises RefusedError where one is also local."""
+    """Rename names of a module's top level. Raises RefusedError if one is also local."""
     if not renames:
         return text
     tree = ast.parse(text)
@@ -258,7 +258,8 @@ def rename_top(text: str, renames: dict[str, str], where: str) -> str:
 
 
 def rewrite_imports(text: str, plan: Plan, own: str) -> str:
-    """A module's text with its imports after the plan. Raises RefusedError for what is none."""
+    """Return a module's text with its imports changed. Raises RefusedError if that is
+    impossible."""
     tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
     begins = spans(text)
@@ -286,7 +287,7 @@ def rewrite_imports(text: str, plan: Plan, own: str) -> str:
 
 
 def _objects(tree: ast.Module, plan: Plan) -> dict[str, str]:
-    """Modules that a text uses as objects, and of which a name changes: local name → module."""
+    """Return modules that a text uses as objects, with a renamed name: local name → module."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -299,7 +300,7 @@ def _objects(tree: ast.Module, plan: Plan) -> dict[str, str]:
 def _from(
     node: ast.ImportFrom, plan: Plan, final: str, own: str, renamed_here: dict[str, str]
 ) -> str | None:
-    """The new text of one `from … import …`; None: it stays as it is."""
+    """Return the new text of one `from … import …`; None if it stays as it is."""
     module = node.module or ""
     groups: dict[str, list[str]] = defaultdict(list)
     changed = False
@@ -326,7 +327,7 @@ def _from(
                 raise RefusedError(f"{own} imports {name} of {module} as {alias.asname}")
             continue
         alias_text = f" as {alias.asname}" if alias.asname else ""
-        # `rename_top` of the caller gives the name here too, so the former one stands until then.
+        # `rename_top` of the caller renames it here, too, so the former name stays until then.
         groups[target].append((alias.name if alias.name in renamed_here else name) + alias_text)
     if not changed:
         return None
@@ -334,7 +335,7 @@ def _from(
 
 
 def _plain(node: ast.Import, plan: Plan, own: str) -> str | None:
-    """The new text of one `import …`; None: it stays as it is."""
+    """Return the new text of one `import …`; None if it stays as it is."""
     if not any(alias.name in plan.moves for alias in node.names):
         return None
     out = []
@@ -347,18 +348,18 @@ def _plain(node: ast.Import, plan: Plan, own: str) -> str | None:
 
 
 def loggers(text: str, own: str) -> str:
-    """A logger that is named after its module keeps the name that it had."""
+    """Give a logger that is named after its module its present name explicitly."""
     return text.replace("getLogger(__name__)", f'getLogger("{own}")')
 
 
 def any_of(words: Iterable[str], behind: str, before: str) -> re.Pattern[str]:
-    """What finds one of these words, the longest first; without words, nothing."""
+    """Return a pattern that finds one of these words, the longest first; without words, nothing."""
     listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(rf"{behind}({listed}){before}" if listed else r"(?!)()")
 
 
 def rewrite_texts(text: str, plan: Plan, is_code: bool = True) -> str:
-    """Dotted names (not in scripts of browsers and JSON) and paths in a text after the plan."""
+    """Return a text with its dotted names (not in browser scripts and JSON) and paths changed."""
     if is_code:
 
         def new(found: re.Match[str]) -> str:
@@ -376,8 +377,11 @@ def rewrite_texts(text: str, plan: Plan, is_code: bool = True) -> str:
 
 
 def rewrite_strings(text: str, plan: Plan) -> str:
-    """The same in the strings and comments of a module; in its code, a variable may be called
-    `gateway`. Where modules are imported whole (`import a.b`), in its code, too."""
+    """Change the same in the strings and comments of a module.
+
+    Its code is left alone, because a variable may be called `gateway`. If it imports whole modules
+    (`import a.b`), its code is changed, too.
+    """
     if any(f"import {old}\n" in text for old in plan.moves):
         return rewrite_texts(text, plan)
     if not (plan.dotted.search(text) or plan.placed.search(text) or plan.names):
@@ -391,7 +395,7 @@ def rewrite_strings(text: str, plan: Plan) -> str:
             before = text[max(0, start - 10) : start]
             if before.endswith("getLogger("):
                 continue
-            inner = text[start:end]  # a program of a test may stand in it
+            inner = text[start:end]  # a program of a test may be in it
             rewrite = rewrite_fragment if "import " in inner else rewrite_texts
             out.append((start, end, rewrite(inner, plan)))
     for start, end, new in reversed(out):
@@ -400,7 +404,7 @@ def rewrite_strings(text: str, plan: Plan) -> str:
 
 
 def new_path(module: str) -> Path:
-    """Where the file of a module of after is."""
+    """Return the path of a future module's file."""
     if module.endswith(".__init__"):
         return path_of(module.removesuffix(".__init__")).with_suffix("") / "__init__.py"
     base = ROOT / "clients/python/src" if module.partition(".")[0] == "tocsin" else ROOT
@@ -412,7 +416,7 @@ def new_path(module: str) -> Path:
 
 @dataclass
 class Part:
-    """One module of a merge, with its imports rewritten already."""
+    """A module of a merge, with its imports rewritten already."""
 
     module: str
     docstring: str
@@ -464,7 +468,8 @@ def part_of(module: str, original: str, text: str, plan: Plan, final: str) -> Pa
 
 
 def ordered(parts: list[Part]) -> list[Part]:
-    """Put what is imported before what imports it; else as planned. Raises RefusedError."""
+    """Put imported modules before those that import them; otherwise keep the plan's order. Raises
+    RefusedError."""
     out: list[Part] = []
     left = list(parts)
     while left:
@@ -481,7 +486,8 @@ def ordered(parts: list[Part]) -> list[Part]:
 
 
 def merged(final: str, parts: list[Part]) -> str:
-    """One text from several modules. Raises RefusedError where a name would mean two things."""
+    """Return one text made of several modules. Raises RefusedError if a name would mean two
+    things."""
     seen: dict[str, tuple[str, str]] = {}
     for part in parts:
         for name, kind in part.names.items():
@@ -524,7 +530,7 @@ def merged(final: str, parts: list[Part]) -> str:
 
 
 def _without(body: str, name: str) -> str:
-    """A body without its equal assignment of a name; its docstring stays with the first."""
+    """Return a body without its equal assignment of a name; its docstring stays with the first."""
     tree = ast.parse(body)
     lines = body.splitlines(keepends=True)
     for number, node in enumerate(tree.body):
@@ -542,12 +548,12 @@ def _without(body: str, name: str) -> str:
 
 
 def toml_string(text: str) -> str:
-    """A string as mutants.toml writes it."""
+    """Return a string as mutants.toml writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def rewrite_fragment(text: str, plan: Plan) -> str:
-    """Imports and names in a piece of a module, which need not be a whole statement."""
+    """Change imports and names in a piece of a module, which need not be a whole statement."""
 
     def line_of(found: re.Match[str]) -> str:
         module, rest = found[1], found[2]
@@ -563,7 +569,7 @@ def rewrite_fragment(text: str, plan: Plan) -> str:
 
 
 def rewrite_mutants(text: str, plan: Plan, before: list[dict[str, object]]) -> str:
-    """The list of mutants after the plan. Its form (one field a line) stays."""
+    """Return the list of mutants after the plan. Its form (one field a line) stays."""
     blocks = re.split(r"(?m)^(?=\[\[mutant\]\])", text)
     assert len(blocks) == len(before) + 1
     for number, mutant in enumerate(before, 1):
@@ -589,7 +595,7 @@ def rewrite_mutants(text: str, plan: Plan, before: list[dict[str, object]]) -> s
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file of ours."""
+    """Return the dotted name of a file of ours."""
     place = path.relative_to(ROOT)
     parts = place.with_suffix("").parts
     if parts[:3] == ("clients", "python", "src"):
@@ -600,7 +606,7 @@ def module_of(path: Path) -> str:
 
 
 def is_text(path: Path) -> bool:
-    """Whether names of modules can stand in it, and may be changed there."""
+    """Whether the file may contain names of modules that have to be changed."""
     place = relative(path)
     if place in KEPT or path.suffix in {".lua", ".sql"} or "vendor" in path.parts:
         return False
@@ -609,7 +615,8 @@ def is_text(path: Path) -> bool:
 
 
 def carry_out(plan: Plan) -> list[str]:
-    """Do it. Returns what is left to do by hand. Raises RefusedError before anything is written."""
+    """Carry out the plan. Returns the work to do by hand. Raises RefusedError before it writes
+    anything."""
     written: dict[Path, str] = {}
     originals: dict[str, str] = {}
     texts: dict[str, str] = {}
@@ -648,7 +655,7 @@ def carry_out(plan: Plan) -> list[str]:
 
 
 def _write(plan: Plan, written: dict[Path, str]) -> None:
-    """Write, move and format."""
+    """Write, move and format the files."""
     for old, new in plan.moves.items():
         source, target = path_of(old), new_path(new)
         if source == target:
@@ -681,7 +688,7 @@ def _write(plan: Plan, written: dict[Path, str]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Whether the folders of a module hold an `__init__`."""
+    """Whether the folders of a module have an `__init__`."""
     return path.relative_to(ROOT).parts[0] in {
         "push", "storage", "metadata", "gateway", "runtime", "services", "loadtests",
     }  # fmt: skip
@@ -693,7 +700,7 @@ def git(*words: str) -> None:
 
 
 def check_mutants() -> list[str]:
-    """Mutants whose text does not stand once in their file."""
+    """Return mutants whose text does not occur once in their file."""
     out = []
     for mutant in tomllib.loads(LIST.read_text())["mutant"]:
         path = ROOT / mutant["file"]

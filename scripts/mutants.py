@@ -2,22 +2,22 @@
 
     .venv/bin/python scripts/mutants.py [NAME ...] [--list] [--shard 1/4] [--again] [--jobs 2]
 
-    --list        only say which there are
+    --list        only list them
     --shard I/N   every Nth of them, from the Ith on: parts of a run that may be days apart
-    --again       run also those of which the verdict is known
-    --jobs J      so many at the same time, each in a copy of its own (1)
+    --again       run also those whose verdict is known
+    --jobs J      this many at the same time, each in its own copy (1)
 
-tests/mutants/mutants.toml lists them: which rule is broken, how, the history that goes wrong, and
-the tests whose duty it is to notice. A mutant that survives means that nothing holds its rule; one
-that no longer applies means that the list has fallen behind the code. Both end with status 1, and
-so does a mutant that is caught for a name that its text plants and that is not there: a NameError
-would be noticed whatever the rule.
+tests/mutants/mutants.toml lists them: the rule that is broken, how, the history that goes wrong,
+and the tests whose duty it is to notice. A mutant that survives means that nothing holds its rule.
+One that no longer applies means that the list is older than the code. Both end with status 1. So
+does a mutant that is caught for a name that its text plants and that does not exist, because a
+NameError would be noticed whatever the rule.
 
-A verdict is kept in build/mutants/verdicts.jsonl and holds while nothing changes that it rests on:
-the mutant's entry, and every file of this checkout that its tests import, directly or not. Where
-these start programs, it rests on the whole checkout. Of a Python file, comments, docstrings and
-layout do not count. So a run that was broken off goes on where it was, and after a change only what
-that concerns is run again.
+A verdict is kept in build/mutants/verdicts.jsonl. It holds while nothing changes that it rests on:
+the mutant's entry, and every file of this checkout that its tests import, directly or not. If these
+start programs, it rests on the whole checkout. In a Python file, comments, docstrings and layout do
+not count. So a run that was broken off continues, and after a change only the mutants concerned are
+run again.
 """
 
 import argparse
@@ -44,19 +44,20 @@ ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants/mutants.toml"
 VERDICTS = ROOT / "build/mutants/verdicts.jsonl"
 RUN_S_MAX = 240
-"""One run of a mutant's tests. A mutant that hangs them is caught, too, and that is said: a test
-that only takes long does not notice anything."""
+"""The time limit of one run of a mutant's tests, in seconds. A mutant that hangs them is caught,
+too, and reported so, because a test that only takes long does not notice anything."""
 NO_END: Final = f"no end after {RUN_S_MAX} s"
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "data", "*.egg-info"
 )
 SOURCES: Final = (ROOT, ROOT / "clients/python/src")
-"""Where modules are looked for."""
+"""The folders in which modules are searched."""
 STARTS_PROGRAMS: Final = re.compile(r"\b(?:subprocess|create_subprocess|Popen|multiprocessing)\b")
 SERVERS: Final = ROOT / "tests/servers"
-"""Starts servers that are not ours."""
+"""The folder of tests that start servers that are not ours."""
 BESIDE: Final = (".sql", ".lua", ".toml", ".js", ".html", ".css", ".json")
-"""What code reads beside modules: every verdict rests on those of the server's folders."""
+"""The suffixes of files that code reads beside modules. Every verdict rests on those of the
+server's folders."""
 MISSING_NAME: Final = re.compile(
     r"(?P<kind>NameError|AttributeError|ImportError|ModuleNotFoundError|UnboundLocalError"
     r"|SyntaxError|IndentationError): (?P<words>.*)"
@@ -65,7 +66,7 @@ MISSING_NAME: Final = re.compile(
 
 @dataclass(frozen=True)
 class Mutant:
-    """One planted bug. `old` stands exactly once in `file`; each of `tests` must fail."""
+    """A planted bug. `old` occurs exactly once in `file`; each of `tests` must fail."""
 
     name: str
     rule: str
@@ -76,7 +77,8 @@ class Mutant:
     tests: list[str]
 
     def plant(self, tree: Path) -> str:
-        """Apply it in `tree`; returns the original text. Raises ValueError when it cannot."""
+        """Apply the bug in `tree`; returns the original text. Raises ValueError if that is
+        impossible."""
         place = tree / self.file
         if not place.is_file():
             raise ValueError(f"{self.file} is gone")
@@ -91,8 +93,8 @@ class Mutant:
     def planted_name(self, output: str) -> str | None:
         """Return the error of a name that this text plants and that does not exist, or None.
 
-        An AttributeError counts when the attribute stands in `new` and not in `old`; the value
-        None in place of an object is no missing name.
+        An AttributeError counts if the attribute occurs in `new` and not in `old`. The value None
+        in place of an object is no missing name.
         """
         for found in MISSING_NAME.finditer(output):
             kind, words = found["kind"], found["words"]
@@ -110,7 +112,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a mutant."""
+    """The outcome of a mutant."""
 
     name: str
     is_caught: bool
@@ -120,7 +122,7 @@ class Verdict:
 
 
 def load() -> list[Mutant]:
-    """The list, in its order. Raises TypeError for an unknown or a missing field."""
+    """Return the list, in its order. Raises TypeError for an unknown or a missing field."""
     return [Mutant(**entry) for entry in tomllib.loads(LIST.read_text())["mutant"]]
 
 
@@ -129,7 +131,7 @@ def load() -> list[Mutant]:
 
 @cache
 def imported(path: Path) -> frozenset[Path]:
-    """The files of this checkout that a Python file imports, anywhere in it."""
+    """Return the files of this checkout that a Python file imports, anywhere in it."""
     found: set[Path] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: Iterable[str] = ()
@@ -144,7 +146,7 @@ def imported(path: Path) -> frozenset[Path]:
 
 @cache
 def _files_of(name: str) -> tuple[Path, ...]:
-    """The files that importing a dotted name runs; none: it is not ours."""
+    """Return the files that importing a dotted name runs; none if it is not ours."""
     parts = name.split(".")
     for source in SOURCES:
         if not (source / parts[0]).exists() and not (source / f"{parts[0]}.py").is_file():
@@ -159,8 +161,11 @@ def _files_of(name: str) -> tuple[Path, ...]:
 
 @cache
 def reached(path: Path) -> frozenset[Path]:
-    """A test file, the fixtures of its folders, and all that these import, directly or not. Those
-    of all tests are left out: they are added to every verdict, and start nothing of ours."""
+    """Return a test file, the fixtures of its folders, and everything that these import, directly
+    or not.
+
+    Fixtures of all tests are left out. They are added to every verdict, and start nothing of ours.
+    """
     folders = [folder for folder in path.parents if ROOT / "tests" in folder.parents]
     todo = [path, *(folder / "conftest.py" for folder in folders)]
     seen: set[Path] = set()
@@ -175,7 +180,7 @@ def reached(path: Path) -> frozenset[Path]:
 
 @cache
 def digest_of(path: Path) -> bytes:
-    """A digest of a file's name and content; of a Python file, of what it does."""
+    """Return a digest of a file's name and content; of a Python file, of its meaning."""
     content = path.read_bytes()
     if path.suffix == ".py":
         content = meaning(content).encode()
@@ -183,7 +188,7 @@ def digest_of(path: Path) -> bytes:
 
 
 def meaning(source: bytes) -> str:
-    """A program's syntax tree without comments, docstrings and positions, as text."""
+    """Return a program's syntax tree without comments, docstrings and positions, as text."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -193,7 +198,7 @@ def meaning(source: bytes) -> str:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-    """Whether a statement is nothing but a text: what documents a module, a class, an attribute."""
+    """Whether a statement is only a text, which documents a module, a class, or an attribute."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -203,7 +208,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """All files of the checkout, documents and records of measurements left out."""
+    """Return all files of the checkout without documents and records of measurements."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -217,7 +222,7 @@ def tracked() -> tuple[Path, ...]:
 
 @cache
 def rests_on(files: tuple[str, ...]) -> bytes:
-    """A digest of everything that these test files reach."""
+    """Return a digest of everything that these test files reach."""
     paths: set[Path] = set()
     for name in files:
         place = ROOT / name
@@ -236,14 +241,14 @@ def rests_on(files: tuple[str, ...]) -> bytes:
 
 
 def key_of(mutant: Mutant) -> str:
-    """What the verdict of a mutant rests on, as one digest."""
+    """Return one digest of everything that a mutant's verdict rests on."""
     files = tuple(sorted({test.partition("::")[0] for test in mutant.tests}))
     entry = json.dumps(asdict(mutant), sort_keys=True).encode()
     return hashlib.sha256(entry + rests_on(files) + digest_of(ROOT / mutant.file)).hexdigest()[:32]
 
 
 def known() -> dict[str, Verdict]:
-    """The verdicts that are kept, by what they rest on."""
+    """Return the stored verdicts, by the digest that they rest on."""
     if not VERDICTS.is_file():
         return {}
     lines = VERDICTS.read_text().splitlines()
@@ -255,7 +260,8 @@ def known() -> dict[str, Verdict]:
 
 
 def run(tree: Path, selectors: list[str], within_s: float | None) -> tuple[int, str]:
-    """(pytest's exit status, its output); (1, NO_END): it took longer than that."""
+    """Return (pytest's exit status, its output), or (1, NO_END) if it took longer than
+    `within_s`."""
     environment = os.environ | {
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'clients/python/src'}",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -279,7 +285,7 @@ def run(tree: Path, selectors: list[str], within_s: float | None) -> tuple[int, 
 
 
 def judge(mutant: Mutant, tree: Path) -> tuple[bool, str]:
-    """Whether every named test noticed it; how, or what is wrong."""
+    """Return whether every named test noticed it, and how, or what is wrong."""
     verdict = "caught"
     try:
         original = mutant.plant(tree)
@@ -316,7 +322,7 @@ class Trees:
             self._free.put(tree)
 
     def judge(self, mutant: Mutant) -> tuple[Mutant, bool, str, float]:
-        """Run a mutant in a copy that is free: (mutant, is it caught, how, seconds)."""
+        """Run a mutant in a free copy: returns (mutant, is it caught, how, seconds)."""
         tree = self._free.get()
         began = monotonic()
         try:
@@ -327,7 +333,7 @@ class Trees:
 
 
 def selected(options: argparse.Namespace) -> list[Mutant]:
-    """The mutants that the command line names. Ends the process for a name that is none."""
+    """Return the mutants that the command line names. An unknown name ends the process."""
     mutants = load()
     if unknown := set(options.names) - {mutant.name for mutant in mutants}:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
@@ -337,7 +343,7 @@ def selected(options: argparse.Namespace) -> list[Mutant]:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """`2/4` as (2, 4). Raises ValueError for anything else."""
+    """Parse `2/4` as (2, 4). Raises ValueError for anything else."""
     number, count = map(int, text.split("/"))
     if not 1 <= number <= count:
         raise ValueError(text)
@@ -370,7 +376,7 @@ def main() -> None:
 
 
 def run_all(todo: list[Mutant], keys: dict[str, str], jobs: int) -> int:
-    """Run these mutants, say and keep each verdict. Returns how many are not caught."""
+    """Run these mutants, print and store each verdict. Returns the number of mutants not caught."""
     failures = 0
     VERDICTS.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tocsin-mutants-") as folder:

@@ -1,6 +1,6 @@
-"""The README's screenshots, made anew: `.venv/bin/python scripts/screenshots.py`. Needs Chromium.
+"""Make the README's screenshots again: `.venv/bin/python scripts/screenshots.py`. Needs Chromium.
 
-A demo of its own runs for a minute, with queues beside it that look like somebody's work.
+A separate demo runs for a minute, beside queues that look like real work.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ DEMO: Final = ("-c", "from gateway.demo.demo import demo; demo()")
 WIDTH: Final = 1280
 HEIGHTS: Final = {"demo": 1560, "console": 700}
 WARM_UP_S: Final = 62.0
-"""So long the plots have been filling when the picture is taken."""
+"""The time for which the plots have been filling when the picture is taken, in seconds."""
 QUEUES: Final[dict[str, dict[str, Any]]] = {
     "orders": {"retention_s": 3600},
     "invoices": {"retention_s": 3600, "attempts_max": 2, "on_exhausted": "park"},
@@ -32,7 +32,7 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def demo() -> Iterator[str]:
-    """The address of a running demo."""
+    """Give the address of a running demo, inside this block."""
     with tempfile.TemporaryDirectory(prefix="tocsin-screenshots-") as folder:
         server = Server(Path(folder, "data"), command=DEMO)
         try:
@@ -43,7 +43,7 @@ def demo() -> Iterator[str]:
 
 
 async def publish(client: tocsin.Client) -> None:
-    """Orders and what follows from them, until cancelled."""
+    """Publish orders and the messages that follow from them, until cancelled."""
     number = 0
     while True:
         for queue in QUEUES:
@@ -54,7 +54,7 @@ async def publish(client: tocsin.Client) -> None:
 
 
 async def consume(client: tocsin.Client, queue: str, group: str, slow_s: float) -> None:
-    """A consumer that does not get on with every thirtieth customer of the invoices."""
+    """Consume, but fail at every thirtieth customer of the invoices."""
     async with client.subscribe(queue, group=group, credit=20) as messages:
         async for message in messages:
             await asyncio.sleep(slow_s)
@@ -65,7 +65,7 @@ async def consume(client: tocsin.Client, queue: str, group: str, slow_s: float) 
 
 
 async def picture(browser: Browser, address: str, name: str) -> None:
-    """Wait, look, keep."""
+    """Wait, then take and keep a picture."""
     page = await browser.new_page(
         viewport={"width": WIDTH, "height": HEIGHTS[name]}, color_scheme="light"
     )
@@ -81,7 +81,7 @@ async def picture(browser: Browser, address: str, name: str) -> None:
 
 
 async def main() -> None:
-    """Both pictures."""
+    """Make both pictures."""
     FOLDER.mkdir(exist_ok=True)
     with demo() as url:
         async with browsing() as browser:
@@ -89,7 +89,7 @@ async def main() -> None:
 
 
 async def take(url: str, browser: Browser) -> None:
-    """Work for a while, and look at it."""
+    """Work for a while, and take the pictures."""
     async with tocsin.connect(url) as client:
         for queue, settings in QUEUES.items():
             await client.create_queue(queue, partitions=8, **settings)

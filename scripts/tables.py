@@ -27,12 +27,12 @@ from runtime.metrics.registry import METRICS, Metric  # noqa: E402
 CODE = ("push", "storage", "metadata", "runtime", "services", "gateway", "clients/python/src")
 TESTS = ("tests", "loadtests")
 ASKS_AND_BOUNDS = {"push/storage_port.py", "push/limits.py"}
-"""These name many rules and enforce few: they come behind the others."""
+"""Files that name many rules and enforce few. They come after the others."""
 PLACES_MAX = 3
 
 
 def fill(document: str, head: str, rows: list[str]) -> str:
-    """The document with these rows below the table head that begins with `head`."""
+    """Return the document with these rows below the table head that begins with `head`."""
     pattern = rf"({re.escape(head)}\n\|[-|]+\|\n)(?:\|.*\n)*"
     filled, count = re.subn(pattern, lambda found: found[1] + "\n".join(rows) + "\n", document)
     assert count == 1, head
@@ -40,7 +40,7 @@ def fill(document: str, head: str, rows: list[str]) -> str:
 
 
 def mentions(folders: tuple[str, ...]) -> dict[str, str]:
-    """Path → text of everything that may name a rule."""
+    """Return, by path, the text of everything that may name a rule."""
     return {
         str(path.relative_to(ROOT)): path.read_text()
         for folder in folders
@@ -51,7 +51,7 @@ def mentions(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def places(number: str, texts: dict[str, str]) -> str:
-    """The files that name a rule most, as a cell."""
+    """Return the files that name a rule most, as a cell."""
     counts = {path: len(re.findall(rf"\b{number}\b", text)) for path, text in texts.items()}
     named = [path for path, count in counts.items() if count]
     named.sort(key=lambda path: (path in ASKS_AND_BOUNDS, "/" not in path, -counts[path], path))
@@ -59,7 +59,7 @@ def places(number: str, texts: dict[str, str]) -> str:
 
 
 def needs() -> list[str]:
-    """The rows that say which operation needs what."""
+    """Return the rows with the needs of each operation."""
     rows = []
     for need, meaning in NEEDS.items():
         named = [f"`{one.method} {one.path}`" for one in OPERATIONS if one.needs == need]
@@ -68,7 +68,7 @@ def needs() -> list[str]:
 
 
 def shown() -> list[str]:
-    """The rows that say which figures a right shows."""
+    """Return the rows with the figures that each right shows."""
     return [
         f"| `{name}` | {', '.join(f'`{verb}`' for verb in VERBS if verb in verbs)} |"
         for name, verbs in TABLE.items()
@@ -76,14 +76,14 @@ def shown() -> list[str]:
 
 
 def metric(one: Metric) -> str:
-    """The row of a metric."""
+    """Return the row of a metric."""
     labels = ", ".join(f"`{label}`" for label in one.labels)
     of = ", ".join((*one.of, *(["*holders*"] if one.is_for_holders else [])))
     return f"| `{one.name}` | {one.kind} | {labels} | {of} | {one.help} |"
 
 
 def bound(row: re.Match[str]) -> str:
-    """The beginning of a bound's row, with its value."""
+    """Return the beginning of a bound's row, with its value."""
     return f"| `{row[1]}` | {getattr(limits, row[1]):.0f} |"
 
 

@@ -1,4 +1,5 @@
-"""`make cluster`: a whole cluster on this machine, to look at and to break. See --help."""
+"""The command `make cluster`: a whole cluster on this machine, to watch and to break. See
+--help."""
 
 import argparse
 import contextlib
@@ -27,7 +28,7 @@ from tests.servers.programs import ProgramMissing, needed
 
 LOOK_PERIOD_S = 0.2
 LOCK = "tocsin-cluster.lock"
-"""In every folder that was ever one of ours."""
+"""The name of a file in every folder that this command has made."""
 KINDS = """
 It starts storage clusters (each a primary, two replicas and three Sentinels, of Valkey or Redis),
 the metadata service, managers, gateways, HAProxy before them, and the demo as their client; says
@@ -37,7 +38,7 @@ machine's own address only. What it stores lies in a folder of its own and goes 
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """What is wrong ends the command with a sentence."""
+    """Return the parsed command line. A mistake ends the command with a sentence."""
     parser = argparse.ArgumentParser(
         prog="make cluster", description=KINDS, epilog='make cluster ARGS="--port 9000"'
     )
@@ -67,7 +68,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def main(given: list[str]) -> int:
-    """Run it until it is told to stop. Returns the exit code."""
+    """Run the cluster until a signal ends it. Returns the exit code."""
     said = arguments(given)
     stopping = threading.Event()
     stop_on_signals(stopping)
@@ -97,7 +98,7 @@ def main(given: list[str]) -> int:
 
 
 def stop_on_signals(stopping: threading.Event) -> None:
-    """The first one sets it; while something is waited for it is the end of that, too."""
+    """Set `stopping` at the first signal, and end any wait with Stopped."""
 
     def stop(number: int, frame: types.FrameType | None) -> None:
         if not stopping.is_set():
@@ -115,8 +116,11 @@ class Stopped(BaseException):
 def run(
     cluster: Cluster, parts: Parts, said: argparse.Namespace, stopping: threading.Event
 ) -> None:
-    """Start, watch, stop. A signal while it starts stops what is there by then; while it stops,
-    nothing."""
+    """Start, watch and stop the parts.
+
+    A signal during the start stops the parts that have been started. A signal during the stop does
+    nothing.
+    """
     ending = threading.Timer(said.seconds, stopping.set) if said.seconds else None
     try:
         cluster.start(parts)
@@ -137,16 +141,18 @@ def run(
 
 
 class InUse(RuntimeError):
-    """Somebody else has the folder or the port; the text says what to do."""
+    """The folder or the port is in use; the text says what to do."""
 
 
 @contextlib.contextmanager
 def a_folder(wanted: Path | None) -> Iterator[Path]:
-    """An empty folder of ours, which nobody else may read, and which goes at the end; what one that
-    was killed has left there goes first.
+    """Give a private, empty folder, inside this block.
+
+    Nobody else may read it, and it is removed at the end. Remains of a killed cluster are removed
+    first.
 
     Raises:
-        InUse: another one has it, or it has something else, which must not go.
+        InUse: another cluster uses it, or it has other files, which must not be removed.
     """
     folder = wanted or Path(tempfile.gettempdir()) / f"tocsin-cluster-{os.getuid()}"
     try:
@@ -164,7 +170,7 @@ def a_folder(wanted: Path | None) -> Iterator[Path]:
 
 
 def check_ours(folder: Path) -> None:
-    """That all that is in it may go. Raises InUse."""
+    """Check that everything in the folder may be removed. Raises InUse."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise InUse(f"{folder} is no folder, or somebody else's: name another one by --folder")
@@ -174,7 +180,7 @@ def check_ours(folder: Path) -> None:
 
 
 def claim(lock: IO[str], folder: Path) -> None:
-    """Raises InUse."""
+    """Lock the folder. Raises InUse if another cluster has locked it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -185,7 +191,7 @@ def claim(lock: IO[str], folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """All that is in it but the lock."""
+    """Remove everything in the folder except the lock."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -195,10 +201,10 @@ def clear(folder: Path) -> None:
 
 @contextlib.contextmanager
 def ports(first: int, others: int) -> Iterator[Iterator[int]]:
-    """The balancer's port, then those of the others: from `others` on, or such as nobody has.
+    """Give the balancer's port, then those of the others: from `others` on, or free ones.
 
     Raises:
-        InUse: the balancer's is taken.
+        InUse: the balancer's port is taken.
     """
     if first:
         with socket.socket() as probe:

@@ -1,5 +1,7 @@
-"""The processes of a cluster on this machine: started in stages, watched, started again when one
-ends, and stopped in the opposite order."""
+"""The processes of a cluster on this machine.
+
+They are started in stages, watched, started again when one ends, and stopped in the opposite order.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,37 +15,38 @@ from tests.servers.programs import Program
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 PAUSE_S: Final = 0.5
-"""Before a part that has ended is started again; twice as long each time that it ends soon."""
+"""The pause before a part that has ended is started again, in seconds. Each early end doubles
+it."""
 PAUSE_S_MAX: Final = 30.0
 SOON_S: Final = 10.0
 SAID_S: Final = 2.0
-"""A pause of so long is said."""
+"""The length from which a pause is reported, in seconds."""
 
 
 class PartFailed(RuntimeError):
-    """It did not become ready; the text has the end of its log."""
+    """A part did not become ready; the text has the end of its log."""
 
 
 @dataclass
 class Part:
-    """One process, over all its starts. Its log is in `folder`."""
+    """A process, over all its starts. Its log is in `folder`."""
 
     name: str
     command: Sequence[str]
     folder: Path
     at: str
-    """Where it listens, for people; empty: nowhere."""
+    """The address at which it listens, for people; empty if it listens nowhere."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of its environment beside ours."""
     is_ready: Callable[[], bool] = lambda: True
     stop_timeout_s: float = STOP_TIMEOUT_S
-    """So long it has to end when it is told to."""
+    """The time to end after a signal, in seconds."""
     stays_down_s: float = PAUSE_S
-    """So long it stays down when it has ended."""
+    """The time for which it stays down after its end, in seconds."""
     program: Program = field(init=False)
     starts: int = 0
     _is_back: bool = True
-    """It need not be said (any more) that it is ready."""
+    """Whether its readiness need not be reported."""
     _pause_s: float = PAUSE_S
     _started_at: float = 0.0
     _due_at: float | None = None
@@ -54,15 +57,17 @@ class Part:
         self.program = Program(self.command, log, settings=self.settings)
 
     def start(self, now: float) -> None:
-        """Start it and return at once."""
+        """Start the process and return at once."""
         self.program.spawn()
         self.starts += 1
         self._started_at = now
         self._due_at = None
 
     def revive(self, now: float) -> str:
-        """If it has ended, start it again when its pause is over. What there is to say of that, or
-        of its being ready again, a sentence; empty: nothing."""
+        """If the process has ended, start it again after its pause.
+
+        Returns a sentence about that, or about its readiness afterwards; empty if there is none.
+        """
         if self.program.is_running:
             return self._came_back(now)
         if self._due_at is None:
@@ -90,7 +95,7 @@ class Part:
         return f"{self.name} is ready again, process {self.program.pid}: {took_s:.1f} s"
 
     def wait_ready(self) -> None:
-        """Raises PartFailed."""
+        """Wait until the part is ready. Raises PartFailed."""
 
         def looked() -> bool:
             if not self.program.is_running:
@@ -106,26 +111,26 @@ class Part:
 
 
 def ending(code: int | None) -> str:
-    """How a process has ended, in words."""
+    """Return how a process has ended, in words."""
     if code is not None and code < 0:
         return f"was ended by signal {-code}"
     return f"has ended with exit code {code}"
 
 
 class Parts:
-    """All that run, in the stages in which they were started. `say` is given each sentence for
-    people."""
+    """All running parts, in the stages in which they were started. `say` is called with each
+    sentence for people."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._stages: list[list[Part]] = []
 
     def all(self) -> list[Part]:
-        """In the order of their starts."""
+        """Return all parts in the order of their starts."""
         return [part for stage in self._stages for part in stage]
 
     def start(self, what: str, *parts: Part) -> None:
-        """One more stage: start them and wait until all are ready. Raises PartFailed."""
+        """Start one more stage, and wait until all its parts are ready. Raises PartFailed."""
         began = time.monotonic()
         self._stages.append([*parts])
         for part in parts:
@@ -135,14 +140,15 @@ class Parts:
         self._say(f"{what}: {time.monotonic() - began:.1f} s")
 
     def look(self) -> None:
-        """Start again who has ended."""
+        """Start again all parts that have ended."""
         for part in self.all():
             said = part.revive(time.monotonic())
             if said:
                 self._say(said)
 
     def stop(self) -> None:
-        """SIGTERM, stage by stage from the last one; who has not gone in its time is killed."""
+        """Send SIGTERM, stage by stage from the last one. A part that does not end in time is
+        killed."""
         while self._stages:
             stage = self._stages.pop()
             for part in stage:

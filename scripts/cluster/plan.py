@@ -1,4 +1,4 @@
-"""What stands in a cluster on this machine, and in which order it is started."""
+"""The parts of a cluster on this machine, and the order in which they are started."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.servers.binaries import Binary
 from tests.servers.node import until
 
 NAMES: Final = ("one", "two", "three", "four")
-"""Of storage clusters, each in a zone of its own."""
+"""The names of storage clusters. Each is in its own zone."""
 ZONES: Final = "abcd"
 PROVISION_TIMEOUT_S: Final = 60.0
 DRAIN_S: Final = "5"
@@ -30,7 +30,8 @@ _HERE: Final = "127.0.0.1"
 
 @dataclass
 class Cluster:
-    """All of it. `ports`: the balancer's, then those of everything else, in order."""
+    """The whole cluster. `ports` gives the balancer's port, then those of all other parts, in
+    order."""
 
     folder: Path
     binary: Binary
@@ -38,16 +39,16 @@ class Cluster:
     gateways: int = 3
     clusters: int = 2
     nodes: int = 3
-    """Of the metadata service; none: gateways work on the catalog themselves."""
+    """The number of nodes of the metadata service; with 0, gateways keep the catalog themselves."""
     layout: str = "ring"
-    """Of the metadata service."""
+    """The layout of the metadata service."""
     managers: int = 2
     has_demo: bool = True
     stores: list[Store] = field(default_factory=list)
     url: str = ""
-    """Of the balancer, where clients go."""
+    """The balancer's URL, for clients."""
     _metadata: dict[str, str] = field(default_factory=dict)
-    """What gateways are told of the metadata service."""
+    """The metadata settings of gateways."""
 
     @property
     def logs(self) -> Path:
@@ -55,7 +56,7 @@ class Cluster:
         return self.folder / "logs"
 
     def start(self, parts: Parts) -> None:
-        """Start all of it, stage by stage. Raises PartFailed."""
+        """Start everything, stage by stage. Raises PartFailed."""
         port = next(self.ports)
         self.url = f"http://{_HERE}:{port}"
         self._start_stores(parts)
@@ -92,7 +93,7 @@ class Cluster:
             raise PartFailed(f"the storage cannot be provisioned:\n{done.stderr}")
 
     def storage(self, user: str) -> str:
-        """TOCSIN_STORAGE for this user of the servers."""
+        """Return TOCSIN_STORAGE for this user of the servers."""
         return " ".join(store.url(user) for store in self.stores)
 
     def _start_metadata(self, parts: Parts) -> None:
@@ -120,11 +121,11 @@ class Cluster:
             "TOCSIN_METRICS_PORT": str(port),
         }
         made = self._tocsin(f"manager-{number}", "", settings, "manager", "serve")
-        made.at = f"{_HERE}:{port}"  # for a Prometheus alone
+        made.at = f"{_HERE}:{port}"  # for Prometheus only
         return made
 
     def _tocsin(self, name: str, at: str, settings: dict[str, str], *words: str) -> Part:
-        """A process of ours. One that listens is there when it says that it is ready."""
+        """Return one of our processes. If it listens, it is ready when it says so."""
         command = [*_python(), *SERVE] if words == ("serve",) else tocsin(*words)
         return Part(
             name, command, self.logs, at, settings,
@@ -161,8 +162,8 @@ class Cluster:
         )  # fmt: skip
 
     def operators_settings(self) -> Path:
-        """A file for a shell to read: what `tocsin` has to know here, as an operator. The folder is
-        its owner's alone."""
+        """Write a file for a shell, with the settings of `tocsin` for an operator here. Only the
+        owner may read its folder."""
         path = self.folder / "operator.env"
         settings = {
             **self._metadata,
@@ -189,12 +190,12 @@ def _python() -> list[str]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the broker at this address says that it is."""
+    """Whether the broker at this address says that it is ready."""
     return get(f"{url}/readyz") is not None
 
 
 def get(url: str) -> object:
-    """The JSON that is answered with 200; None: nothing is."""
+    """Return the JSON of an answer with status 200; None for any other outcome."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return json.load(answer)
@@ -203,7 +204,7 @@ def get(url: str) -> object:
 
 
 def page(cluster: Cluster, parts: Parts) -> str:
-    """Where everything is: one page for people."""
+    """Return one page for people with the places of all parts."""
     url, words = cluster.url, cluster.operators_settings()
     rows = [
         "",
@@ -235,7 +236,7 @@ def page(cluster: Cluster, parts: Parts) -> str:
 
 
 def described(cluster: Cluster, parts: Parts) -> dict[str, object]:
-    """The same for machines."""
+    """Return the same for machines."""
     return {
         "event": "started",
         "url": cluster.url,

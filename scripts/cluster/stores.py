@@ -1,5 +1,7 @@
-"""One storage cluster on this machine: a primary, its replicas and three Sentinels, each set up as
-deploy/redis says, small, with passwords of its own."""
+"""A storage cluster on this machine: a primary, its replicas and three Sentinels.
+
+Each is set up as deploy/redis says, small, and with its own passwords.
+"""
 
 import hashlib
 import re
@@ -20,18 +22,25 @@ REPLICAS: Final = 2
 SENTINELS: Final = 3
 PORTS: Final = 1 + REPLICAS + SENTINELS
 STAYS_DOWN_S: Final = 15.0
-"""A node that was killed: longer than a failover takes (5 s until a primary counts as gone, and
-some seconds more), so that there is one to see; started at once it would be primary again."""
+"""The time for which a killed node stays down, in seconds.
+
+This is longer than a failover (5 s until a primary counts as lost, and some seconds more). A node
+that is started at once would be primary again, without a failover.
+"""
 STOP_TIMEOUT_S: Final = 3.0
-"""A server that writes its first append-only file does not end, and what it has goes anyway."""
+"""The time for a server to end, in seconds. A server that writes its first append-only file does
+not end, and its data is removed anyway."""
 _HERE: Final = "127.0.0.1"
 _PLACEHOLDER: Final = re.compile(r"\b([A-Z]+)_(SHA256|PASSWORD)\b")
 
 
 @dataclass
 class Store:
-    """A cluster that is called so, with its files in `folder`, on these ports: the nodes', of which
-    the first is the primary of the beginning, and the Sentinels'."""
+    """A storage cluster of this name, with its files in `folder`.
+
+    `ports` are those of the nodes, of which the first is the first primary, and then of the
+    Sentinels.
+    """
 
     name: str
     folder: Path
@@ -42,7 +51,8 @@ class Store:
     _passwords: dict[str, str] = field(default_factory=dict)
 
     def parts(self) -> tuple[list[Part], list[Part]]:
-        """The nodes and the Sentinels, their files written. The latter are started last."""
+        """Return the nodes and the Sentinels, after writing their files. Start the Sentinels
+        last."""
         nodes, guards = self.ports[: 1 + REPLICAS], self.ports[1 + REPLICAS :]
         primary = (_HERE, nodes[0])
         made: list[Part] = []
@@ -59,18 +69,18 @@ class Store:
         return made, sentinels
 
     def url(self, user: str) -> str:
-        """Where it is, for this user, with the password."""
+        """Return the address of the cluster for this user, with the password."""
         password = self.password(user.removeprefix("tocsin-"))
         places = ",".join(f"{_HERE}:{port}" for port in self.ports[1 + REPLICAS :])
         where = f"redis+sentinel://{user}:{password}@{places}/{MASTER}"
         return f"{where}?cluster={self.name}&zone={self.zone}" if self.zone else where
 
     def password(self, user: str) -> str:
-        """Made when it is first asked for."""
+        """Return the user's password, which is made at the first call."""
         return self._passwords.setdefault(user, secrets.token_hex(16))
 
     def is_whole(self) -> bool:
-        """Whether all replicas have what the primary has, and the Sentinels know all of them."""
+        """Whether all replicas have the primary's data, and the Sentinels know all of them."""
         primary, *replicas = [self._asked(port) for port in self.ports[: 1 + REPLICAS]]
         if not in_sync(primary, replicas):
             return False
@@ -83,7 +93,7 @@ class Store:
         return True
 
     def primary(self) -> str:
-        """The primary's address, as a Sentinel says it; empty: none says it."""
+        """Return the primary's address, from a Sentinel; empty if none knows it."""
         for port in self.ports[1 + REPLICAS :]:
             try:
                 host, number = self._asked(port).ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)
@@ -108,14 +118,14 @@ class Store:
         )  # fmt: skip
 
     def _asked(self, port: int) -> Node:
-        """To be asked, as the operator; its process is a Part's."""
+        """Return a connection for queries, as the operator. The process itself is a Part's."""
         login = Login("operator", self.password("operator"))
         return Node(self.binary, self.folder, _HERE, port, login=login)
 
     def _write(
         self, name: str, kind: str, port: int, primary: tuple[str, int], change: Mapping[str, str]
     ) -> None:
-        """The files of one server: the shipped ones, in a folder of its own."""
+        """Write the files of one server, made of the shipped ones, into its own folder."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         wanted = {

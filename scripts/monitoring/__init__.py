@@ -1,1 +1,1 @@
-"""Dashboards, alert rules, their tests and their runbook, written from tables: see __main__."""
+"""Dashboards, alert rules, their tests and their runbook, written from tables. See __main__."""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def files() -> dict[str, str]:
-    """Path → text of everything that is written."""
+    """Return, by path, the text of every written file."""
     page = (ROOT / PAGE).read_text().partition(BEGIN)[0] + runbook()
     return {
         "deploy/prometheus/recording.yml": recording(),
@@ -25,7 +25,7 @@ def files() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write them, or say which are old."""
+    """Write the files, or print which are outdated."""
     old = [
         path for path, text in files().items()
         if not (ROOT / path).exists() or (ROOT / path).read_text() != text

@@ -1,4 +1,4 @@
-"""The table of alerts: what each says, means and asks for, and what makes it fire."""
+"""The table of alerts: the summary, meaning and remedy of each, and the data that make it fire."""
 
 from typing import Final
 
@@ -79,7 +79,7 @@ STORAGE: Final = (
           "`retention_s`, purge, "
           "or give the store more.",
           of_one("tocsin_storage_publishable", 0), of_one("tocsin_storage_publishable", 1), ONE),
-    # Half open is how it stands when the storage is back and nobody publishes there.
+    # Half open is the state when the storage works again and nobody publishes there.
     Alert("TocsinBreakerOpen",
           "min_over_time(tocsin_breaker_open[1m]) > 0 and "
           "max_over_time(tocsin_breaker_open[5m]) == 1", "0m", "critical",

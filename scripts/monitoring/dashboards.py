@@ -1,4 +1,4 @@
-"""Grafana's dashboards, as JSON: for operators one of each service, for holders one of a queue."""
+"""Grafana's dashboards, as JSON: one of each service for operators, one of a queue for holders."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A plot: expressions, each with how its lines are named."""
+    """A plot: expressions, each with the names of its lines."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -24,9 +24,12 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file. `variables`: name → query of the values that one chooses from. All of them are
-    chosen at first: those of processes by name, for what every process tells is asked for with
-    them; of queues, which may be thousands, whatever there is."""
+    """A dashboard file.
+
+    `variables` maps a name to the query of its choices. At first all are chosen. Processes are
+    chosen by name, because queries use these names. Queues may be thousands, so they are chosen by
+    a pattern.
+    """
 
     uid: str
     title: str
@@ -35,13 +38,13 @@ class Dashboard:
 
 
 def spread(name: str, by: str, where: str) -> tuple[tuple[str, str], ...]:
-    """Three percentiles of a histogram."""
+    """Return three percentiles of a histogram."""
     of = f"sum by ({by}) (rate({name}_bucket{{{where}}}[$__rate_interval]))"
     return tuple((f"histogram_quantile({q}, {of})", f"p{q * 100:g}") for q in (0.5, 0.99, 0.999))
 
 
 def rate(name: str, by: str, where: str) -> str:
-    """Per second, added up."""
+    """Return a rate per second, added up."""
     return f"sum by ({by}) (rate({name}{{{where}}}[$__rate_interval]))"
 
 
@@ -270,12 +273,12 @@ DASHBOARDS: Final = (GATEWAYS, METADATA, MANAGERS, QUEUE)
 
 
 def encoded(dashboard: Dashboard) -> str:
-    """The file."""
+    """Return the content of the file."""
     return json.dumps(document(dashboard), indent=1) + "\n"
 
 
 def document(dashboard: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in dashboard.rows.items():

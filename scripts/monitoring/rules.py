@@ -1,4 +1,4 @@
-"""The recording rules of Prometheus, and what a rule for an alert is made of."""
+"""The recording rules of Prometheus, and the parts of an alert rule."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -38,19 +38,19 @@ RECORDED: Final[dict[str, str]] = {
     "tocsin:group_parked_keys:max":
         "max by (job, tenant, queue, group) (tocsin_group_parked_keys)",
 }  # fmt: skip
-"""Name → expression. Depth, lag and age are the same at every gateway, hence the largest; what is
-counted is of one, hence the sum."""
+"""Name → expression. Depth, lag and age are the same at every gateway, so the largest value counts.
+Counters belong to one gateway, so their sum counts."""
 
 GROUP: Final = {"tenant": "default", "queue": "orders", "group": "billing"}
 ONE: Final = {"instance": "a"}
 LAST: Final = "0+0x20"
-"""A series that stays 0; values are written as promtool reads them, one a minute for 20 minutes."""
+"""A series that stays 0. Values are written as promtool reads them, one a minute for 20 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. `bad` and `well`: by series (labels but `job`), the values with which it fires
-    after 20 minutes, and does not."""
+    """An alert. `bad` and `well` have, by series (labels without `job`), the values with which it
+    fires after 20 minutes, and does not."""
 
     name: str
     expr: str
@@ -62,22 +62,22 @@ class Alert:
     bad: dict[str, str]
     well: dict[str, str]
     labels: dict[str, str]
-    """Those of the alert that fires, beside `job` and `severity`."""
+    """The labels of the firing alert, beside `job` and `severity`."""
 
 
 def constant(value: float) -> str:
-    """A series that stays so."""
+    """Return a series that stays at this value."""
     return f"{int(value) if value == int(value) else value}+0x20"
 
 
 def rising(by: int) -> str:
-    """A counter that grows by so much every 15 s."""
+    """Return a counter that grows by this number every 15 s."""
     return f"0+{4 * by}x20"
 
 
 def buckets(name: str, le: str, **labels: str) -> dict[str, str]:
-    """A histogram of which everything is in the bucket that ends at `le`; the one before it ends at
-    half of that."""
+    """Return a histogram with everything in the bucket that ends at `le`. The bucket before it ends
+    at half of that."""
     rest = "".join(f',{key}="{value}"' for key, value in labels.items())
     half = f"{float(le) / 2:g}"
     return {
@@ -88,18 +88,18 @@ def buckets(name: str, le: str, **labels: str) -> dict[str, str]:
 
 
 def of_one(name: str, value: float, **labels: str) -> dict[str, str]:
-    """A gauge of the instance a."""
+    """Return a gauge of the instance a."""
     rest = "".join(f',{key}="{text}"' for key, text in labels.items())
     return {f'{name}{{instance="a"{rest}}}': constant(value)}
 
 
 def of_group(name: str, value: float, instance: str = "a") -> dict[str, str]:
-    """A gauge of the group billing of the queue orders."""
+    """Return a gauge of the group billing of the queue orders."""
     labels = ",".join(f'{key}="{text}"' for key, text in GROUP.items())
     return {f'{name}{{instance="{instance}",{labels}}}': constant(value)}
 
 
 def counted(name: str, by: int, **labels: str) -> dict[str, str]:
-    """A counter of the instance a."""
+    """Return a counter of the instance a."""
     rest = "".join(f',{key}="{text}"' for key, text in labels.items())
     return {f'{name}{{instance="a"{rest}}}': rising(by)}

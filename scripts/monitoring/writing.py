@@ -1,4 +1,4 @@
-"""The files of Prometheus, as text: strings as JSON has them, which is YAML, too."""
+"""The files of Prometheus, as text. Strings are written as JSON, which is YAML, too."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ BEGIN: Final = "<!-- What follows is written by `python -m scripts.monitoring`. 
 
 
 def recording() -> str:
-    """recording.yml."""
+    """Return the content of recording.yml."""
     lines = [HEAD + "groups:", "  - name: tocsin-recorded", "    rules:"]
     for name, expr in RECORDED.items():
         lines += [f"      - record: {name}", f"        expr: {json.dumps(expr)}"]
@@ -21,7 +21,7 @@ def recording() -> str:
 
 
 def alerting() -> str:
-    """alerts.yml."""
+    """Return the content of alerts.yml."""
     lines = [HEAD + "groups:"]
     for section, alerts in SECTIONS.items():
         lines += [f"  - name: tocsin-{section.lower().replace(' ', '-')}", "    rules:"]
@@ -44,8 +44,8 @@ def _annotations(alert: Alert, indent: str) -> Iterable[str]:
 
 
 def tests() -> str:
-    """tests.yml, for `promtool test rules`: each alert fires with what is bad, and alone with
-    that."""
+    """Return the content of tests.yml, for `promtool test rules`. Each alert fires with its bad
+    values, and only with these."""
     lines = [
         HEAD + "rule_files:", "  - recording.yml", "  - alerts.yml", "evaluation_interval: 1m",
         "tests:",
@@ -73,13 +73,13 @@ def _expected(alert: Alert) -> Iterable[str]:
 
 
 def of_job(series: str) -> str:
-    """The series with the label of the job."""
+    """Return the series with the label of the job."""
     name, _, labels = series.partition("{")
     return f'{name}{{job="tocsin",{labels}' if labels else f'{name}{{job="tocsin"}}'
 
 
 def runbook() -> str:
-    """A section for each alert."""
+    """Return the runbook, with a section for each alert."""
     lines = [BEGIN]
     for section, alerts in SECTIONS.items():
         lines += [f"## {section}", ""]
