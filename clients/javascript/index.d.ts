@@ -1,65 +1,68 @@
 /**
- * Tocsin: publish, and be pushed to, in order and without loss. See README.md.
+ * Client of the Tocsin message broker: publish, and be pushed to, in order and without loss. See
+ * README.md.
  *
- * Durations end in S (seconds), times since 1970 in UnixMs. Everything that returns a promise
- * rejects with a TocsinError, or with a TypeError where an argument is of a wrong kind.
+ * Names of durations end in S (seconds), of times since 1970 in UnixMs. Every function that returns
+ * a promise rejects with a TocsinError, or with a TypeError if an argument is of a wrong kind.
  */
 
 export const VERSION: string;
 
 export type Transport = "websocket" | "long-poll";
 
-/** Of the world; any of it may be replaced, for tests. */
+/** The platform's functions. Any of them may be replaced, for tests. */
 export interface Environment {
   WebSocket: typeof WebSocket;
   fetch: typeof fetch;
   setTimeout: (callback: () => void, delayMs: number) => unknown;
   clearTimeout: (timer: any) => void;
-  /** Monotonic, in milliseconds. */
+  /** A monotonic clock, in milliseconds. */
   now: () => number;
-  /** From 0 up to and without 1. */
+  /** A random number from 0 up to and without 1. */
   random: () => number;
-  /** Where `resume` writes; null: nowhere. */
+  /** The storage in which `resume` keeps the session; null keeps nothing. */
   storage: Pick<Storage, "getItem" | "setItem" | "removeItem"> | null;
   /**
-   * Tells pagehide, pageshow, freeze, resume, online and visibilitychange; null: there is no page.
+   * The target of the events pagehide, pageshow, freeze, resume, online and visibilitychange; null
+   * without a page.
    */
   page: Pick<EventTarget, "addEventListener" | "removeEventListener"> | null;
 }
 
 export interface ConnectOptions {
   /**
-   * A bearer token, or a function that returns a fresh one: asked at each attempt to connect, at
-   * each call over HTTP, and before the one in use is over. Without one none is sent; requests to
-   * the page's origin carry its cookies.
+   * A bearer token, or a function that returns a fresh one. The function is called at each attempt
+   * to connect, at each call over HTTP, and before the present token expires. Without this option
+   * no token is sent; requests to the page's origin carry its cookies.
    */
   token?: string | (() => string | Promise<string>) | null;
-  /** For the broker's logs. Default: "tocsin-javascript". */
+  /** The name of this client in the broker's logs. Default: "tocsin-javascript". */
   name?: string;
   /**
-   * The name under which messages are numbered; a random one by default. Only one client at a time
-   * may use a name.
+   * The name under which messages are numbered; random by default. Only one client at a time may
+   * use a name.
    */
   producer?: string;
   /**
-   * "auto" (the default): a WebSocket, long poll where none gets through, and back to a WebSocket
-   * as soon as one does.
+   * The transport. "auto" (the default) uses a WebSocket, falls back to long poll while no
+   * WebSocket gets through, and returns to a WebSocket as soon as one does.
    */
   transport?: "auto" | Transport;
   /**
-   * For so long after a connection is lost the broker keeps what this client holds: 0 to 300,
-   * default 30. After it, or when the client is closed, it goes to the group's others.
+   * The time for which the broker keeps this client's deliveries after a lost connection, in
+   * seconds: 0 to 300, default 30. After that time, or when the client is closed, they go to the
+   * group's other consumers.
    */
   lingerS?: number;
-  /** For one attempt to connect. Default: 10. */
+  /** The time limit of one attempt to connect, in seconds. Default: 10. */
   connectTimeoutS?: number;
   /**
-   * Go on over a reload of the page: see README.md. A name, of one client in its tab. Where the
-   * browser lets nobody use sessionStorage, a reload begins a new session.
+   * The name of a session that continues over a reload of the page: see README.md. Only one client
+   * in a tab may use a name. If the browser forbids sessionStorage, a reload begins a new session.
    */
   resume?: string;
   /**
-   * Called with each message of frames as it goes over the wire, JSON text, to see what happens.
+   * Called with each message of frames as it goes over the wire, as JSON text, for debugging.
    * Tokens are left out.
    */
   trace?: (direction: "sent" | "received", transport: Transport, text: string) => void;
@@ -67,87 +70,97 @@ export interface ConnectOptions {
 }
 
 /**
- * A client that is connected; a connection that is lost later is opened again until it is closed.
+ * Connect a client. A connection that is lost later is opened again until the client is closed.
  *
- * @param url http or https; without it the page's origin, and outside of a page
+ * @param url http or https. By default the page's origin, and outside of a page
  *     http://127.0.0.1:8080
- * @throws CannotConnect: nothing answers. NotABroker: something else does. Unauthorized, …
+ * @throws CannotConnect: nothing answers. NotABroker: something other than a broker does. The
+ *     broker's refusal: Unauthorized, … TypeError: an option is wrong.
  */
 export function connect(
   url?: string | URL | null,
   options?: ConnectOptions,
 ): Promise<Client>;
 
-/** Emitted as "connection" whenever a session stands, stands no more, or changes its transport. */
+/** The event "connection", emitted when a session opens, is lost, or changes its transport. */
 export interface ConnectionEvent extends CustomEvent {
   readonly detail: {
     readonly isConnected: boolean;
     readonly transport: Transport | null;
-    /** Why there is none now; empty where there is one. */
+    /** The reason why no session is open; empty if one is. */
     readonly reason: string;
   };
 }
 
 export interface NewMessage {
   /**
-   * Any value that JSON can say, or bytes: an ArrayBuffer, a typed array, a DataView. Fields that
-   * are undefined are left out, as JSON.stringify has it; NaN, a Map or a Set, bytes or functions
-   * inside of it are refused (InvalidRequest).
+   * Any value with a JSON form, or bytes: an ArrayBuffer, a typed array, a DataView. Undefined
+   * fields are left out, as JSON.stringify does. NaN, a Map or a Set, and bytes or functions inside
+   * a value are refused (InvalidRequest).
    */
   body: unknown;
-  /** Messages of one key stay in order; without one none is promised. */
+  /**
+   * The ordering key. Messages of one key stay in order; messages without a key have no promised
+   * order.
+   */
   key?: string | null;
-  /** The same key and id within the queue's dedup window is stored once. */
+  /**
+   * The id for repeating. Two messages of the same key and id within the queue's dedup window are
+   * stored once.
+   */
   id?: string | null;
   headers?: Record<string, string> | null;
-  /** After so many seconds it is no longer given out. */
+  /** The time after which the message is no longer delivered, in seconds. */
   ttlS?: number | null;
   contentType?: string | null;
-  /** Travels with it unchanged. */
+  /** A time of your own, which travels with the message unchanged. */
   sentUnixMs?: number | null;
 }
 
 export interface PublishOptions extends Omit<NewMessage, "body"> {
-  /** How long to wait for the final answer, 60 by default; null: for ever. */
+  /** The time to wait for the final answer, in seconds. Default: 60; null waits forever. */
   timeoutS?: number | null;
 }
 
-/** The broker has stored the message at this place; `durability` says how safely. */
+/** The place at which the broker has stored a message, and in `durability` how safely. */
 export interface Receipt {
-  /** The publisher's, or the name that the broker made; null where it did not say. */
+  /** The publisher's id, or the name that the broker made; null if the broker gave none. */
   readonly id: string | null;
   readonly partition: number;
   readonly offset: number;
-  /** It was there already, from an earlier publish under the same id or sequence. */
+  /** Whether the message was stored before, by an earlier publish under the same id or sequence. */
   readonly duplicate: boolean;
   readonly durability: { readonly level: string; readonly copies: number };
 }
 
 export type Start = "earliest" | "latest" | Date;
 
-/** A reader's place. Opaque: give it back as it is, through JSON if need be. */
+/** A reader's position. Do not change it; it may be kept as JSON. */
 export interface Position {
   queue_id: string;
   ring_epoch?: number;
   partitions: Record<string, [number, number]>;
 }
 
-/** The truth about a reader's position in one partition. */
+/** The broker's verdict on a reader's position in one partition. */
 export interface Verdict {
   readonly partition: number;
   /**
-   * "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are not retained any
-   * more. "unknown": the position is of another history, for `reason`; what was missed cannot be
-   * said.
+   * "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are no longer
+   * retained. "unknown": the position belongs to another history, for `reason`, and nobody can say
+   * what was missed.
    */
   readonly kind: "resumed" | "gap" | "unknown";
-  /** Where reading goes on. */
+  /** The offset at which reading continues. */
   readonly nextOffset: number;
   readonly gap: readonly [number, number] | null;
   readonly reason: string;
 }
 
-/** In camelCase, or as the broker names them: leaseS or lease_s. Null: the queue's. */
+/**
+ * Settings of a group, in camelCase or as the broker names them: leaseS or lease_s. Null means the
+ * queue's value.
+ */
 export interface GroupSettings {
   semantics?: "at_least_once" | "at_most_once";
   leaseS?: number | null;
@@ -159,7 +172,7 @@ export interface GroupSettings {
   expiresS?: number | null;
 }
 
-/** A threshold of a queue whose breach is told. */
+/** A threshold of a queue. The broker reports when it is exceeded. */
 export interface Alert {
   name: string;
   when: "lag" | "oldest_age_s" | "depth" | "dead_letters" | "parked_keys";
@@ -194,8 +207,10 @@ export interface QueueSettings {
 }
 
 /**
- * Settings of a queue that change; the others stay. `alerts`: all of them, as a list; or by name
- * those that change, where null takes one away.
+ * Settings of a queue to change; a setting that is left out stays as it is.
+ *
+ * `alerts` is a list of all alerts, or a mapping by name of those that change; null removes an
+ * alert.
  */
 export interface QueueChange extends Omit<QueueSettings, "partitions" | "alerts"> {
   alerts?: Alert[] | Record<string, Partial<Omit<Alert, "name">> | null>;
@@ -203,47 +218,58 @@ export interface QueueChange extends Omit<QueueSettings, "partitions" | "alerts"
 
 export interface ChangeOptions {
   /**
-   * As many messages it may delete, or move to the dead letters; null: as many as there are.
-   * Default: 0. Where it would be more, a WouldDelete is thrown, and nothing is done.
+   * The number of messages that the call may delete or move to the dead letters; null allows any
+   * number. Default: 0. If it would be more, the call rejects with WouldDelete, and nothing is
+   * changed.
    */
   deletesMax?: number | null;
 }
 
 export interface SubscribeOptions extends GroupSettings {
-  /** How many handlers run at once, across keys. Default: 16. */
+  /** The number of handlers that run at once, across keys. Default: 16. */
   concurrency?: number;
-  /** How many messages may be held here at a time. Default: four for each handler. */
+  /**
+   * The largest number of messages that are held here at a time. Default: four for each handler.
+   */
   credit?: number;
-  /** Where a group that does not exist yet starts. Default: "earliest". */
+  /** The start of a group that does not exist yet. Default: "earliest". */
   start?: Start;
   /**
-   * As many messages may go; null: as many as there are. Default: 0. A queue without a retention
-   * keeps everything for its first group: where that starts at "latest", or at a time, what stands
-   * before goes, and without this a WouldDelete is thrown.
+   * The number of messages that creating the group may delete; null allows any number. Default: 0.
+   *
+   * A queue without a retention keeps everything for its first group. If that group starts at
+   * "latest" or at a time, earlier messages are deleted, or the subscription ends with WouldDelete.
    */
   deletesMax?: number | null;
   /**
-   * The leases of what is held here are prolonged until it is settled, up to the group's
+   * Whether leases of held messages are extended until they are settled, up to the group's
    * `leaseTotalS`. Default: true.
    */
   autoExtend?: boolean;
 }
 
 export interface ReadOptions {
-  /** Only messages of these keys. */
+  /** The keys to read; null reads all. */
   keys?: string[] | null;
-  /** Default: "latest". Or the `position` of an earlier reader. */
+  /**
+   * The start: "earliest", "latest" (the default), a time, or the `position` of an earlier reader.
+   */
   start?: Start | Position;
-  /** How many handlers run at once, across keys. Default: 1. */
+  /** The number of handlers that run at once, across keys. Default: 1. */
   concurrency?: number;
-  /** How many messages may wait here at a time. Default: 1000. */
+  /** The largest number of messages that wait here at a time. Default: 1000. */
   credit?: number;
-  /** Where messages are no longer retained: a Gap is thrown ("raise", the default), or told. */
+  /**
+   * The reaction if messages are no longer retained. "raise" (the default) throws a Gap. A function
+   * is called with the Gap, and reading continues.
+   */
   onGap?: "raise" | ((gap: Gap) => void);
   /**
-   * Where the position means nothing any more (its queue was deleted and made again, or the
-   * broker's data restored): "raise" a PositionUnknown (the default), go on there, or what is
-   * called with it and returns where to go on.
+   * The reaction if the position has lost its meaning, because its queue was deleted and created
+   * again, or the broker's data was restored.
+   *
+   * "raise" (the default) throws a PositionUnknown. "earliest" and "latest" continue there. A
+   * function is called with the PositionUnknown, and returns one of these.
    */
   onUnknown?:
     | "raise"
@@ -252,70 +278,76 @@ export interface ReadOptions {
     | ((error: PositionUnknown) => "earliest" | "latest");
 }
 
-/** What a message says. */
+/** The content of a message. */
 declare class Content {
-  /** The routing and ordering key; null: the message is promised no order. */
+  /** The routing and ordering key. Null means that the message has no promised order. */
   readonly key: string | null;
   /**
-   * The JSON value, or for a binary message its bytes. Numbers are those of JSON.parse: whole ones
-   * beyond 2^53 lose digits, and 1e400 is Infinity.
+   * The JSON value, or the bytes of a binary message. Numbers are those of JSON.parse: whole
+   * numbers beyond 2^53 lose digits, and 1e400 is Infinity.
    */
   readonly body: any;
-  /** The bytes of a binary message; null: the body is JSON. */
+  /** The bytes of a binary message; null if the body is JSON. */
   readonly bytes: Uint8Array | null;
   readonly isBinary: boolean;
   readonly contentType: string | null;
-  /** Empty when there are none. */
+  /** The publisher's headers; empty if it gave none. */
   readonly headers: Record<string, string>;
-  /** The publisher's id, or a name made of its place. */
+  /** The publisher's id, or a name made of the message's place. */
   readonly id: string;
   readonly partition: number;
-  /** Its place in its partition. */
+  /** The offset of the message in its partition. */
   readonly offset: number;
-  /** Names the history that its offset counts in: a log and an offset never name two messages. */
+  /**
+   * The name of the history that the offset counts in. A log and an offset never name two messages.
+   */
   readonly log: string;
-  /** When the broker accepted it. */
+  /** The time at which the broker accepted the message. */
   readonly publishedUnixMs: number;
-  /** When the publisher says to have sent it. */
+  /** The time at which the publisher says that it sent the message; null if it does not say. */
   readonly sentUnixMs: number | null;
 }
 
-/** A message that a reader was given: nothing to settle. */
+/** A message of a reader. It cannot be settled. */
 export class ReadMessage extends Content {
   private constructor();
 }
 
-/** A message that this consumer was given, until it is settled. */
+/** A message that this consumer received, until it is settled. */
 export class Message extends Content {
   private constructor();
   /** 1 for the first delivery to the group, then one more each time. */
   readonly attempt: number;
   /**
-   * Until when it is this consumer's by the client's own count, in milliseconds of
-   * `performance.now()`; it moves on when the lease is prolonged.
+   * The time until which the message is this consumer's by the client's own count, in milliseconds
+   * of `performance.now()`. It moves on when the lease is extended.
    */
   readonly leaseUntil: number;
-  /** Whether it is still this consumer's, and not settled. */
+  /** Whether the message is still this consumer's, and not settled. */
   readonly isHeld: boolean;
-  /** Aborted, with a StaleDelivery, when it is no longer this consumer's. */
+  /**
+   * A signal that is aborted, with a StaleDelivery, when the message is no longer this consumer's.
+   */
   readonly signal: AbortSignal;
   /**
-   * It is done. The ack is queued when this returns; with `confirm` the promise resolves when it is
-   * durable.
+   * Settle the message, because it is done. The ack is queued when this returns. With `confirm` the
+   * promise resolves when the ack is durable.
    *
-   * @throws StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
-   *     OutcomeUnknown (`confirm`): the session was lost before the answer.
+   * @throws StaleDelivery: the message is no longer this consumer's; it is or will be delivered
+   *     again. OutcomeUnknown (only with `confirm`): the session was lost before the answer.
    */
   ack(how?: { confirm?: boolean }): Promise<void>;
   /**
-   * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
-   * key wait for it. `reason` goes with it if it is dead-lettered. The nack is queued when this
-   * returns: count, delay and reason may still be lost with the connection or the broker. With
-   * `confirm` the promise resolves when they are durable.
+   * Return the message to the group. Later messages of its key wait for it.
+   *
+   * It is delivered again after `delayS` seconds, or after the group's backoff if that is left out.
+   * `reason` goes with it if it is dead-lettered. The nack is queued when this returns: count,
+   * delay and reason may still be lost with the connection or the broker. With `confirm` the
+   * promise resolves when they are durable.
    *
    * @throws StaleDelivery. InvalidRequest, and nothing happens: `delayS` is above a day (86,400),
-   *     or `reason` has more than 1024 characters. OutcomeUnknown (`confirm`): the session was lost
-   *     before the answer.
+   *     or `reason` has more than 1024 characters. OutcomeUnknown (only with `confirm`): the
+   *     session was lost before the answer.
    */
   nack(how?: {
     delayS?: number | null;
@@ -323,112 +355,139 @@ export class Message extends Content {
     confirm?: boolean;
   }): Promise<void>;
   /**
-   * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
-   * key is parked where the queue says so, as after its last attempt. The rejection is queued when
-   * this returns: where it is lost with the connection or the broker, the message comes again. With
-   * `confirm` the promise resolves when it is durable.
+   * Return the message for good, because no further attempt can help.
    *
-   * @throws as `nack` does.
+   * It moves to the dead letters at once, or its key is parked if the queue's settings say so, as
+   * after its last attempt. The rejection is queued when this returns; if that is lost with the
+   * connection or the broker, the message comes again. With `confirm` the promise resolves when it
+   * is durable.
+   *
+   * @throws the errors of `nack`.
    */
   reject(reason?: string | null, how?: { confirm?: boolean }): Promise<void>;
   /**
-   * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
-   * broker has agreed.
+   * Extend the lease to `leaseS` seconds from now, or by default to the group's lease. Resolves
+   * when the broker has agreed.
    *
-   * @throws StaleDelivery: it is no longer this consumer's, or may not be prolonged.
-   *     InvalidRequest: `leaseS` is above twelve hours (43,200).
+   * @throws StaleDelivery: the message is no longer this consumer's, or its lease may not be
+   *     extended. InvalidRequest: `leaseS` is above twelve hours (43,200).
    */
   extend(how?: { leaseS?: number | null }): Promise<void>;
 }
 
 /**
- * A place in a group. Without a handler an async iterable: each message comes when its key is free,
- * and several loops may run over it at once. Leaving a loop does not leave the group: `close` does.
+ * A place in a group. Made by `Client.subscribe`.
+ *
+ * Without a handler it is an async iterable: each message comes when its key is free, and several
+ * loops may run over it at once. Leaving a loop does not leave the group; `close` does.
  */
 export class Subscription implements AsyncIterableIterator<Message> {
   private constructor();
   readonly queue: string;
   readonly group: string;
-  /** Resolves when the broker has let it in; rejects with QueueNotFound, Unauthorized, … */
+  /**
+   * A promise that resolves when the broker has accepted the subscription. Rejects with
+   * QueueNotFound, Unauthorized, …
+   */
   readonly opened: Promise<this>;
-  /** Resolves when it is over: with null when it was closed, else with why. Never rejects. */
+  /**
+   * A promise that resolves when the subscription has ended: with null if it was closed, otherwise
+   * with the error. Never rejects.
+   */
   readonly ended: Promise<TocsinError | null>;
-  /** The next message whose key is free, if one is here; null: not now. */
+  /** Return the next message whose key is free, if one has arrived; otherwise null. */
   nextNowait(): Message | null;
   next(): Promise<IteratorResult<Message, undefined>>;
   return(value?: any): Promise<IteratorResult<Message, any>>;
   [Symbol.asyncIterator](): this;
-  /** Leave: queued acks are sent; what is not settled returns to the group, and is aborted. */
+  /**
+   * Leave. Queued acks are sent; unsettled messages return to the group, and their signals are
+   * aborted.
+   */
   close(): Promise<void>;
-  /** `close`, where the language has `await using`. */
+  /** Close; for languages with `await using`. */
   [Symbol.asyncDispose](): Promise<void>;
 }
 
 /**
- * All messages of a queue, or of some keys, without a group. Without a handler an async iterable; a
- * message is done when the next one is asked for. With one, when the handler has ended.
+ * A reader of all messages of a queue, or of some keys, without a group. Made by `Client.read`.
+ *
+ * Without a handler it is an async iterable, and a message is done when the next one is requested.
+ * With a handler, a message is done when the handler has ended.
  */
 export class Reader implements AsyncIterableIterator<ReadMessage> {
   private constructor();
   readonly queue: string;
-  /** Resolves when it stands; rejects with QueueNotFound, PositionUnknown, … */
+  /**
+   * A promise that resolves when the reader is open. Rejects with QueueNotFound, PositionUnknown, …
+   */
   readonly opened: Promise<this>;
   /**
-   * Resolves when it is over: with null when it was closed, else with why. A handler that throws
-   * ends its reader, before its message counts as done: `cause` is what it threw.
+   * A promise that resolves when the reader has ended: with null if it was closed, otherwise with
+   * the error. Never rejects.
+   *
+   * A handler that throws ends its reader, before its message counts as done; `cause` is what it
+   * threw.
    */
   readonly ended: Promise<TocsinError | null>;
-  /** Behind the last message that was handed out; null: not opened yet. */
+  /** The position after the last message that was handed out; null before the reader is opened. */
   readonly position: Position | null;
-  /** What was said of the position when the reader was opened, or opened again. */
+  /** The verdict on the position in each partition, when the reader was opened last. */
   readonly verdicts: readonly Verdict[];
-  /** The next message, if one is here; null: not now. Throws a Gap as `next` does. */
+  /**
+   * Return the next message, if one has arrived; otherwise null. Throws a Gap, as `next` rejects.
+   */
   nextNowait(): ReadMessage | null;
-  /** Rejects with a Gap; asked again it goes on behind that. */
+  /** Wait for the next message. Rejects with a Gap; the next call continues after it. */
   next(): Promise<IteratorResult<ReadMessage, undefined>>;
   return(value?: any): Promise<IteratorResult<ReadMessage, any>>;
-  /** A loop of its own: several may run over a reader at once. */
+  /** Return a separate loop. Several may run over a reader at once. */
   [Symbol.asyncIterator](): AsyncIterableIterator<ReadMessage>;
   close(): Promise<void>;
-  /** `close`, where the language has `await using`. */
+  /** Close; for languages with `await using`. */
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** A message as it stands in its queue; nobody has been given it by this. */
+/** A message as it is stored in its queue. Peeking delivers it to no consumer. */
 export class PeekedMessage extends Content {
   private constructor();
-  /** ready, in_flight, waiting, parked or dying, for the group that was asked for; else null. */
+  /**
+   * The state for the group that was named: ready, in_flight, waiting, parked or dying. Null
+   * without one.
+   */
   readonly state: string | null;
-  /** Failed attempts that are counted, of that group. */
+  /** The number of failed attempts by that group that count. */
   readonly attempts: number;
-  /** 0: never. */
+  /** The time at which the message expires; 0 if it never does. */
   readonly expiresUnixMs: number;
 }
 
 /**
- * A message among the dead letters. `partition`, `offset` and `publishedUnixMs` are those of the
- * letter; key, id, body and headers those of the message that it was.
+ * A message among the dead letters.
+ *
+ * `partition`, `offset` and `publishedUnixMs` belong to the letter. Key, id, body and headers are
+ * those of the original message.
  */
 export class DeadLetter extends Content {
   private constructor();
   readonly origin: { queue: string; group: string; partition: number; offset: number };
-  /** exhausted, rejected, expired, overflow or skipped. */
+  /** The reason: exhausted, rejected, expired, overflow or skipped. */
   readonly reason: string;
   readonly attempts: number;
-  /** What its last nack gave as the reason. */
+  /** The reason that its last nack gave; null if there was none. */
   readonly nackReason: string | null;
 }
 
-/** A message that was pulled; settle it by its receipt, through any connection. */
+/** A message that was pulled. Settle it by its receipt, through any connection. */
 export class PulledMessage extends Content {
   private constructor();
   readonly receipt: string;
   readonly attempt: number;
-  /** Until then, by the broker's clock, the receipt counts. */
+  /** The end of the lease, by the broker's clock. Until then the receipt counts. */
   readonly leaseUntilUnixMs: number;
 }
 
-/** What an ack, nack or extend of receipts did. */
+/** The effect of an ack, nack or extend of receipts. */
 export interface Settled {
   readonly settled: number;
   /** Receipts of deliveries that had ended before. */
@@ -437,27 +496,28 @@ export interface Settled {
   readonly invalid: readonly string[];
 }
 
-/** An answer of the broker, as it is: /openapi.json describes it. */
+/** An answer of the broker, unchanged. /openapi.json describes it. */
 export type Answer = Record<string, any>;
 
 export class Client extends EventTarget {
   private constructor();
   readonly url: string;
-  /** Whether a session stands right now; if not, one is being opened. */
+  /** Whether a session is open now. If not, the client is opening one, or is closed. */
   readonly isConnected: boolean;
-  /** What carries the session right now; null: nothing does. */
+  /** The transport that carries the session now; null if none does. */
   readonly transport: Transport | null;
   /**
-   * While no session stands: when the next attempt to connect begins, in milliseconds of
-   * `performance.now()` (of `environment.now`, where that is given). null: a session stands, an
-   * attempt is under way, or the client is closed.
+   * The time of the next attempt to connect while no session is open, in milliseconds of
+   * `performance.now()`, or of `environment.now` if that is given.
+   *
+   * Null means that a session is open, an attempt is under way, or the client is closed.
    */
   readonly retryAt: number | null;
-  /** The broker's name for the session. */
+  /** The broker's id of the session. */
   readonly sessionId: string;
   /** The name under which this client numbers its messages. */
   readonly producer: string;
-  /** Messages that have been published here and have no final answer yet. */
+  /** The number of published messages without a final answer. */
   readonly unanswered: number;
 
   addEventListener(
@@ -472,39 +532,42 @@ export class Client extends EventTarget {
   ): void;
 
   /**
-   * Something has changed, there may be a way now: the attempt to connect that is waited for begins
-   * at once, and over long poll a WebSocket is tried at once. Where a session stands, the broker is
-   * asked for a sign of life, and has three seconds for it before the client connects anew. What
-   * comes of it, "connection" tells. The client does this by itself when the network is back
-   * (`online`) and when its page is looked at again (`visibilitychange`, `pageshow`).
+   * Try again at once, because something has changed and the broker may be reachable now.
+   *
+   * A waiting attempt to connect begins at once. Over long poll, a WebSocket is tried at once. If a
+   * session is open, the broker is pinged; without an answer within three seconds the client
+   * connects again. "connection" events report the outcome. The client calls this by itself when
+   * the network is back (`online`), and when its page is visible again (`visibilitychange`,
+   * `pageshow`).
    */
   hurry(): void;
 
   /**
-   * Send what is queued and close. Publishes without an answer end with ClientClosed; what
-   * subscriptions have not settled returns to its group.
+   * Send what is queued, then close. Publishes without an answer end with ClientClosed. Deliveries
+   * that subscriptions have not settled return to their groups.
    */
   close(): Promise<void>;
-  /** `close`, where the language has `await using`. */
+  /** Close; for languages with `await using`. */
   [Symbol.asyncDispose](): Promise<void>;
 
   /**
    * Publish a message; it is durable when this resolves.
    *
    * Calls that are made in one turn of the event loop travel together. Messages of a key are stored
-   * in the order of the calls. What the broker refuses for the moment, and a lost connection, is
-   * waited out, without ever reordering a key.
+   * in the order of the calls. If the broker refuses a message for the moment, or the connection is
+   * lost, the client waits and sends again, and never reorders a key.
    *
    * @throws QueueNotFound, TooLarge, InvalidRequest, Unauthorized, …: refused, not stored.
-   *     PublishTimeout: no final answer in time; perhaps it was stored. ClientClosed, SessionEnded:
-   *     likewise, and this client is of no more use.
+   *     PublishTimeout: no final answer came in time; the message may have been stored.
+   *     ClientClosed, SessionEnded: likewise, and this client cannot be used any more.
    */
   publish(queue: string, body: unknown, options?: PublishOptions): Promise<Receipt>;
   /**
    * Publish messages; resolves with their receipts, in order. Not atomic: each message has its own
    * outcome.
    *
-   * @throws PublishManyFailed: some were not stored; `outcomes` has each one's receipt or error.
+   * @throws PublishManyFailed: some messages were not stored; `outcomes` has each one's receipt or
+   *     error.
    */
   publishMany(
     queue: string,
@@ -513,13 +576,16 @@ export class Client extends EventTarget {
   ): Promise<Receipt[]>;
 
   /**
-   * A place in a group, which is created where it does not exist. Inside it each message goes to
-   * one consumer; those of a key come one after another, the next when the one before is settled.
+   * Take a place in a group, which is created if it does not exist.
    *
-   * With a handler, it is called with each message: up to `concurrency` at a time across keys, one
-   * after another within a key. A message is acked when its handler has ended and not settled it,
-   * and nacked when it fails. `signal` is aborted when the message is no longer this consumer's: it
-   * comes again, and its key waits until the handler has ended.
+   * Each message goes to one consumer of the group. Messages of a key come one after another, each
+   * after the one before it has been settled.
+   *
+   * A handler is called with each message. Up to `concurrency` handlers run at a time across keys;
+   * those of one key run one after another. When a handler ends, its message is acked, unless the
+   * handler has settled it. When it fails, the message is nacked. `signal` is aborted when the
+   * message is no longer this consumer's. Then the message comes again, and its key waits until the
+   * handler has ended.
    */
   subscribe(
     queue: string,
@@ -533,7 +599,7 @@ export class Client extends EventTarget {
     handler: (message: Message, context: { signal: AbortSignal }) => unknown,
   ): Subscription;
 
-  /** A reader: every message, or every one of some keys, without a group and without acks. */
+  /** Read all messages of a queue, or of some keys, without a group and without acks. */
   read(
     queue: string,
     options?: ReadOptions,
@@ -542,8 +608,10 @@ export class Client extends EventTarget {
   read(queue: string, handler: (message: ReadMessage) => unknown): Reader;
 
   /**
-   * Any call over HTTP with this client's credentials; resolves with the answer's parsed JSON, null
-   * where it is empty. `timeoutS` is 30 by default.
+   * Make any call over HTTP with this client's credentials.
+   *
+   * Resolves with the parsed JSON of the answer, or null if it is empty. `timeoutS` is 30 by
+   * default.
    */
   request(
     method: string,
@@ -553,46 +621,54 @@ export class Client extends EventTarget {
   ): Promise<any>;
 
   /**
-   * Create a queue, if it is not there, with these settings and the defaults of the others. A queue
-   * that is there never changes by this: `created` of the answer is false then.
+   * Create a queue if none of this name exists; resolves with its description.
    *
-   * @throws SettingsDiffer: it is there, and one of the settings that are named has another value.
+   * Settings that are left out have their defaults. An existing queue is never changed; then
+   * `created` in the answer is false.
+   *
+   * @throws SettingsDiffer: the queue exists, and a setting of this call has another value.
    */
   createQueue(name: string, settings?: QueueSettings): Promise<Answer>;
   /**
-   * Change the settings of a queue that are named, and no others. `changes` of the answer has what
-   * each of them was (`before`) and is (`after`).
+   * Change the named settings of a queue, and no others. `changes` in the answer has the value
+   * `before` and `after` of each changed setting.
    *
    * @throws WouldDelete. Conflict: `partitions` is fixed. QueueNotFound, InvalidRequest, …
    */
   updateQueue(name: string, settings: QueueChange, options?: ChangeOptions): Promise<Answer>;
   queue(name: string): Promise<Answer>;
-  /** The descriptions of all queues, by name. */
+  /** Return the descriptions of all queues, by name. */
   queues(): Promise<Answer[]>;
-  /** Let nothing of the queue be given out to groups, durably, until it is resumed. */
+  /**
+   * Stop giving messages of a queue to groups, durably, until `resumeQueue`. Publishing continues,
+   * and so do readers.
+   */
   pauseQueue(name: string): Promise<Answer>;
   resumeQueue(name: string): Promise<Answer>;
   /**
-   * Drop what a group has not settled, or with `all` everything, for all groups and readers; for
-   * good. Resolves with how many messages that were.
+   * Drop the messages that a group has not settled, or with `all` all messages, for all groups and
+   * readers; final. Resolves with the number of messages.
    */
   purge(name: string, what: { group: string } | { all: true }): Promise<number>;
   /**
-   * Where a key of a queue goes, and in `groups` (all, or the one named) who has it, and what it
-   * waits for: a stable code, `waits_for`, and a sentence, `text`.
+   * Explain why a key waits.
+   *
+   * The answer has the key's partition, and `groups` with an entry for each group, or for the named
+   * one. An entry has the owner, a stable code, `waits_for`, and a sentence, `text`.
    */
   explain(queue: string, key: string, options?: { group?: string }): Promise<Answer>;
-  /** The sessions that stand at the broker, by id: all, or up to `limit`. */
+  /** Return this principal's sessions at the broker, by id: all, or up to `limit`. */
   sessions(options?: { limit?: number }): Promise<Answer[]>;
 
   /**
-   * Create a group, if it is not there; the settings that are left out are the queue's. A group
-   * that is there never changes by this, and `start`, which only matters when it is made, is
-   * ignored. A queue without a retention keeps everything for its first group: one that starts at
-   * `latest`, or at a time, lets go what stands before.
+   * Create a group if it does not exist; resolves with its description.
    *
-   * @throws SettingsDiffer: it is there, and one of the settings that are named has another value.
-   * WouldDelete: more messages would go than `deletesMax` allows.
+   * Settings that are left out are the queue's. An existing group is never changed, and `start` is
+   * ignored. A queue without a retention keeps everything for its first group. If that group starts
+   * at `latest` or at a time, earlier messages are deleted.
+   *
+   * @throws SettingsDiffer: the group exists, and a setting of this call has another value.
+   *     WouldDelete: the call would delete more messages than `deletesMax`.
    */
   createGroup(
     queue: string,
@@ -600,7 +676,10 @@ export class Client extends EventTarget {
     settings?: GroupSettings & { start?: Start },
     options?: ChangeOptions,
   ): Promise<Answer>;
-  /** Change the settings of a group that are named, and no others, as `updateQueue`. */
+  /**
+   * Change the named settings of a group, and no others; null restores the queue's value.
+   * `updateQueue` describes the answer and the errors.
+   */
   updateGroup(
     queue: string,
     group: string,
@@ -609,18 +688,21 @@ export class Client extends EventTarget {
   ): Promise<Answer>;
   group(queue: string, group: string): Promise<Answer>;
   /**
-   * Delete it. Resolves with how many messages went with it: those that it alone had not settled,
-   * and that no retention keeps. The last group of a queue without a retention leaves everything to
-   * whoever comes next.
+   * Delete a group. Resolves with the number of messages that were deleted with it.
    *
-   * @throws WouldDelete: more messages would go than `deletesMax` allows.
+   * These are messages that only this group had not settled, and that no retention keeps. The last
+   * group of a queue without a retention deletes nothing: its messages wait for the next group.
+   *
+   * @throws WouldDelete: the call would delete more messages than `deletesMax`.
    */
   deleteGroup(queue: string, group: string, options?: ChangeOptions): Promise<number>;
   /**
-   * Send it to its start, its end, a time, or an offset, the same in each partition. What it skips
-   * goes where no other group needs it and no retention keeps it: `deleted` of the answer.
+   * Move a group to "earliest", "latest", a time, or an offset, the same in each partition.
    *
-   * @throws WouldDelete: more messages would go than `deletesMax` allows.
+   * Skipped messages are deleted if no other group needs them and no retention keeps them;
+   * `deleted` in the answer is their number.
+   *
+   * @throws WouldDelete: the call would delete more messages than `deletesMax`.
    */
   seekGroup(
     queue: string,
@@ -628,11 +710,16 @@ export class Client extends EventTarget {
     to: Start | number,
     options?: ChangeOptions,
   ): Promise<Answer>;
-  /** Keys of a group of which messages wait, each with its `reason`: all, or up to `limit`. */
+  /**
+   * Return keys of a group with waiting messages, each with its `reason`: all, or up to `limit`.
+   */
   heldKeys(queue: string, group: string, options?: { limit?: number }): Promise<Answer[]>;
-  /** What is in flight of a group, by partition and offset: all, or up to `limit`. */
+  /** Return the deliveries in flight of a group, by partition and offset: all, or up to `limit`. */
   leases(queue: string, group: string, options?: { limit?: number }): Promise<Answer[]>;
-  /** Keys that wait for an operator: `keys`, up to `limit` (100), and `keys_parked`. */
+  /**
+   * Return keys that wait for an operator: `keys`, up to `limit` (100), and the number of all in
+   * `keys_parked`.
+   */
   parked(queue: string, group: string, options?: { limit?: number }): Promise<Answer>;
   /** Retry, skip or release a parked key, by its text or its hash, or all of them; durable. */
   decide(
@@ -642,7 +729,10 @@ export class Client extends EventTarget {
     which: { key: string } | { keyHash: string } | { all: true },
   ): Promise<Answer>;
 
-  /** Messages as they stand in a queue, by partition and offset; up to `limit` (10). */
+  /**
+   * Return stored messages of a queue, by partition and offset, up to `limit` (10), without taking
+   * them.
+   */
   peek(
     queue: string,
     options?: {
@@ -653,21 +743,27 @@ export class Client extends EventTarget {
       limit?: number;
     },
   ): Promise<PeekedMessage[]>;
-  /** The dead letters that have not gone back, oldest first; up to `limit` (100). */
+  /** Return the dead letters that have not been sent back, oldest first, up to `limit` (100). */
   deadLetters(
     queue: string,
     options?: { key?: string; reason?: string; limit?: number },
   ): Promise<DeadLetter[]>;
   /**
-   * Send dead letters back into their queue, in the order of their keys, as new messages for all of
-   * its groups and readers; resolves with how many went. After an error, call it again.
+   * Send dead letters back into their queue, in the order of their keys; resolves with their
+   * number.
+   *
+   * They become new messages for all groups and readers of the queue. After an error, call this
+   * again.
    */
   redrive(
     queue: string,
     options?: { key?: string; reason?: string; limit?: number },
   ): Promise<number>;
 
-  /** Take messages without a subscription; waits up to `waitS` (at most 30) for the first. */
+  /**
+   * Take messages without a subscription. Waits up to `waitS` seconds (at most 30) for the first
+   * one, and resolves with an empty array if none came.
+   */
   pull(
     queue: string,
     group: string,
@@ -694,23 +790,23 @@ export class Client extends EventTarget {
   ): Promise<Settled>;
 }
 
-/** Base of what the client rejects with. */
+/** Base of all errors of the client. */
 export class TocsinError extends Error {
   /**
-   * Stable, made for programs: a code of PROTOCOL.md, or cannot_connect, not_a_broker, no_token,
+   * A stable code for programs: a code of PROTOCOL.md, or cannot_connect, not_a_broker, no_token,
    * session_ended, closed, timeout, publish_many_failed, stale, gap, handler.
    */
   readonly code: string;
   /** A sentence for people. */
   readonly detail: string;
-  /** Whether the same may succeed later, unchanged. */
+  /** Whether the same request may succeed later, unchanged. */
   readonly retry: boolean;
 }
 /** No broker answers at the URL. */
 export class CannotConnect extends TocsinError {}
-/** What answers at the URL is no Tocsin broker. */
+/** The server that answers at the URL is no Tocsin broker. */
 export class NotABroker extends CannotConnect {}
-/** The function that was given as `token` has thrown, or returned what is no token. */
+/** The function given as `token` has thrown, or has returned no valid token. */
 export class NoToken extends CannotConnect {}
 /** The broker ended the session for good (4401, 4500 to 4999). */
 export class SessionEnded extends TocsinError {
@@ -728,57 +824,62 @@ export class BrokerError extends TocsinError {
 export class InvalidRequest extends BrokerError {}
 /** A message or a request is over its limit. */
 export class TooLarge extends InvalidRequest {}
-/** No valid token, or one without the right. */
+/** The token is missing, invalid, or without the right to do this. */
 export class Unauthorized extends BrokerError {}
 export class NotFound extends BrokerError {}
 export class QueueNotFound extends NotFound {}
 export class GroupNotFound extends NotFound {}
-/** It contradicts what is there already. */
+/** The request contradicts the present state, or a bound is reached. */
 export class Conflict extends BrokerError {}
-/** A setting that was named, of what is there already with another value. */
+/** A setting of a call that differs from the setting of an existing queue or group. */
 export interface Difference {
   readonly name: string;
   readonly current: unknown;
   readonly requested: unknown;
-  /** Nothing changes it any more. */
+  /** Whether the setting can never change. */
   readonly fixed?: boolean;
 }
-/** It exists with other settings than those that were named, and nothing of it was changed. */
+/** A queue or group exists with other settings than those of the call, and was not changed. */
 export class SettingsDiffer extends Conflict {
   readonly differences: readonly Difference[];
 }
 /**
- * A change of settings, a seek, the deletion of a group, or the first group of a queue that begins
- * behind its messages, would delete messages, and was not done.
+ * A call would delete messages, and was not carried out.
+ *
+ * Such calls are a change of settings, a seek, the deletion of a group, and the creation of the
+ * first group of a queue if that group starts after existing messages.
  */
 export class WouldDelete extends Conflict {
   readonly deleted: number;
   readonly deadLettered: number;
-  /** Both: the `deletesMax` with which it is done. */
+  /** The sum of both numbers: the `deletesMax` with which the call is carried out. */
   readonly messages: number;
 }
 /** A reader's position belongs to another queue or another history. */
 export class PositionUnknown extends Conflict {
-  /** Of the partitions in which it does; none where the whole queue is another one. */
+  /** The verdicts on the partitions concerned; empty if the whole queue is another one. */
   readonly verdicts: readonly Verdict[];
 }
-/** Refused now; the same may succeed later. */
+/** The broker refuses the request now. The same request may succeed later. */
 export class Busy extends BrokerError {}
-/** Perhaps it happened: doing it again under the same id is safe. */
+/** The request may have been carried out. Repeating it under the same id is safe. */
 export class OutcomeUnknown extends BrokerError {}
-/** No final answer within `timeoutS`. Perhaps it was stored: publish again under the same id. */
+/**
+ * No final answer came within `timeoutS`. The message may have been stored; publish it again under
+ * the same id.
+ */
 export class PublishTimeout extends TocsinError {
-  /** The broker's last refusal, if there was one. */
+  /** The broker's last refusal; null if there was none. */
   readonly last: BrokerError | null;
 }
 /** Some messages of a publishMany were not stored. */
 export class PublishManyFailed extends TocsinError {
-  /** One a message, in order. */
+  /** The outcome of each message, in order. */
   readonly outcomes: ReadonlyArray<Receipt | TocsinError>;
 }
-/** The delivery has expired, was revoked or settled; an unsettled message comes again. */
+/** The delivery has expired, was revoked or settled. An unsettled message comes again. */
 export class StaleDelivery extends TocsinError {}
-/** Messages that a reader wanted are no longer retained; reading goes on behind them. */
+/** Messages that a reader wanted are no longer retained. Reading continues after them. */
 export class Gap extends TocsinError {
   readonly partition: number;
   readonly first: number;

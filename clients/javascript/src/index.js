@@ -1,5 +1,5 @@
 /**
- * Tocsin: publish, and be pushed to, in order and without loss.
+ * Client of the Tocsin message broker: publish, and be pushed to, in order and without loss.
  *
  *     import { connect } from "tocsin";
  *

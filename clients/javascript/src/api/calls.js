@@ -1,6 +1,6 @@
 /**
- * Calls over HTTP: queues, groups, pull, and the work of operators. A client has them all. Answers
- * that describe queues, groups and parked keys are the broker's own, as in /openapi.json.
+ * Calls over HTTP: queues, groups, pull, and the work of operators. A client has all of them.
+ * Answers that describe queues, groups and parked keys are the broker's own, as in /openapi.json.
  *
  * @module
  */
@@ -10,9 +10,11 @@ import { brokerError, CannotConnect, InvalidRequest } from "../proto/errors.js";
 import { isObject, startAt } from "../proto/wire.js";
 import { TIMEOUT_S } from "../io/http.js";
 
-/** The number of messages in one answer of the broker, at most. */
+/** The largest number of messages in one answer of the broker. */
 const PER_CALL_MAX = 1000;
-/** The time for a purge: a queue of a thousand partitions and groups takes long. */
+/**
+ * The time limit of a purge, in seconds. A queue of a thousand partitions and groups takes long.
+ */
 const PURGE_TIMEOUT_S = 300;
 const PULL_OPTIONS = new Set(["messagesMax", "waitS"]);
 const ABSENT = {
@@ -20,7 +22,7 @@ const ABSENT = {
   sent_unix_ms: null,
 };
 
-/** A message that an answer shows. */
+/** A message in an answer. */
 class HttpMessage extends MessageContent {
   constructor(fields) {
     const { partition, published_unix_ms } = fields;
@@ -28,29 +30,31 @@ class HttpMessage extends MessageContent {
   }
 }
 
-/** A message in its queue, looked at without being delivered to anybody. */
+/** A message as it is stored in its queue. Peeking delivers it to no consumer. */
 export class PeekedMessage extends HttpMessage {
   constructor(fields) {
     super(fields);
-    /** The message's state for the group that was named; null: none was. */
+    /** The message's state for the group that was named; null without one. */
     this.state = fields.state ?? null;
-    /** Failed attempts of that group that count. */
+    /** The number of failed attempts by that group that count. */
     this.attempts = fields.attempts ?? 0;
-    /** The time when it expires; 0: never. */
+    /** The time at which the message expires; 0 if it never does. */
     this.expiresUnixMs = fields.expires_unix_ms ?? 0;
   }
 }
 
 /**
- * A message among the dead letters. `partition`, `offset` and `publishedUnixMs` are those of the
- * letter; key, id, body and headers those of the message that it was.
+ * A message among the dead letters.
+ *
+ * `partition`, `offset` and `publishedUnixMs` belong to the letter. Key, id, body and headers are
+ * those of the original message.
  */
 export class DeadLetter extends HttpMessage {
   constructor(fields) {
     super(fields);
     /** The place of the message that failed: queue, group, partition, offset. */
     this.origin = fields.origin;
-    /** exhausted, rejected, expired, overflow or skipped. */
+    /** The reason: exhausted, rejected, expired, overflow or skipped. */
     this.reason = fields.reason ?? "";
     this.attempts = fields.attempts ?? 0;
     /** The reason of its last nack, or null. */
@@ -58,19 +62,19 @@ export class DeadLetter extends HttpMessage {
   }
 }
 
-/** A message that was pulled; settle it by its `receipt`, through any connection. */
+/** A message that was pulled. Settle it by its `receipt`, through any connection. */
 export class PulledMessage extends HttpMessage {
   constructor(fields) {
     super(fields);
     this.receipt = fields.receipt;
     /** 1 for the first delivery to the group, then one more each time. */
     this.attempt = fields.attempt ?? 1;
-    /** The end of its lease, by the broker's clock; the receipt counts until then. */
+    /** The end of the lease, by the broker's clock. Until then the receipt counts. */
     this.leaseUntilUnixMs = fields.lease_until_unix_ms ?? 0;
   }
 }
 
-/** Base of `Client` with the calls over HTTP; `index.d.ts` describes them. */
+/** The base of `Client`, with the calls over HTTP; `index.d.ts` describes them. */
 export class HttpCalls extends EventTarget {
   /** Make a request, as `Http.request` does. */
   async request(_method, _path, _body, _settings) {
@@ -79,12 +83,12 @@ export class HttpCalls extends EventTarget {
 
   // --- queues ------------------------------------------------------------------------------------
 
-  /** Create a queue, if it does not exist, with these settings and defaults for the others. */
+  /** Create a queue if it does not exist, with these settings and defaults for the others. */
   async createQueue(name, settings = {}) {
     return objectOf(await this.request("PUT", pathTo("queues", name), settingsOf(settings)));
   }
 
-  /** Change the settings of a queue that are named, and no others. */
+  /** Change the named settings of a queue, and no others. */
   async updateQueue(name, settings, { deletesMax = 0 } = {}) {
     const path = pathTo("queues", name) + deletesOf(deletesMax);
     return objectOf(await this.request("PATCH", path, settingsOf(settings)));
@@ -110,14 +114,19 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("POST", `${pathTo("queues", name)}/resume`));
   }
 
-  /** Drop what a group has not settled, or (`{all: true}`) everything; returns the number. */
+  /**
+   * Drop the messages that a group has not settled, or (`{all: true}`) all; returns their number.
+   */
   async purge(name, { group, all } = {}) {
     const settings = { timeoutS: PURGE_TIMEOUT_S };
     const path = `${pathTo("queues", name)}/purge`;
     return objectOf(await this.request("POST", path, { group, all }, settings)).messages;
   }
 
-  /** Explain a key of a queue: its partition, and in each group its owner and what it waits for. */
+  /**
+   * Explain a key of a queue: its partition, and its owner and the reason for its wait in each
+   * group.
+   */
   async explain(queue, key, { group } = {}) {
     const path = `${pathTo("queues", queue)}/explain`;
     const told = objectOf(await this.request("GET", path + queryOf({ key, group })));
@@ -133,14 +142,14 @@ export class HttpCalls extends EventTarget {
 
   // --- groups ------------------------------------------------------------------------------------
 
-  /** Create a group, if it does not exist; the settings that are left out are the queue's. */
+  /** Create a group if it does not exist; settings that are left out are the queue's. */
   async createGroup(queue, group, { start, ...settings } = {}, { deletesMax = 0 } = {}) {
     const body = { ...settingsOf(settings), start: startAt(start) };
     const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
     return objectOf(await this.request("PUT", path, body));
   }
 
-  /** Change the settings of a group that are named, and no others; null: the queue's. */
+  /** Change the named settings of a group, and no others; null restores the queue's value. */
   async updateGroup(queue, group, settings, { deletesMax = 0 } = {}) {
     const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
     return objectOf(await this.request("PATCH", path, settingsOf(settings)));
@@ -151,13 +160,13 @@ export class HttpCalls extends EventTarget {
     return objectOf(await this.request("GET", pathTo("queues", queue, "groups", group)));
   }
 
-  /** Delete a group; resolves with the number of messages deleted, which it alone needed. */
+  /** Delete a group; resolves with the number of deleted messages, which only this group needed. */
   async deleteGroup(queue, group, { deletesMax = 0 } = {}) {
     const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
     return objectOf(await this.request("DELETE", path)).deleted;
   }
 
-  /** Send a group to its start, its end, a time, or an offset, the same in each partition. */
+  /** Move a group to its start, its end, a time, or an offset, the same in each partition. */
   async seekGroup(queue, group, to, { deletesMax = 0 } = {}) {
     const place = typeof to === "number" ? { offset: to } : startAt(to);
     const path = `${pathTo("queues", queue, "groups", group)}/seek${deletesOf(deletesMax)}`;
@@ -234,34 +243,36 @@ export class HttpCalls extends EventTarget {
     return listOf(answer.messages).map((fields) => new PulledMessage(fields));
   }
 
-  /** Settle pulled messages; durable when this resolves. */
+  /** Ack pulled messages; durable when this resolves. */
   async ackReceipts(queue, group, receipts) {
     return this.#settle(queue, group, "ack", { receipts });
   }
 
   /**
-   * Return pulled messages: they come again after `delayS` seconds, or the backoff. `reason` is
-   * kept with them; durable when this resolves.
+   * Return pulled messages to the group; durable when this resolves.
+   *
+   * They are delivered again after `delayS` seconds, or after the group's backoff. `reason` is
+   * stored with the attempt.
    */
   async nackReceipts(queue, group, receipts, { delayS, reason } = {}) {
     return this.#settle(queue, group, "nack", { receipts, delay_s: delayS, reason });
   }
 
-  /** Return pulled messages for good: dead-lettered, or their keys parked, at once. */
+  /** Return pulled messages for good: each is dead-lettered, or its key is parked, at once. */
   async rejectReceipts(queue, group, receipts, { reason } = {}) {
     return this.#settle(queue, group, "nack", { receipts, reason, reject: true });
   }
 
-  /** Prolong the leases of pulled messages to `leaseS` seconds from now, or the group's. */
+  /** Extend the leases of pulled messages to `leaseS` seconds from now, or to the group's lease. */
   async extendReceipts(queue, group, receipts, { leaseS } = {}) {
     return this.#settle(queue, group, "extend", { receipts, lease_s: leaseS });
   }
 
-  /** List what `path` answers under `name`, page by page, up to `limit`. */
+  /** List the objects that `path` answers under `name`, page by page, up to `limit`. */
   async #list(path, name, { query = {}, limit = Infinity, next } = {}) {
     const found = [];
     for (let after = next; found.length < limit; ) {
-      // explain has pages of its own size, and takes no limit
+      // explain has its own page size, and takes no limit
       const count = Number.isFinite(limit) ? Math.min(limit - found.length, PER_CALL_MAX) : null;
       const asked = queryOf({ ...query, limit: count, after });
       const page = objectOf(await this.request("GET", path + asked));
@@ -279,7 +290,7 @@ export class HttpCalls extends EventTarget {
   }
 }
 
-/** The bound of messages that a call may delete, as a query; null: no bound. */
+/** Return the query for `deletesMax`; null allows any number. */
 function deletesOf(deletesMax) {
   return deletesMax === 0 ? "" : queryOf({ deletes_max: deletesMax ?? Number.MAX_SAFE_INTEGER });
 }
@@ -298,7 +309,7 @@ function listOf(value) {
  * Make the path of these names below /v1.
  *
  * @param {...string} names
- * @throws {InvalidRequest} when one of them is no name
+ * @throws {InvalidRequest} if one of them is no name
  */
 export function pathTo(...names) {
   for (const name of names) {
@@ -333,7 +344,7 @@ export function settingsOf(settings) {
   );
 }
 
-/** Name the settings of alerts: a list, or changes by name, where null removes an alert. */
+/** Name the settings of alerts: a list, or changes by name, in which null removes an alert. */
 function alertsOf(alerts) {
   if (Array.isArray(alerts)) return alerts.map((alert) => settingsOf(alert));
   const changes = Object.entries(alerts ?? {});

@@ -1,5 +1,5 @@
 /**
- * The client that a program uses.
+ * The client of a program.
  *
  * @module
  */
@@ -21,10 +21,10 @@ const CONNECT_TIMEOUT_S = 10;
 const LINGER_S = 30;
 const LINGER_S_MAX = 300;
 const CONCURRENCY = 16;
-/** Messages held for each handler, unless `credit` is given. */
+/** The number of messages held for each handler, unless `credit` is given. */
 const CREDIT_PER_HANDLER = 4;
 const READ_CREDIT = 1000;
-/** The time after which a place from before a reload that nobody takes is given up. */
+/** The time after which unclaimed places from before a reload are given up. */
 const CLAIM_MS = 10_000;
 const HELLO = '{"type":"hello",';
 const AUTH = /("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*/g;
@@ -39,11 +39,11 @@ const PUBLISH_OPTIONS = new Set([
 /**
  * Connect a client. A connection that is lost later is opened again until the client is closed.
  *
- * @param {string | URL} [url] http or https; without it the page's origin, and outside of a page
+ * @param {string | URL} [url] http or https. By default the page's origin, and outside of a page
  *     http://127.0.0.1:8080
  * @param {import("../../index.d.ts").ConnectOptions} [options]
- * @returns {Promise<Client>} rejects with CannotConnect (nothing answers, or no broker), the
- *     broker's refusal (Unauthorized, …), or a TypeError: an option is wrong
+ * @returns {Promise<Client>} rejects with CannotConnect (nothing answers, or something other than a
+ *     broker), the broker's refusal (Unauthorized, …), or a TypeError if an option is wrong
  */
 export async function connect(url, options = {}) {
   const client = new Client(url, options);
@@ -63,13 +63,13 @@ export class Client extends HttpCalls {
   #number = 0;
   #hasStood = false;
   #isSuspended = false;
-  /** The page is frozen, or kept as it is, and has given up its places. */
+  /** Whether the page is frozen, or kept as it is, and has given up its places. */
   #isPaused = false;
   /** @type {Set<ConsumerPart | ReaderPart>} */
   #parts = new Set();
   #listeners;
 
-  /** Use `connect`. */
+  /** Make a client. Call `connect` instead. */
   constructor(url, options) {
     super();
     const checked = checkedOptions(options);
@@ -108,7 +108,7 @@ export class Client extends HttpCalls {
     ];
   }
 
-  /** Connect once; part of `connect`. */
+  /** Connect once. A part of `connect`. */
   async open() {
     for (const [name, listener] of this.#listeners) {
       this.#environment.page?.addEventListener(name, listener, true); // some do not bubble
@@ -131,8 +131,8 @@ export class Client extends HttpCalls {
   }
 
   /**
-   * Send what is queued and close. Publishes without an answer end with ClientClosed; what
-   * subscriptions have not settled returns to its group.
+   * Send what is queued, then close. Publishes without an answer end with ClientClosed. Deliveries
+   * that subscriptions have not settled return to their groups.
    */
   async close() {
     for (const [name, listener] of this.#listeners) {
@@ -143,7 +143,7 @@ export class Client extends HttpCalls {
     await this.#session.close();
   }
 
-  /** Whether a session stands now; if not, one is being opened. */
+  /** Whether a session is open now. If not, the client is opening one, or is closed. */
   get isConnected() {
     return this.#session.isOpen;
   }
@@ -153,7 +153,7 @@ export class Client extends HttpCalls {
     return this.#session.transport;
   }
 
-  /** The time of the next attempt to connect, by `performance.now()`; null: none waits. */
+  /** The time of the next attempt to connect, by `performance.now()`; null if none waits. */
   get retryAt() {
     return this.#session.retryAt;
   }
@@ -163,7 +163,7 @@ export class Client extends HttpCalls {
     this.#session.hurry();
   }
 
-  /** The broker's name for the session, as its logs have it. */
+  /** The broker's id of the session, as its logs print it. */
   get sessionId() {
     return this.#session.sessionId;
   }
@@ -173,7 +173,7 @@ export class Client extends HttpCalls {
     return this.#session.producer;
   }
 
-  /** Messages that have been published here and have no final answer yet. */
+  /** The number of published messages without a final answer. */
   get unanswered() {
     return this.#publisher.unanswered;
   }
@@ -228,7 +228,7 @@ export class Client extends HttpCalls {
     return subscription;
   }
 
-  /** Read every message, or every one of some keys, without a group. See `index.d.ts`. */
+  /** Read all messages of a queue, or of some keys, without a group. See `index.d.ts`. */
   read(queue, options = {}, handler = null) {
     if (typeof options === "function") return this.read(queue, {}, options);
     const {
@@ -290,18 +290,20 @@ export class Client extends HttpCalls {
     const { storage, page } = this.#environment;
     if (resume === undefined) return null;
     if (page === null) throw new TypeError("resume goes over reloads of a page: here is none");
-    if (storage === null) return null; // the browser lets nobody keep anything
+    if (storage === null) return null; // the browser forbids to keep anything
     this.#snapshot = new ResumeStore(this.#environment, resume, this.url);
     return this.#snapshot.load();
   }
 
   /**
-   * The page is left, for a reload, for another page, or for good; it cannot know which. If it is
-   * `persisted`, nothing of it runs for a while, or ever again, while its socket would stay open.
+   * Keep, end or pause the session, because the page is left, for a reload, another page, or good.
+   *
+   * The page cannot know which. If it is `persisted`, nothing of it runs for a while, or ever
+   * again, while its socket would stay open.
    */
   #onLeave(event) {
     if (this.#session.failure !== null || this.#isSuspended || this.#isPaused) return;
-    this.#snapshot?.putBack(); // if no session stands yet
+    this.#snapshot?.putBack(); // if no session has opened yet
     this.#session.flush();
     const isKept = this.#snapshot !== null && this.#hasStood && this.#snapshot.write({
       session: this.sessionId,
@@ -333,7 +335,7 @@ export class Client extends HttpCalls {
     if (globalThis.document?.visibilityState !== "hidden") this.hurry();
   }
 
-  /** The page is back; `persisted`: without a reload. */
+  /** Continue, because the page is back. `persisted` means that it is back without a reload. */
   #onReturn(persisted) {
     if (this.#isPaused) {
       this.#isPaused = false;
@@ -392,7 +394,7 @@ function checkedHandler(handler) {
   throw new TypeError("a handler is a function");
 }
 
-/** Wrap the user's trace: its failures are reported, and tokens are hidden from it. */
+/** Wrap the user's trace. Its failures are reported, and tokens are hidden from it. */
 function guardedTrace(trace) {
   return (direction, transport, message) => {
     try {
@@ -410,7 +412,7 @@ function withoutToken(hello) {
   return JSON.stringify(token === undefined ? shown : { ...shown, token: "…" });
 }
 
-/** A whole number that is at least 1. Throws TypeError: it is none. */
+/** Return a whole number that is at least 1. Throws TypeError for any other value. */
 export function atLeastOne(name, value) {
   if (Number.isSafeInteger(value) && value >= 1) return value;
   throw new TypeError(`${name} is a whole number from 1 on, not ${String(value)}`);

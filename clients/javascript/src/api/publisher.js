@@ -25,15 +25,16 @@ class BoundedLane {
     this.lane = lane;
   }
 
-  /** Whether something may be added now, because there is room for which nobody waits. */
+  /** Whether a message may be added now: the lane has room, and no caller waits for it. */
   get hasRoom() {
     return this.#waiting.length === 0 && this.lane.room() > 0;
   }
 
   /**
-   * Call `fill` as soon as there is room and it is this caller's turn, and again whenever there is
-   * room, until it returns true, because it has added everything. `added` resolves then; `giveUp`
-   * ends the wait.
+   * Call `fill` when the lane has room and it is this caller's turn.
+   *
+   * Calls it again whenever there is room, until it returns true, which means that it has added
+   * everything. Then `added` resolves. `giveUp` ends the wait.
    */
   add(fill) {
     const waiter = { fill, added: new Deferred().unobserved() };
@@ -43,12 +44,12 @@ class BoundedLane {
       if (at < 0) return;
       this.#waiting.splice(at, 1);
       waiter.added.reject(error);
-      this.onRoom(); // it may have waited before another one for whom there is room
+      this.onRoom(); // it may have been ahead of a caller for which there is room
     };
     return { added: waiter.added.promise, giveUp };
   }
 
-  /** Let all callers for whom there is room add now, so that it travels in one frame. */
+  /** Let all callers that fit add now, so that their messages travel in one frame. */
   onRoom() {
     while (this.#waiting.length > 0 && this.lane.room() > 0) {
       const { fill, added } = this.#waiting[0];
@@ -64,7 +65,7 @@ class BoundedLane {
   }
 }
 
-/** The lanes of this client, one a queue; a part of the session. */
+/** The lanes of this client, one for each queue. A part of the session. */
 export class Publisher {
   #session;
   #environment;
@@ -74,9 +75,11 @@ export class Publisher {
   #clock;
 
   /**
+   * Make a publisher.
+   *
    * @param {import("../io/session.js").Session} session
    * @param {import("../io/platform.js").Environment} environment
-   * @param {Record<string, number>} [first] per queue, the sequence to go on with
+   * @param {Record<string, number>} [first] per queue, the sequence to continue with
    */
   constructor(session, environment, first = {}) {
     this.#session = session;
@@ -88,7 +91,7 @@ export class Publisher {
 
   // --- for the client ----------------------------------------------------------------------------
 
-  /** Publish a message. If there is room, it is queued when this returns. */
+  /** Publish a message. If the lane has room, the message is queued when this returns. */
   async publish(queue, message, timeoutS) {
     const bounded = this.#lane(queue);
     const encoded = this.#encode(message);
@@ -153,7 +156,7 @@ export class Publisher {
     return sum;
   }
 
-  /** The sequence that comes next, per queue; sequences below it are not used again. */
+  /** Return the next sequence, by queue. Sequences below it are not used again. */
   sequences() {
     const found = new Map(this.#first);
     for (const { lane } of this.#lanes.values()) found.set(lane.queue, lane.nextSequence);
@@ -188,7 +191,7 @@ export class Publisher {
     this.#session.wakeAt(deadline);
   }
 
-  /** Encode a message, or return why it cannot be sent: its own outcome, not that of the others. */
+  /** Encode a message, or return the error of one that cannot be sent, as its own outcome. */
   #encodeOne(message) {
     try {
       return this.#encode(message);
@@ -239,7 +242,7 @@ export class Publisher {
 
   // --- as a part of the session ------------------------------------------------------------------
 
-  /** Everything unanswered is sent again, under the same sequences (P4). */
+  /** Send all unanswered messages again, under the same sequences (P4). */
   onOpen() {
     this.#clock.onWelcome(this.#session.welcome.clock_unix_us, this.#environment.now());
     for (const { lane } of this.#lanes.values()) {
@@ -249,12 +252,12 @@ export class Publisher {
     this.#session.markDirty(this);
   }
 
-  /** Publishes in flight are sent again on the next connection. */
+  /** Queue publishes in flight to be sent again on the next connection. */
   onDisconnect() {
     for (const { lane } of this.#lanes.values()) lane.onDisconnect();
   }
 
-  /** Nothing will be sent any more. */
+  /** End everything with this error, because nothing will be sent any more. */
   onFailure(error) {
     for (const bounded of this.#lanes.values()) {
       bounded.lane.fail(error);
@@ -262,10 +265,10 @@ export class Publisher {
     }
   }
 
-  /** Take the publishes of this turn; none while the socket does not accept them. */
+  /** Take the publishes of this turn; none while the socket accepts no more. */
   takeFrames(now) {
     const frames = [];
-    if (!this.#session.isWritable) return frames; // `onWritable` asks again
+    if (!this.#session.isWritable) return frames; // `onWritable` leads here again
     for (const bounded of this.#lanes.values()) {
       const { offsetToSendUs } = this.#clock;
       const taken = bounded.lane.takeFrames(this.#session.nextRef, now, offsetToSendUs);
@@ -279,7 +282,7 @@ export class Publisher {
     return frames;
   }
 
-  /** A ping that asks for the broker's clock. */
+  /** Return a ping. Its answer shows the broker's clock. */
   #probe(now) {
     const ref = this.#session.nextRef();
     this.#clock.onProbe(now);
@@ -300,12 +303,12 @@ export class Publisher {
     this.#session.wakeAt(bounded.lane.nextDeadline());
   }
 
-  /** The earliest of the lanes. */
+  /** Return the earliest deadline of the lanes; Infinity without any. */
   nextDeadline() {
     return Math.min(...[...this.#lanes.values()].map(({ lane }) => lane.nextDeadline()));
   }
 
-  /** Give up what is late; send again what has waited long enough. */
+  /** Give up late publishes, and send again those that have waited long enough. */
   expire(now) {
     for (const bounded of this.#lanes.values()) {
       bounded.lane.expire(now);

@@ -1,6 +1,6 @@
 /**
- * Readers: all messages of a queue, or of some keys, without a group. The user's view of one, and
- * the part of the session behind it.
+ * Readers of all messages of a queue, or of some keys, without a group. The user's view of a
+ * reader, and the part of the session behind it.
  *
  * @module
  */
@@ -13,9 +13,11 @@ import { Deferred, report } from "../io/platform.js";
 import { SubscriptionHandle, SubscriptionPart } from "./subscription.js";
 
 /**
- * Made by `Client.read`. Without a handler it is an async iterable; a message counts as done when
- * the next one is asked for. With one, a message is done when its handler has ended; a handler that
- * fails ends its reader, before the message counts.
+ * A reader. Made by `Client.read`.
+ *
+ * Without a handler it is an async iterable, and a message is done when the next one is requested.
+ * With a handler, a message is done when the handler has ended. A handler that fails ends its
+ * reader, before the message counts.
  */
 export class Reader extends SubscriptionHandle {
   #part;
@@ -39,24 +41,31 @@ export class Reader extends SubscriptionHandle {
   }
 
   /**
-   * The position behind the last message that was handed out, a plain object for JSON. Give it to
-   * `Client.read` as `start`, now or later, to go on from there. Null: not opened yet.
+   * The position after the last message that was handed out, a plain object for JSON; null before
+   * the reader is opened.
+   *
+   * Give it to `Client.read` as `start`, now or later, to continue from there.
    */
   get position() {
     return this.#part.ledger.position();
   }
 
-  /** The verdict on the position in each partition, of when the reader was opened last. */
+  /** The verdict on the position in each partition, when the reader was opened last. */
   get verdicts() {
     return this.#part.verdicts;
   }
 
-  /** The next message, if one is here; null: not now. Throws a Gap as iterating does. */
+  /**
+   * Return the next message, if one has arrived; otherwise null. Throws a Gap, as iterating does.
+   */
   nextNowait() {
     return this.#loop.nextNowait();
   }
 
-  /** Iterate. Rejects with a Gap (iterating again goes on behind it), or with why it is over. */
+  /**
+   * Wait for the next message. Rejects with a Gap (iterating again continues after it), or with the
+   * error that ended the reader.
+   */
   async next() {
     if (this.#handler !== null) {
       throw new TypeError("its messages go to the handler that read was given");
@@ -64,17 +73,17 @@ export class Reader extends SubscriptionHandle {
     return this.#loop.next();
   }
 
-  /** Leave the iteration. The last message is done when another loop asks for one. */
+  /** Leave the iteration. The last message is done when another loop requests one. */
   async return(value) {
     return this.#loop.return(value);
   }
 
-  /** A loop of its own: several may run at once. */
+  /** Return a separate loop. Several may run at once. */
   [Symbol.asyncIterator]() {
     return this.#handler === null ? new ReaderIterator(this.#part, this.#left) : this;
   }
 
-  /** Run up to `concurrency` handlers at a time; those of a key one after another. */
+  /** Run up to `concurrency` handlers at a time; those of a key run one after another. */
   async #run(handler, concurrency) {
     const part = this.#part;
     const tails = new Map();
@@ -130,7 +139,7 @@ export class Reader extends SubscriptionHandle {
   }
 }
 
-/** A loop over a reader; its last message is in work until it asks for another one. */
+/** A loop over a reader. Its last message is in work until the loop requests another one. */
 class ReaderIterator {
   #part;
   #left;
@@ -151,7 +160,7 @@ class ReaderIterator {
     this.#finishLast();
     const message = await this.#part.next();
     if (message !== null) {
-      if (this.#last !== null) this.#left.push(this.#last); // asked for twice at a time
+      if (this.#last !== null) this.#left.push(this.#last); // two requests at a time
       this.#last = message;
       return { value: message, done: false };
     }
@@ -160,7 +169,7 @@ class ReaderIterator {
     return { value: undefined, done: true };
   }
 
-  /** The loop was left; its last message is done when another loop asks for one. */
+  /** End the loop. Its last message is done when another loop requests one. */
   async return(value) {
     if (this.#last !== null) this.#left.push(this.#last);
     this.#last = null;
@@ -179,7 +188,7 @@ class ReaderIterator {
 }
 
 export class ReaderPart extends SubscriptionPart {
-  /** The verdict on the position in each partition, of when it was opened last. */
+  /** The verdict on the position in each partition, when the reader was opened last. */
   verdicts = [];
   #keys;
   #start;
@@ -208,7 +217,7 @@ export class ReaderPart extends SubscriptionPart {
 
   // --- handing out -------------------------------------------------------------------------------
 
-  /** Take the next message; null: there is none now. @throws {Gap} unless `onGap` is called */
+  /** Take the next message; null if there is none now. @throws {Gap} unless `onGap` is called */
   take() {
     for (;;) {
       const item = this.failure instanceof ClientClosed ? null : this.ledger.next();
@@ -222,7 +231,7 @@ export class ReaderPart extends SubscriptionPart {
     }
   }
 
-  /** Wait for a message and take it; null: it is over. */
+  /** Wait for a message and take it; null if the reader has ended. */
   async next() {
     for (;;) {
       const message = this.take();
@@ -232,12 +241,15 @@ export class ReaderPart extends SubscriptionPart {
     }
   }
 
-  /** Go on as before a reload of the page. */
+  /** Continue as before a reload of the page. */
   restore({ position }) {
     this.#position = checkedPosition(position);
   }
 
-  /** A snapshot from which the page goes on after a reload; null: nothing to go on with. */
+  /**
+   * Return a snapshot from which the page continues after a reload; null if there is nothing to
+   * continue with.
+   */
   snapshot() {
     const position = this.ledger.handledPosition() ?? this.#position;
     return position === null ? null : { queue: this.queue, keys: this.#keys, position };
@@ -298,7 +310,7 @@ export class ReaderPart extends SubscriptionPart {
   // --- as a part of the session ------------------------------------------------------------------
 
   onPush(push) {
-    if (!this.ledger.isOpen) return; // a push from before the reader is opened anew
+    if (!this.ledger.isOpen) return; // a push from before the reader is opened again
     this.ledger.receive(push);
     this.wake(this.ledger.ready);
   }

@@ -1,6 +1,6 @@
 /**
- * Subscriptions to groups: the user's view of one, and the part of the session behind it. Their
- * base classes serve readers as well.
+ * Subscriptions to groups: the user's view of a subscription, and the part of the session behind
+ * it. Their base classes serve readers, too.
  *
  * @module
  */
@@ -36,19 +36,22 @@ export class SubscriptionHandle {
     return this.#part.queue;
   }
 
-  /** Resolves with this when the broker has let it in; rejects with what the broker says. */
+  /**
+   * A promise that resolves with this object when the broker has accepted it, and rejects with the
+   * broker's error.
+   */
   get opened() {
     const opened = this.#part.joined.promise.then(() => this);
-    opened.catch(() => {}); // the iteration and `ended` tell as well
+    opened.catch(() => {}); // the iteration and `ended` report it, too
     return opened;
   }
 
-  /** Resolves when it is over: with null when it was closed, else with the error. */
+  /** A promise that resolves at the end: with null after `close`, otherwise with the error. */
   get ended() {
     return this.#part.over.promise;
   }
 
-  /** Leave. A subscription sends the acks that are queued, and returns what is not settled. */
+  /** Leave. A subscription sends its queued acks, and returns its unsettled messages. */
   async close() {
     await this.#part.close();
   }
@@ -60,13 +63,16 @@ if (Symbol.asyncDispose) {
   };
 }
 
-/** A numbered subscription of a session, joined again where it has not outlived a carrier. */
+/**
+ * A numbered subscription of a session. It joins again if the broker did not keep it when the
+ * carrier was lost.
+ */
 export class SubscriptionPart {
-  /** Why it is over, or null. @type {TocsinError | null} */
+  /** The error that ended it, or null. @type {TocsinError | null} */
   failure = null;
-  /** Settled when the broker has let it in. @type {Deferred<void>} */
+  /** Settled when the broker has accepted it. @type {Deferred<void>} */
   joined = new Deferred().unobserved();
-  /** Resolved when it is over: with null when it was closed, else with the error. */
+  /** Resolved at the end: with null after `close`, otherwise with the error. */
   over = new Deferred();
   /** @type {Array<() => void>} */
   #waiting = [];
@@ -91,22 +97,22 @@ export class SubscriptionPart {
 
   // --- for subclasses ----------------------------------------------------------------------------
 
-  /** The frame to join with. @param {number} _ref @returns {object} */
+  /** Return the frame to join with. @param {number} _ref @returns {object} */
   subscribeFrame(_ref) {
     throw new Error("abstract");
   }
 
-  /** The broker has accepted the subscribe. @param {any} _answer */
+  /** Begin, because the broker has accepted the subscribe. @param {any} _answer */
   onAccept(_answer) {}
 
-  /** Go on with a subscription that still stands at the broker; false: it has to be joined. */
+  /** Continue a subscription that the broker still has; false if it has to be joined again. */
   resume() {
     return false;
   }
 
   // --- joining and leaving -----------------------------------------------------------------------
 
-  /** Join, after `prepare`. `joined` and `over` tell the outcome. */
+  /** Join, after `prepare`. `joined` and `over` have the outcome. */
   async begin(prepare = null) {
     try {
       if (prepare !== null) await prepare();
@@ -121,7 +127,7 @@ export class SubscriptionPart {
     }
   }
 
-  /** Leave: send what is queued, end the iteration. Calling it again does nothing. */
+  /** Leave: send what is queued, then end the iteration. Closing again does nothing. */
   async close() {
     if (this.failure !== null) return;
     const left = new Deferred();
@@ -141,7 +147,7 @@ export class SubscriptionPart {
     timer.cancel();
   }
 
-  /** End it with this error. */
+  /** End the subscription with this error. A second call does nothing. */
   leave(error) {
     if (this.failure !== null) return;
     this.failure = error;
@@ -155,19 +161,19 @@ export class SubscriptionPart {
 
   // --- waiting -----------------------------------------------------------------------------------
 
-  /** Wait until there may be something to hand out, or it is over. */
+  /** Wait until there may be something to hand out, or the end. */
   wait() {
     return new Promise((resolve) => this.#waiting.push(resolve));
   }
 
-  /** Let the first `count` waiting callers go on. */
+  /** Wake the first `count` waiting callers. */
   wake(count) {
     for (const resolve of this.#waiting.splice(0, count)) resolve();
   }
 
   // --- as a part of the session ------------------------------------------------------------------
 
-  /** The session stands: join, or go on. */
+  /** Join, or continue, because the session is open. */
   onOpen() {
     this.#retry.cancel();
     const { session } = this;
@@ -186,11 +192,13 @@ export class SubscriptionPart {
     this.session.request(this.subscribeFrame(ref));
   }
 
-  /** Take the answer to the subscribe; null: the connection was lost, `onOpen` follows. */
+  /**
+   * Handle the answer to the subscribe. Null means that the connection was lost; `onOpen` follows.
+   */
   onAnswer(answer) {
     if (answer === null) return;
     const { session } = this;
-    if (this.failure !== null) { // left before the broker had let us in
+    if (this.failure !== null) { // left before the broker accepted
       if (answer.type !== "ok") return;
       const ref = session.nextRef();
       session.request({ type: "unsubscribe", ref, subscription: this.number });
@@ -199,45 +207,47 @@ export class SubscriptionPart {
       this.joined.resolve();
     } else if (!answer.retry) {
       this.leave(exceptionOf(answer));
-    } else if (!session.isDraining) { // else the next connection follows
+    } else if (!session.isDraining) { // otherwise the next connection follows
       const pauseMs = Math.max(RESUBSCRIBE_MS, 1000 * (answer.retry_after_s ?? 0));
       this.#retry.set(pauseMs, () => this.join());
     }
   }
 
-  /** The connection is lost. */
+  /** Stop trying to join, because the connection is lost. */
   onDisconnect() {
     this.#retry.cancel();
   }
 
-  /** No other connection follows. */
+  /** End with this error, because no other connection follows. */
   onFailure(error) {
     this.leave(error);
   }
 
-  /** The broker has ended the subscription, e.g. because its queue was deleted. */
+  /** End with the broker's error, for example because its queue was deleted. */
   onEnd(error) {
     this.leave(error);
   }
 
-  /** Deliveries were taken back; never from a reader. */
+  /** Give up deliveries that were taken back; none ever are from a reader. */
   onRevoke(_revoked) {}
 
-  /** The time when `expire` should be called; never for a reader. */
+  /** Return the time at which to call `expire`; Infinity for a reader. */
   nextDeadline() {
     return Infinity;
   }
 
-  /** Time has passed. */
+  /** Do everything that is due by now. */
   expire(_now) {}
 }
 
 // --- a place in a group --------------------------------------------------------------------------
 
 /**
- * Made by `Client.subscribe`. Without a handler it is an async iterable: each message comes when
- * its key is free, and several loops may run over it at once. Leaving a loop does not leave the
- * group: `close` does, and returns what is not settled.
+ * A place in a group. Made by `Client.subscribe`.
+ *
+ * Without a handler it is an async iterable: each message comes when its key is free, and several
+ * loops may run over it at once. Leaving a loop does not leave the group. `close` does, and returns
+ * unsettled messages.
  */
 export class Subscription extends SubscriptionHandle {
   #part;
@@ -261,12 +271,15 @@ export class Subscription extends SubscriptionHandle {
     return this.#part.group;
   }
 
-  /** The next message whose key is free, if one is here; null: not now. */
+  /** Return the next message whose key is free, if one has arrived; otherwise null. */
   nextNowait() {
     return this.#part.takeNow();
   }
 
-  /** Iterate. Rejects with why it is over, unless it was closed. */
+  /**
+   * Wait for the next message. Rejects with the error that ended the subscription, unless it was
+   * closed.
+   */
   async next() {
     if (this.#handler !== null) {
       throw new TypeError("its messages go to the handler that subscribe was given");
@@ -278,7 +291,7 @@ export class Subscription extends SubscriptionHandle {
     return { value: undefined, done: true };
   }
 
-  /** A loop was left. */
+  /** Note that a loop was left; does not leave the group. */
   async return(value) {
     return { value, done: true };
   }
@@ -287,7 +300,7 @@ export class Subscription extends SubscriptionHandle {
     return this;
   }
 
-  /** Handle one message after another, until it is over. */
+  /** Handle one message after another, until the end. */
   async #work(handler) {
     const part = this.#part;
     for (;;) {
@@ -309,7 +322,7 @@ export class Subscription extends SubscriptionHandle {
   }
 }
 
-/** Settle it, unless the handler has, or it is gone. */
+/** Settle a message, unless the handler has, or it is lost. */
 async function settle(message, how) {
   if (!message.isHeld) return;
   try {
@@ -324,7 +337,7 @@ function reasonOf(error) {
   try {
     if (error instanceof Error) kind = `${error.name}: `;
   } catch {
-    // then what it says is enough
+    // then its text suffices
   }
   return `${kind}${wordsOf(error)}`.toWellFormed().slice(0, REASON_CHARS_MAX);
 }
@@ -360,21 +373,21 @@ export class ConsumerPart extends SubscriptionPart {
 
   // --- handing out -------------------------------------------------------------------------------
 
-  /** Take the next message whose key is free; null: there is none now. */
+  /** Take the next message whose key is free; null if there is none now. */
   take() {
     const message = this.ledger.next(this.now);
     if (message !== null) this.session.markDirty(this);
     return message;
   }
 
-  /** Take a message for a caller that does not wait; a mark that is needed is sent first (R19). */
+  /** Take a message for a caller that does not wait. A mark that is needed is sent first (R19). */
   takeNow() {
     const message = this.take();
     if (message !== null && needsStartMark(message)) this.session.flush();
     return message;
   }
 
-  /** Wait for a message and take it; null: it is over. Several callers may wait at once. */
+  /** Wait for a message and take it; null at the end. Several callers may wait at once. */
   async next() {
     for (;;) {
       const message = this.take();
@@ -390,12 +403,12 @@ export class ConsumerPart extends SubscriptionPart {
     }
   }
 
-  /** The handler of a message begins. */
+  /** Note that the handler of a message begins. */
   onHandlerStart(message) {
     this.#running.add(message);
   }
 
-  /** The handler of a message has ended: what comes again of its key may follow. */
+  /** Release the key of a message, because its handler has ended. */
   onHandlerEnd(message) {
     this.#running.delete(message);
     this.ledger.onHandlerEnd(message);
@@ -410,7 +423,7 @@ export class ConsumerPart extends SubscriptionPart {
     this.session.markDirty(this);
   }
 
-  /** Ack, and wait until it is durable. */
+  /** Ack, and wait until the ack is durable. */
   async ackConfirmed(message) {
     const confirmed = new Deferred();
     this.ledger.ack(message, this.now, confirmed);
@@ -424,7 +437,7 @@ export class ConsumerPart extends SubscriptionPart {
     this.session.markDirty(this);
   }
 
-  /** Nack, and wait until it is durable. */
+  /** Nack, and wait until the nack is durable. */
   async nackConfirmed(message, how) {
     const confirmed = new Deferred();
     this.ledger.nack(message, this.now, how, confirmed);
@@ -432,7 +445,7 @@ export class ConsumerPart extends SubscriptionPart {
     await confirmed.promise;
   }
 
-  /** Prolong the lease, and wait for the answer. */
+  /** Extend the lease, and wait for the answer. */
   async extend(message, leaseS) {
     const { ledger, session } = this;
     const deliveries = [[...message.held.place, message.offset, message.offset]];
@@ -451,7 +464,7 @@ export class ConsumerPart extends SubscriptionPart {
         lease_s: leaseS ?? undefined, ref,
       });
       const answer = await answered.promise;
-      if (answer === null) continue; // lost on the way: it is asked again
+      if (answer === null) continue; // the answer was lost: ask again
       if (answer.type === "error" && answer.deliveries.length === 0) throw exceptionOf(answer);
       if (answer.type === "error" || answer.stale.length > 0) {
         throw new StaleDelivery(`message ${message.id}: its lease was not prolonged`);
@@ -465,9 +478,10 @@ export class ConsumerPart extends SubscriptionPart {
   }
 
   /**
-   * A message that was handed out is no longer this consumer's: abort its signal, unless it was
-   * nacked. Returns whether its handler still runs; then nothing of its key is handed out before
-   * the handler has ended.
+   * Abort the signal of a message that was handed out and is lost, unless it was nacked.
+   *
+   * Returns whether its handler still runs. If so, no message of its key is handed out before the
+   * handler has ended.
    */
   onGone(message) {
     if (message.state === DeliveryState.GONE) message.abort();
@@ -479,7 +493,7 @@ export class ConsumerPart extends SubscriptionPart {
   subscribeFrame(ref) {
     const { session, ledger } = this;
     this.#credit = Math.min(this.#credit, session.welcome.credit_max);
-    // Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
+    // Known but not resumed: the broker has restarted, and may let us keep what we hold.
     const comesBack = this.#isHeld && session.isKnown;
     if (comesBack) ledger.resetCounts();
     else this.#abandon();
@@ -507,14 +521,17 @@ export class ConsumerPart extends SubscriptionPart {
     return true;
   }
 
-  /** Go on as before a reload of the page. */
+  /** Continue as before a reload of the page. */
   restore(place) {
     this.ledger.begin(Math.min(this.#credit, this.session.welcome.credit_max), place.leaseMs);
     this.ledger.restore(place);
     this.#isHeld = true;
   }
 
-  /** A snapshot from which the page goes on after a reload; null: nothing to go on with. */
+  /**
+   * Return a snapshot from which the page continues after a reload; null if there is nothing to
+   * continue with.
+   */
   snapshot() {
     if (!this.#isHeld) return null;
     const { ledger } = this;
@@ -524,7 +541,7 @@ export class ConsumerPart extends SubscriptionPart {
     };
   }
 
-  /** Report what is held (R22); the answer to the last frame names what of it is not ours. */
+  /** Report the held deliveries (R22). The answer to the last frame names those that have ended. */
   #reportHeld() {
     const { ledger, session } = this;
     const lists = splitDeliveries(ledger.report());
@@ -541,7 +558,7 @@ export class ConsumerPart extends SubscriptionPart {
   }
 
   #onResume(answer) {
-    if (answer === null || this.failure !== null) return; // the next welcome asks again
+    if (answer === null || this.failure !== null) return; // the next welcome leads here again
     if (answer.type === "error") {
       report("the broker does not take what is held here", exceptionOf(answer));
       this.session.restart();
@@ -554,14 +571,14 @@ export class ConsumerPart extends SubscriptionPart {
     this.wake(Infinity);
   }
 
-  /** Hand out nothing until the session goes on. */
+  /** Hand out nothing until the session continues. */
   onDisconnect() {
     super.onDisconnect();
     this.ledger.pause();
     if (this.failure !== null) this.#abandon();
   }
 
-  /** Drop what was delivered: it cannot be settled any more. */
+  /** Drop all deliveries, because they cannot be settled any more. */
   #abandon() {
     this.#isHeld = false;
     const lost = new OutcomeUnknown("unknown", "the session was lost before it was confirmed");
@@ -580,7 +597,7 @@ export class ConsumerPart extends SubscriptionPart {
     this.wake(this.ledger.ready);
   }
 
-  /** Discard what was taken back (R17). */
+  /** Discard the deliveries that the broker took back (R17). */
   onRevoke(revoked) {
     this.ledger.revoke(revoked.deliveries);
     this.session.markDirty(this);
@@ -597,7 +614,7 @@ export class ConsumerPart extends SubscriptionPart {
     return frames.map(encode);
   }
 
-  /** Take the answer to a frame of `takeFrames`. */
+  /** Handle the answer to a frame of `takeFrames`. */
   #onFrameAnswer(type, ref, answer) {
     if (answer === null) return; // it is sent again
     if (type === "ack") this.#onAckAnswer(ref, answer);
@@ -642,17 +659,17 @@ export class ConsumerPart extends SubscriptionPart {
     return this.ledger.nextDeadline();
   }
 
-  /** Discard what has been held for as long as its lease. */
+  /** Discard deliveries whose leases have ended. */
   expire(now) {
     this.ledger.expire(now);
     this.session.markDirty(this);
-    if (this.ledger.isPaused) this.wake(Infinity); // callers of `extend`, in vain
+    if (this.ledger.isPaused) this.wake(Infinity); // wakes `extend`, whose lease may have ended
   }
 }
 
 /**
- * Whether a message may have killed a consumer already (R19): then it is marked as started before
- * its handler runs, so that the attempt counts even if the handler kills the process.
+ * Whether a message may have killed a consumer already (R19). Such a message is marked as started
+ * before its handler runs, so that the attempt counts even if the handler kills the process.
  */
 function needsStartMark(message) {
   return message.held.mayBeRedelivery || message.attempt > 1;

@@ -1,7 +1,7 @@
 /**
- * Connecting to the broker, and again when the carrier is lost, until the client is closed.
+ * The search for a carrier to the broker, and for the next one when a carrier is lost.
  *
- *     open ──► a session stands ──lost──► wait ──► open again, with the session's id
+ *     open ──► a session is open ──lost──► wait ──► open again, with the session's id
  *                    │
  *                    └── over long poll: a WebSocket is tried beside it, and takes over
  *
@@ -19,20 +19,20 @@ import { freshToken } from "./token.js";
 import { WebSocketCarrier } from "./websocket.js";
 
 /**
- * Attempts in a row that something else may answer, perhaps a proxy whose broker is gone, before a
- * client that was connected once gives up; a few minutes.
+ * The number of times in a row that another server may answer, for example a proxy without its
+ * broker, before a client that was connected gives up. Reaching it takes a few minutes.
  */
 export const NOT_A_BROKER_MAX = 20;
-/** The age of an attempt to come back after which `hurry` begins it anew. */
+/** The age of an attempt to reconnect after which `hurry` begins it again. */
 const STALE_MS = 3000;
-/** The share of the time for an attempt that a WebSocket has, if long poll may follow. */
+/** The share of an attempt's time for the WebSocket, if a long poll may follow. */
 const UPGRADE_SHARE = 0.5;
 
-/** Opens carriers for a session, which listens to the one that stands. */
+/** The connections of a session. The session listens to the carrier in use. */
 export class Connector {
-  /** The carrier that stands, or null. */
+  /** The carrier in use, or null. */
   carrier = null;
-  /** The time of the next attempt, by the environment's clock; null: none waits. */
+  /** The time of the next attempt, by the environment's clock; null if none waits. */
   retryAt = null;
   #session;
   #url;
@@ -45,19 +45,19 @@ export class Connector {
   #lossMeanwhile = null;
   #isClosed = false;
   #isSuspended = false;
-  /** Whether a session has stood: attempts are to bring it back. */
+  /** Whether a session was open before, so that attempts have to bring it back. */
   #reconnects = false;
-  /** The number of times that the page was left; attempts from before are over. */
+  /** The number of times that the page was left. Attempts from before are over. */
   #departures = 0;
   #retryTimer;
   #returnTimer;
-  /** Ends the wait for the next attempt; null: none waits. */
+  /** Ends the wait for the next attempt; null if none waits. */
   #retryNow = null;
-  /** Tries a WebSocket beside a long poll at once; null: nothing to try. */
+  /** Tries a WebSocket beside a long poll at once; null if there is nothing to try. */
   #returnNow = null;
   /** The start of the present attempt to bring a session back, or null. */
   #attemptAt = null;
-  /** Whether the attempt was given up for one that begins anew. */
+  /** Whether the attempt was given up for another one that begins at once. */
   #isRestarted = false;
 
   /**
@@ -84,8 +84,10 @@ export class Connector {
   // --- life --------------------------------------------------------------------------------------
 
   /**
-   * Connect once; where too many connect, as soon as the broker allows, if that is within the time
-   * for an attempt. Rejects with CannotConnect, or with the broker's refusal.
+   * Connect once. Rejects with CannotConnect, or with the broker's refusal.
+   *
+   * If too many clients connect, waits for the time that the broker names, within the time limit of
+   * an attempt.
    */
   async open() {
     const giveUpAt = this.#now + this.#settings.connectTimeoutMs;
@@ -129,7 +131,8 @@ export class Connector {
   }
 
   /**
-   * The page is left, or frozen: end the carrier; the broker keeps the session by this code.
+   * End the carrier, because the page is left, or frozen. The broker keeps the session after this
+   * code.
    *
    * @param {number} [code]
    */
@@ -145,7 +148,7 @@ export class Connector {
     carrier?.close(code, "the page is left");
   }
 
-  /** The page is back. */
+  /** Connect again, because the page is back. */
   wake() {
     if (!this.#isSuspended) return;
     this.#isSuspended = false;
@@ -153,8 +156,8 @@ export class Connector {
   }
 
   /**
-   * Connect at once, or try at once to leave long poll. An attempt to come back that takes too long
-   * is begun anew, because it may have begun on a network that is gone.
+   * Connect at once, or try at once to leave long poll. An attempt to reconnect that takes too long
+   * begins again, because it may have begun on a network that no longer exists.
    */
   hurry() {
     this.#retryNow?.();
@@ -165,12 +168,12 @@ export class Connector {
     }
   }
 
-  /** Let the carrier that stands post nothing more until the present attempt has ended. */
+  /** Let the carrier in use post nothing more until the present attempt has ended. */
   async holdPosts() {
     await this.carrier?.holdPosts?.();
   }
 
-  /** The text for the user when a carrier ended before its welcome. */
+  /** Return the text for the user when a carrier ended before its welcome. */
   unreachableText(closeCode, reason) {
     const why = reason || (closeCode === CloseCode.ABNORMAL ? "" : `close code ${closeCode}`);
     return (
@@ -184,7 +187,7 @@ export class Connector {
   /** Make one attempt, and if a WebSocket failed, one by long poll. */
   async #attemptTransports() {
     const departures = this.#departures;
-    const token = await freshToken(this.#settings.token); // that may take its time
+    const token = await freshToken(this.#settings.token); // this may take its time
     if (departures !== this.#departures) throw new CannotConnect("the page was left");
     const transport = this.#choice.next;
     try {
@@ -213,8 +216,8 @@ export class Connector {
   }
 
   /**
-   * Open a session over this transport. Another carrier that stands goes on meanwhile; if it ends,
-   * that counts only when this attempt fails.
+   * Open a session over this transport. A carrier in use stays in use meanwhile; its end counts
+   * only if this attempt fails.
    */
   async #attempt(transport, token) {
     if (this.#isClosed || this.#isSuspended) throw new CannotConnect("the client has been closed");
@@ -240,7 +243,7 @@ export class Connector {
       await handshake.welcomed.promise;
     } catch (error) {
       if (carrier !== this.carrier) {
-        carrier.listen(null); // its end must not be taken for that of the next one
+        carrier.listen(null); // its end must not be mistaken for that of the next one
         carrier.abort();
       }
       throw error;
@@ -255,7 +258,7 @@ export class Connector {
     }
   }
 
-  /** A session stands on this carrier; `frames` are those of the message with the welcome. */
+  /** Continue the session on this carrier. `frames` are those of the message with the welcome. */
   onWelcome(carrier, welcome, frames) {
     if (this.#isClosed || this.#isSuspended) {
       carrier.listen(null);
@@ -306,12 +309,12 @@ export class Connector {
 
   // --- notifications of the session --------------------------------------------------------------
 
-  /** The broker advises to come back after so many seconds. */
+  /** Note the broker's advice to reconnect after this number of seconds. */
   onAdvice(afterS) {
     this.#policy.onAdvice(1000 * afterS, this.#now);
   }
 
-  /** The carrier that stood has ended. */
+  /** Find another carrier, because the one in use has ended. */
   onCarrierEnd(closeCode, reason) {
     if (this.carrier !== null) {
       this.#choice.onLoss(this.carrier.transport, {
@@ -340,7 +343,7 @@ export class Connector {
     });
   }
 
-  /** Attempt to connect until a session stands, or is over for good. */
+  /** Attempt to connect until a session is open, or has ended for good. */
   async #reconnect() {
     const departures = this.#departures;
     this.#reconnects = true;
@@ -396,7 +399,7 @@ export class Connector {
   }
 }
 
-/** The listener of a carrier until its welcome: sends the hello. */
+/** The listener of a carrier until its welcome. It sends the hello. */
 class Handshake {
   /** @type {Deferred<void>} */
   welcomed = new Deferred().unobserved();
@@ -411,15 +414,15 @@ class Handshake {
   }
 
   /**
-   * Send the hello. If a long poll stands, its posts stop first: one that arrived behind this hello
-   * would be refused, and its frames be sent again.
+   * Send the hello. If a long poll is in use, its posts stop first. A post that arrived after this
+   * hello would be refused, and its frames would be sent again.
    */
   async onOpen() {
     await this.#connector.holdPosts();
     this.#carrier.send([this.#hello]);
   }
 
-  /** Take the welcome, or why there is none. */
+  /** Handle the welcome, or the error that comes in its place. */
   onFrames(read) {
     let frames;
     try {
@@ -441,7 +444,7 @@ class Handshake {
 
   onWritable() {}
 
-  /** The carrier ended before a welcome. */
+  /** Fail, because the carrier ended before a welcome. */
   onClosed(closeCode, reason) {
     const { refusal } = this.#carrier;
     if (refusal !== null && refusal.code !== "cannot_connect") this.refuse(refusal);
@@ -455,7 +458,7 @@ class Handshake {
   }
 }
 
-/** The error with which a session is over for good. */
+/** Return the error with which a session ends for good. */
 function endError(closeCode, reason) {
   if (closeCode === CloseCode.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
   return new SessionEnded(closeCode, reason);

@@ -1,5 +1,5 @@
 /**
- * Requests over HTTP: one call with the client's credentials, and what long poll shares with it.
+ * Requests over HTTP: a call with the client's credentials, and the parts shared with long poll.
  *
  * @module
  */
@@ -13,11 +13,11 @@ import { exceptionOf, isObject } from "../proto/wire.js";
 import { Deferred, Timer } from "./platform.js";
 import { freshToken } from "./token.js";
 
-/** The time for an answer, in seconds; a pull's `waitS` comes on top. */
+/** The time limit of an answer, in seconds; a pull adds its `waitS`. */
 export const TIMEOUT_S = 30;
-/** The rate of the slowest line: a request has more time, by its size. */
+/** The rate of the slowest line. A request has more time, by its size. */
 const SLOWEST_BYTES_PER_S = 8 * 1024;
-/** Statuses of a proxy, or of a broker that starts: another attempt may succeed. */
+/** Statuses of a proxy, or of a broker that starts. Another attempt may succeed. */
 const BUSY_STATUSES = new Set([408, 425, 429, 500, 502, 503, 504]);
 const URL_DEFAULT = "http://127.0.0.1:8080";
 
@@ -40,15 +40,17 @@ export class Http {
   }
 
   /**
-   * Make a request; resolves with the parsed JSON of the answer, null if that is empty. Over a
-   * limit it waits as the broker advises and tries again, if that is within `timeoutS`.
+   * Make a request; resolves with the parsed JSON of the answer, or null if that is empty.
+   *
+   * If the broker answers `rate_limited`, waits for the time that the broker names and tries again,
+   * as long as that ends within `timeoutS`.
    *
    * @param {string} method
    * @param {string} path from the broker's root, like /v1/queues
    * @param {unknown} [body] JSON-able
    * @param {{timeoutS?: number, signal?: AbortSignal}} [settings]
-   * @returns {Promise<any>} rejects with CannotConnect (nothing answers, or no broker), NoToken, or
-   *     the BrokerError of the problem document
+   * @returns {Promise<any>} rejects with CannotConnect (nothing answers, or something other than a
+   *     broker), NoToken, or the BrokerError of the problem document
    */
   async request(method, path, body, { timeoutS = TIMEOUT_S, signal } = {}) {
     const content = body === undefined ? null : contentOf(body);
@@ -67,7 +69,7 @@ export class Http {
     }
   }
 
-  /** Wait; rejects when the call is aborted, or the client is closed. */
+  /** Wait; rejects if the call is aborted, or the client is closed. */
   async #wait(pauseMs, signal) {
     const controller = new AbortController();
     const over = new Deferred();
@@ -165,7 +167,7 @@ function valueOf(text) {
  *
  * @param {string | URL | undefined | null} given
  * @returns {string}
- * @throws {TypeError} when it is none
+ * @throws {TypeError} if it is no such URL
  */
 export function checkedUrl(given) {
   const origin = globalThis.location?.origin;
@@ -182,13 +184,13 @@ export function checkedUrl(given) {
   return text.replace(/\/+$/, "");
 }
 
-/** The time that the slowest line needs for so many bytes. @param {number} bytes */
+/** Return the time that the slowest line needs for this number of bytes. @param {number} bytes */
 export function slowestMs(bytes) {
   return (1000 * bytes) / SLOWEST_BYTES_PER_S;
 }
 
 /**
- * Read the text of an answer; `onPart` gets the number of bytes received so far, each time.
+ * Read the text of an answer. `onPart` is called with the number of bytes received up to then.
  *
  * @param {Response} response
  * @param {(bytes: number) => void} onPart
@@ -208,7 +210,7 @@ export async function textInParts(response, onPart) {
   }
 }
 
-/** The headers of a request. @param {string | null} token @param {boolean} hasBody */
+/** Return the headers of a request. @param {string | null} token @param {boolean} hasBody */
 export function headersOf(token, hasBody) {
   return {
     ...(token === null ? {} : { Authorization: `Bearer ${token}` }),
@@ -227,7 +229,7 @@ export function refusal(status, text) {
   try {
     problem = JSON.parse(text);
   } catch {
-    // a page of a proxy, perhaps
+    // perhaps the page of a proxy
   }
   if (isObject(problem) && typeof problem.code === "string" && problem.code) {
     return exceptionOf(problem);

@@ -1,10 +1,10 @@
 /**
- * Long poll as a carrier of frames (PROTOCOL.md): two loops, of which one posts what the session
- * sends and the other one polls for what there is for it.
+ * Long poll as a carrier of frames (PROTOCOL.md). One loop posts the frames of the session, another
+ * polls for the broker's frames.
  *
- * Posts are numbered and polls name the batch that arrived last, so either is repeated when its
- * answer is lost, and no frame is lost or doubled. A request that fails for longer than PATIENCE_MS
- * ends the carrier; the session then goes on over another one.
+ * Posts are numbered, and polls name the batch that arrived last. So either request is repeated
+ * when its answer is lost, and no frame is lost or doubled. Requests that fail for longer than
+ * PATIENCE_MS end the carrier. The session then continues over another one.
  *
  * @module
  */
@@ -19,26 +19,26 @@ import { headersOf, refusal, slowestMs, textInParts } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
-/** The time for which the broker holds a poll that has nothing to return. */
+/** The time for which the broker holds a poll that has nothing to return, in seconds. */
 export const WAIT_S = 20;
 /**
- * The time for an answer to begin, and to go on. A poll's WAIT_S comes on top, and the time that
- * the slowest line needs for a post, because its progress cannot be seen.
+ * The time for an answer to begin, and to continue. A poll has WAIT_S more. A post has the time
+ * that the slowest line needs for it, because its progress cannot be seen.
  */
 export const REQUEST_TIMEOUT_MS = 8000;
 /**
- * The time for the rest of an answer, and longer by what has come at the rate of the slowest line.
- * An answer that trickles for ever counts as none.
+ * The time for the rest of an answer. It grows with the bytes that have arrived, at the rate of the
+ * slowest line. So an answer that trickles forever fails.
  */
 export const BODY_TIMEOUT_MS = 30_000;
 /** The time after which requests that keep failing end the carrier. */
 export const PATIENCE_MS = 10_000;
 /** The pause before a request is repeated. */
 export const PAUSE_MS = 200;
-/** The size of a post in characters, at most, unless one frame is longer. */
+/** The largest size of a post in characters, unless one frame is longer. */
 const REQUEST_CHARS_AIM = 512 * 1024;
 const CLOSE_TIMEOUT_MS = 2000;
-/** The time for which a WebSocket that is to take over waits for a post that is under way. */
+/** The time for which a WebSocket that will take over waits for a post that is under way. */
 const REST_MS = 1000;
 const SESSIONS = "/v1/sessions";
 const LAST_WORDS = new Set([1000, 1001]);
@@ -49,7 +49,7 @@ export class LongPollCarrier {
   refusal = null;
   /** Whether a poll's answer is being received. */
   isReceiving = false;
-  /** The time until which silence is normal, while a post is under way; else 0. */
+  /** The time until which silence is normal, while a post is under way; otherwise 0. */
   silenceOkUntil = 0;
   /** @type {import("./websocket.js").Listener | null} */
   #listener = null;
@@ -60,7 +60,7 @@ export class LongPollCarrier {
   /** @type {string[]} */
   #queue = [];
   #queuedChars = 0;
-  /** Resolved when there is something to post, or the session is to end. */
+  /** Resolved when there is something to post, or the session has to end. */
   #work = new Deferred();
   /** @type {Deferred<void> | null} posts wait for it */
   #hold = null;
@@ -115,12 +115,14 @@ export class LongPollCarrier {
   }
 
   /**
-   * Post what was sent, then delete the session. With another code than those of a good-bye the
-   * session goes on without this carrier, which ends at once.
+   * Post the queued frames, then delete the session.
+   *
+   * A code other than those of a good-bye ends the carrier at once, because the session continues
+   * without it.
    */
   close(code = CloseCode.GOOD_BYE, reason = "") {
     if (!LAST_WORDS.has(code)) {
-      this.#end(code, reason); // deleted, the session could not go on elsewhere
+      this.#end(code, reason); // a deleted session could not continue elsewhere
     } else if (this.#ending === null && !this.#isOver) {
       this.#ending = [code, reason];
       this.#work.resolve();
@@ -151,7 +153,9 @@ export class LongPollCarrier {
     this.#end(CloseCode.ABNORMAL, reason);
   }
 
-  /** The page is left for good: delete the session with a request that outlives the page. */
+  /**
+   * Delete the session with a request that outlives the page, because the page is left for good.
+   */
   deleteOnUnload() {
     if (this.#isOver || this.#path === "") return;
     const options = { method: "DELETE", headers: headersOf(this.#token, false), keepalive: true };
@@ -159,7 +163,7 @@ export class LongPollCarrier {
     try {
       Promise.resolve(this.#environment.fetch(url, options)).catch(() => {});
     } catch {
-      // then it ends when the broker's patience does
+      // then the session ends with the broker's patience
     }
   }
 
@@ -219,7 +223,7 @@ export class LongPollCarrier {
     }
   }
 
-  /** The queued frames as far as one message holds them, and their number. */
+  /** Return the queued frames that fit into one message, and their number. */
   #nextMessage() {
     let count = 0;
     let size = 0;
@@ -270,8 +274,8 @@ export class LongPollCarrier {
   // --- requests ----------------------------------------------------------------------------------
 
   /**
-   * Repeat a request until it is answered, or has failed for PATIENCE_MS. One that is so large that
-   * it took longer than that alone is not repeated.
+   * Repeat a request until it is answered, or has failed for PATIENCE_MS. A request so large that
+   * it alone took longer than that is not repeated.
    */
   async #repeat(method, path, content) {
     let giveUpAt = null;
@@ -327,7 +331,7 @@ export class LongPollCarrier {
     }
   }
 
-  /** Read the text of an answer, for as long as more of it comes. */
+  /** Read the text of an answer, while more of it comes. */
   async #textOf(response, timer, giveUp, isPolled) {
     const beganAt = this.#environment.now();
     this.lastReceivedAt = beganAt;
@@ -376,7 +380,7 @@ function timeoutMsOf(method) {
   return REQUEST_TIMEOUT_MS + (method === "GET" ? 1000 * WAIT_S : 0);
 }
 
-/** Decode an answer's batch. @throws {NotABroker} when it is none */
+/** Decode an answer's batch. @throws {NotABroker} if the text is no batch */
 function batchOf(text) {
   let answer = null;
   try {

@@ -1,9 +1,9 @@
 /**
- * Sessions that outlive a reload of their page: the snapshot that the page writes when it is left,
- * and that the next page reads.
+ * Sessions that outlive a reload of their page, by a snapshot. The page writes it when it is left,
+ * and the next page reads it.
  *
- * A snapshot names the session, and whatever of it the broker cannot know: unconfirmed acks, and
- * the positions of readers. Everything else that was unsettled comes again.
+ * A snapshot has the session's id, and everything that the broker cannot know: unconfirmed acks,
+ * and the positions of readers. Everything else that was unsettled comes again.
  *
  * @module
  */
@@ -42,11 +42,12 @@ export class ResumeStore {
   }
 
   /**
-   * Load the snapshot from before a reload; null: there is none that can be used. It is removed, so
-   * that a second tab that is made of this one does not take the same session.
+   * Load the snapshot from before a reload; null if there is none that can be used.
    *
-   * @returns {{session: string, producer: string, sequences: Record<string, number>,
-   *     numbers: number[], numberMax: number, refMax: number} | null}
+   * It is removed, so that a second tab that is made of this one does not use the same session.
+   *
+   * @returns {{session: string, producer: string, sequences: Record<string, number>, numbers:
+   *     number[], numberMax: number, refMax: number} | null}
    */
   load() {
     const text = this.#take();
@@ -65,29 +66,29 @@ export class ResumeStore {
     if (this.#loaded !== null) this.#put(this.#loaded);
   }
 
-  /** The loaded snapshot has been used, or is over. */
+  /** Forget the loaded snapshot, because it has been used, or is over. */
   onUse() {
     this.#loaded = null;
   }
 
-  /** Take the place in a group from the snapshot; null: there is none. */
+  /** Take the place in a group from the snapshot; null if it has none. */
   takeConsumer(queue, group) {
     return takeFirst(this.#consumers, (place) => place.queue === queue && place.group === group);
   }
 
-  /** Take the position of a reader from the snapshot; null: there is none. */
+  /** Take the position of a reader from the snapshot; null if it has none. */
   takeReader(queue, keys) {
     const same = sameKeys(keys);
     return takeFirst(this.#readers, (one) => one.queue === queue && sameKeys(one.keys) === same);
   }
 
-  /** Drop the places and positions that nobody has taken. */
+  /** Drop the places and positions that nothing has claimed. */
   dropRest() {
     this.#consumers = [];
     this.#readers = [];
   }
 
-  /** Write a snapshot, with the places that nobody has taken yet; whether that was possible. */
+  /** Write a snapshot, with the unclaimed places. Returns whether that was possible. */
   write({ consumers, readers, ...snapshot }) {
     const text = JSON.stringify({
       version: VERSION,
@@ -101,7 +102,10 @@ export class ResumeStore {
     return true;
   }
 
-  /** The page is back without a reload: remove the snapshot; whether nobody else took it. */
+  /**
+   * Remove the snapshot, because the page is back without a reload. Returns whether it was still
+   * there.
+   */
   takeBack() {
     const written = this.#written;
     this.#written = null;
@@ -132,7 +136,7 @@ export class ResumeStore {
     try {
       this.#environment.storage.removeItem(this.#key);
     } catch {
-      return null; // nor may anybody else have it: it would be used twice
+      return null; // otherwise another page would use it, too
     }
     return text;
   }
@@ -147,7 +151,7 @@ function sameKeys(keys) {
   return keys === null ? "" : JSON.stringify([...new Set(keys)].sort());
 }
 
-/** Parse a snapshot; null: it is none. */
+/** Parse a snapshot; null if the text is none. */
 function parseSnapshot(text) {
   let snapshot = null;
   try {

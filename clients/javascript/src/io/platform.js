@@ -1,6 +1,6 @@
 /**
- * The platform: clock, timers, sockets, requests, chance, and the page. Everything that the client
- * does to the world goes through these, so that tests can replace them.
+ * The platform: clock, timers, sockets, requests, chance, and the page. Every effect of the client
+ * on the world goes through these, so that tests can replace them.
  *
  * @module
  */
@@ -21,7 +21,7 @@ const TIMER_MS_MAX = 0x7fffffff;
  */
 
 /**
- * Make the environment of the platform, with what is given in place of the platform's own.
+ * Make the environment of the platform. Given functions replace the platform's own.
  *
  * @param {Partial<Environment>} [given]
  * @returns {Environment}
@@ -46,7 +46,7 @@ function secureRandom() {
   return globalThis.crypto.getRandomValues(new Uint32Array(1))[0] / 2 ** 32;
 }
 
-/** The tab's storage; null: there is none, or the browser forbids it. */
+/** Return the tab's storage; null if there is none, or the browser forbids it. */
 function tabStorage() {
   if (typeof globalThis.document !== "object") return null;
   try {
@@ -70,7 +70,7 @@ export function freshName(environment) {
   return name;
 }
 
-/** A timer that can be set again and again; only what was set last counts. */
+/** A timer that can be set repeatedly. Only the last setting counts. */
 export class Timer {
   #environment;
   #timer = null;
@@ -125,7 +125,7 @@ export class Deferred {
     });
   }
 
-  /** Mark it as handled, because perhaps nobody waits for it. @returns {this} */
+  /** Mark it as handled, because it may have no waiter. @returns {this} */
   unobserved() {
     this.promise.catch(() => {});
     return this;

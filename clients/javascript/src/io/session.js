@@ -1,8 +1,8 @@
 /**
  * A client's session with the broker. It outlives its carriers: see `connector`.
  *
- * The parts say what is sent. All frames that they have to send in one turn of the event loop
- * travel together.
+ * The parts decide what is sent. Frames that they have to send in one turn of the event loop travel
+ * together.
  *
  * @module
  */
@@ -14,46 +14,46 @@ import { slowestMs } from "./http.js";
 import { Deferred, report, Timer } from "./platform.js";
 
 /**
- * The share of the broker's heartbeat after which a silent broker is pinged. After the whole of it
- * the carrier is given up, sooner than the broker gives up this client.
+ * The share of the broker's heartbeat after which a silent broker is pinged.
+ *
+ * After a whole heartbeat the carrier is given up, earlier than the broker gives up this client.
  */
 const SILENT_SHARE = 0.5;
-/** Codes with which an error that answers no request ends its subscription. */
+/** Codes with which an error without a request ends its subscription. */
 const ENDING = new Set(["queue_not_found", "group_not_found", "unauthorized", "forbidden"]);
 /** The time for a pong after `hurry`, because the socket may be dead. */
 export const HURRIED_MS = 3000;
-/** A turn is over after so many rounds of microtasks with nothing more to send … */
+/** The number of rounds of microtasks with nothing more to send after which a turn is over. */
 const QUIET_ROUNDS = 8;
-/** … or after this time. */
+/** The time after which a turn is over in any case. */
 const TURN_MS = 5;
 
 /**
  * A part of the session: a publisher, a subscription, a reader or the renewal of the token.
  *
  * @typedef {object} Part
- * @property {() => void} onOpen the session stands, or stands again: see `resumed` and `isKnown`.
- *     Frames that were on their way when `onDisconnect` was called may be lost.
- * @property {() => void} onDisconnect the carrier is lost; perhaps another one follows
- * @property {(error: Error) => void} onFailure no other carrier follows
- * @property {(now: number) => string[]} takeFrames the frames that are to be sent now
- * @property {() => number} nextDeadline when to call `expire`; Infinity: nothing is timed
- * @property {(now: number) => void} expire time has passed
- *
- * A part with a subscription has these as well:
+ * @property {() => void} onOpen begins, or continues; see `resumed` and `isKnown`. Frames that were
+ *     on their way when `onDisconnect` was called may be lost.
+ * @property {() => void} onDisconnect notes that the carrier is lost; another one may follow
+ * @property {(error: Error) => void} onFailure ends, because no other carrier follows
+ * @property {(now: number) => string[]} takeFrames returns the frames to send now
+ * @property {() => number} nextDeadline returns when to call `expire`; Infinity if nothing is timed
+ * @property {(now: number) => void} expire does everything that is due by `now`  A part with a
+ *     subscription has these as well:
  * @property {(push: object, now: number) => void} [onPush]
- * @property {(revoked: object) => void} [onRevoke] deliveries were taken back
- * @property {(error: Error) => void} [onEnd] the broker has ended the subscription
+ * @property {(revoked: object) => void} [onRevoke] gives up deliveries that were taken back
+ * @property {(error: Error) => void} [onEnd] ends, because the broker has ended the subscription
  */
 
 export class Session {
   welcome = defaultWelcome();
-  /** Why the session is over for good, or null. */
+  /** The error that ended the session for good, or null. */
   failure = null;
-  /** The broker's name for this session; empty: none yet. */
+  /** The broker's id of this session; empty before the first welcome. */
   sessionId = "";
   /** The subscriptions that outlived the last change of carriers. */
   resumed = new Set();
-  /** Whether the session kept its name at the last welcome. */
+  /** Whether the session kept its id at the last welcome. */
   isKnown = false;
   isOpen = false;
   isDraining = false;
@@ -76,7 +76,7 @@ export class Session {
   #pending = new Map();
   #timer;
   #timerAt = Infinity;
-  /** The time of a ping that has no answer yet, or null; the answer is due at `#pongBy`. */
+  /** The time of a ping that has no answer yet, or null. The answer is due at `#pongBy`. */
   #pingedAt = null;
   #pongBy = Infinity;
   #sentAt = 0;
@@ -105,7 +105,7 @@ export class Session {
   /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
   open = () => this.#connector.open();
 
-  /** Send what is queued, end the session and everything that still waits. */
+  /** Send what is queued, then end the session and everything that still waits. */
   async close() {
     if (this.isOpen) this.flush();
     if (this.failure === null) this.onFailure(new ClientClosed());
@@ -122,26 +122,26 @@ export class Session {
     return this.#connector.retryAt;
   }
 
-  /** Go on with the session from before a reload, whose subscriptions may be claimed. */
+  /** Continue the session from before a reload, whose subscriptions may be claimed. */
   restore(sessionId, reserved, refMax) {
     this.sessionId = sessionId;
-    this.#ref = refMax; // requests of before the reload may be answered yet
+    this.#ref = refMax; // requests from before the reload may still be answered
     this.#reserved = new Set(reserved);
   }
 
-  /** A subscription from before the reload is this client's again. */
+  /** Claim a subscription from before the reload for this client. */
   claim(number) {
     this.#reserved.delete(number);
   }
 
-  /** Give up the subscriptions that nobody has claimed. */
+  /** Give up the unclaimed subscriptions. */
   releaseReserved() {
     const left = [...this.#reserved].filter((number) => this.resumed.has(number));
     this.#reserved.clear();
     for (const number of left) this.#unsubscribe(number);
   }
 
-  /** The page is left: send what is queued, and let the broker keep the session. */
+  /** Send what is queued, and let the broker keep the session, because the page is left. */
   suspend() {
     this.flush();
     this.#connector.suspend();
@@ -150,8 +150,9 @@ export class Session {
   }
 
   /**
-   * Nothing of the page runs from now on, and perhaps never again: end the session, so that what it
-   * holds returns and others have its places at once.
+   * End the session, because nothing of the page runs from now on, perhaps ever.
+   *
+   * Its deliveries return, and others get its places at once.
    */
   pause() {
     this.flush();
@@ -163,24 +164,24 @@ export class Session {
     this.#settings.onChange("the page is frozen");
   }
 
-  /** The page ends for good: end a session that does not end with its carrier. */
+  /** End a session that does not end with its carrier, because the page ends for good. */
   endOnUnload() {
     this.flush();
     this.#carrier?.deleteOnUnload?.();
   }
 
-  /** Another client goes on with this session: begin a new one, under this producer. */
+  /** Begin a new session, under this producer, because another client continues this one. */
   forget(producer) {
     this.sessionId = "";
     this.producer = producer;
   }
 
-  /** The page is back. */
+  /** Connect again, because the page is back. */
   wake() {
     this.#connector.wake();
   }
 
-  /** The page is visible again, or the network is back: find out soon whether the carrier lives. */
+  /** Find out soon whether the carrier lives, because the page is visible or the network back. */
   hurry() {
     if (this.failure !== null) return;
     this.#connector.hurry();
@@ -198,7 +199,7 @@ export class Session {
     this.wakeAt(this.#pongBy);
   }
 
-  /** Note what was received since the ping; whether its answer is still missing. */
+  /** Note whether something was received since the ping. Returns whether its answer is missing. */
   #settlePing() {
     if (this.#pingedAt === null) return false;
     if (this.#carrier.lastReceivedAt >= this.#pingedAt) this.#pingedAt = null;
@@ -207,7 +208,7 @@ export class Session {
 
   // --- for the connector -------------------------------------------------------------------------
 
-  /** The frame to begin with, which names the session that is to go on. */
+  /** Return the frame to begin with, with the id of the session to continue. */
   helloFrame(token) {
     return encode({
       type: "hello",
@@ -219,7 +220,7 @@ export class Session {
     });
   }
 
-  /** The session goes on over this carrier. */
+  /** Continue the session over this carrier. */
   onWelcome(carrier, welcome) {
     this.#carrier = carrier;
     this.welcome = welcome;
@@ -237,7 +238,7 @@ export class Session {
     this.#settings.onChange("");
   }
 
-  /** The carrier is lost, with everything on its way; perhaps another one follows. */
+  /** Note that the carrier is lost, with everything on its way. Another one may follow. */
   onCarrierLoss() {
     const wasOpen = this.isOpen;
     this.isOpen = false;
@@ -247,7 +248,7 @@ export class Session {
     for (const part of [...this.#parts]) part.onDisconnect();
   }
 
-  /** The session is over for good; also when the client is closed. */
+  /** End the session for good. Closing the client calls this, too. */
   onFailure(error) {
     this.failure = error;
     this.isOpen = false;
@@ -257,7 +258,7 @@ export class Session {
     this.#settings.onChange(error.message);
   }
 
-  /** The broker contradicts itself about this session: end it, and begin another one. */
+  /** End this session, and begin another one, because the broker contradicts itself about it. */
   restart() {
     this.sessionId = "";
     this.#leaveCarrier(CloseCode.GOOD_BYE, "another session is needed");
@@ -276,7 +277,7 @@ export class Session {
     this.#dirty.delete(part);
   }
 
-  /** Route the pushes of a subscription to `part`; null: to nobody. */
+  /** Route the pushes of a subscription to `part`; null discards them. */
   route(number, part) {
     if (part === null) this.#subscribers.delete(number);
     else this.#subscribers.set(number, part);
@@ -285,12 +286,12 @@ export class Session {
   /** Take a fresh ref. */
   nextRef = () => (this.#ref += 1);
 
-  /** Call `onAnswer` with the `ok` or `error` to the request with this ref; null: it is lost. */
+  /** Call `onAnswer` with the `ok` or `error` to the request with this ref; null if it is lost. */
   expect(ref, onAnswer) {
     this.#pending.set(ref, onAnswer);
   }
 
-  /** Send a frame at once, behind what the parts have to send. Without a carrier do nothing. */
+  /** Send a frame at once, after the frames of the parts. Without a carrier, does nothing. */
   request(frame) {
     this.flush();
     if (this.isOpen) this.#send([encode(frame)]);
@@ -305,12 +306,12 @@ export class Session {
     this.request({ type: "unsubscribe", ref: this.nextRef(), subscription: number });
   }
 
-  /** Use this token from now on; the broker has accepted it. */
+  /** Use this token from now on, because the broker has accepted it. */
   setToken(token) {
     this.#carrier?.setToken?.(token);
   }
 
-  /** Note that a part has something to send, at the end of this turn. */
+  /** Send a part's frames at the end of this turn. */
   markDirty(part) {
     this.#dirty.add(part);
     this.#isRestless = true;
@@ -334,12 +335,12 @@ export class Session {
     });
   }
 
-  /** Resolves when the frames of this turn have been handed to the carrier. */
+  /** Wait until the frames of this turn have been handed to the carrier. */
   async flushed() {
     await this.#flushing?.promise;
   }
 
-  /** Send what the parts have to send, now. */
+  /** Send the frames of all marked parts now. */
   flush() {
     if (!this.isOpen || this.#dirty.size === 0) return;
     const now = this.#now;
@@ -373,10 +374,11 @@ export class Session {
   }
 
   /**
-   * Ping a broker that has been silent for long, and give up a carrier that stays silent. Never
-   * without a ping before: in a page that is hidden, or was frozen, timers are late by minutes. Nor
-   * while something large is on its way; then it goes on pinging, so that the broker is not left in
-   * silence.
+   * Ping a broker that has been silent for long, and give up a carrier that stays silent.
+   *
+   * No carrier is given up without a ping before, because timers of a hidden or frozen page are
+   * late by minutes. None is given up while a large message is on its way. Pings continue then, so
+   * that the broker gets signs of life.
    */
   #checkSilence(now) {
     const carrier = this.#carrier;
@@ -398,9 +400,9 @@ export class Session {
 
   // --- as the listener of its carrier ------------------------------------------------------------
 
-  /** Take a message: one frame or several. */
+  /** Handle a message of one or several frames. */
   onFrames(read) {
-    if (this.#carrier?.transport === "websocket") this.#carrier.silenceOkUntil = 0; // it has come
+    if (this.#carrier?.transport === "websocket") this.#carrier.silenceOkUntil = 0; // it came
     try {
       this.receive(read());
     } catch (error) {
@@ -410,7 +412,7 @@ export class Session {
     if (this.#now >= this.#timerAt) this.#tick(); // timers of a hidden page are late
   }
 
-  /** Go on over another carrier, without waiting for the end of this one. */
+  /** Continue over another carrier, without waiting for the end of this one. */
   #leaveCarrier(code, why) {
     const carrier = this.#carrier;
     if (carrier === null) return;
@@ -431,7 +433,7 @@ export class Session {
     }
   }
 
-  /** The next message has so many bytes that it may take long, unseen. */
+  /** Allow for silence, because the next message is so large that it may take long, unseen. */
   #onAnnounce(bytes, now) {
     if (this.#carrier !== null) this.#carrier.silenceOkUntil = now + slowestMs(bytes);
   }
@@ -441,7 +443,7 @@ export class Session {
     this.#connector.onAdvice(frame.reconnect_after_s);
   }
 
-  /** Take an `ok`, an `error` or a `pong`. */
+  /** Handle an `ok`, an `error` or a `pong`. */
   #onAnswer(frame) {
     const onAnswer = frame.ref === null ? undefined : this.#pending.get(frame.ref);
     if (onAnswer !== undefined) {
@@ -452,12 +454,12 @@ export class Session {
     }
   }
 
-  /** The socket has drained: go on publishing. */
+  /** Continue publishing, because the socket has drained. */
   onWritable() {
     for (const part of this.#parts) this.markDirty(part);
   }
 
-  /** The carrier has ended. */
+  /** Give up the carrier, which has ended. */
   onClosed(closeCode, reason) {
     this.onCarrierLoss();
     this.#settings.onChange(reason || `the connection was lost (${closeCode})`);

@@ -1,5 +1,5 @@
 /**
- * The token: checked when it is given, fetched when it is needed, and renewed before it runs out.
+ * The token: checked when it is given, fetched when it is needed, and renewed before it expires.
  *
  * @module
  */
@@ -10,13 +10,14 @@ const TOKEN = /^[!-~]+$/;
 const NO_TOKEN = "is no token: a word of printable ASCII, without blanks or the end of a line";
 /** The share of a token's life after which a fresh one follows. */
 const RENEW_SHARE = 0.8;
-/** The shortest pause after an attempt that failed. */
+/** The shortest pause after a failed attempt. */
 const AGAIN_MS = 5000;
 
 /**
- * Check a token; what a function returns is checked later. The error does not show a wrong token.
+ * Check a token. The result of a token function is checked later. The error does not show the
+ * token.
  *
- * @throws {TypeError} when it cannot stand in a header
+ * @throws {TypeError} if it cannot be sent in a header
  */
 export function checkedToken(token) {
   const isAbsent = token === undefined || token === null;
@@ -28,9 +29,9 @@ export function checkedToken(token) {
 }
 
 /**
- * The token's text to use now, or null.
+ * Return the token's text to use now, or null.
  *
- * @throws {NoToken} when the function that is to return one has failed, or returned none
+ * @throws {NoToken} if the token function has failed, or returned no valid token
  */
 export async function freshToken(token) {
   if (typeof token !== "function") return token;
@@ -49,7 +50,7 @@ export async function freshToken(token) {
 
 /**
  * The renewal of a session's token, as a part of the session, for tokens that a function returns. A
- * token given as text is never renewed: the broker closes with 4401 when it is over.
+ * token given as text is never renewed; the broker closes with 4401 when it expires.
  */
 export class TokenRenewal {
   #session;
@@ -57,7 +58,7 @@ export class TokenRenewal {
   #environment;
   #due = Infinity;
   #ends = 0;
-  /** Counts carriers: a token that comes for an earlier one is not sent. */
+  /** The number of carriers up to now. A token that comes for an earlier one is not sent. */
   #round = 0;
 
   /**
@@ -75,7 +76,7 @@ export class TokenRenewal {
     this.#schedule(this.#session.welcome.right_lasts_s);
   }
 
-  /** The next attempt to connect brings a fresh token. */
+  /** Stop, because the next attempt to connect brings a fresh token. */
   onDisconnect() {
     this.#due = Infinity;
     this.#round += 1;
@@ -103,7 +104,7 @@ export class TokenRenewal {
     let token;
     try {
       token = await freshToken(this.#token);
-    } catch { // there may be one the next time, or when the broker has closed
+    } catch { // the next call, or the next attempt to connect, may return one
       if (round === this.#round) this.#retry();
       return;
     }

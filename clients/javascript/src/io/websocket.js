@@ -10,32 +10,38 @@
 import { CloseCode, decode, joinFrames, NotTheProtocol, SUBPROTOCOL } from "../proto/wire.js";
 import { Deferred, Timer } from "./platform.js";
 
-/** Bytes that wait to be sent, above which nothing is published. */
+/** The number of unsent bytes above which nothing is published. */
 export const WRITE_BUFFER_BYTES = 1_048_576;
-/** Time between two looks at the buffer: a WebSocket does not say when it has drained. */
+/**
+ * The time between two checks of the buffer, because a WebSocket does not report that it has
+ * drained.
+ */
 const DRAIN_MS = 50;
 const CLOSE_TIMEOUT_MS = 2000;
 const OPEN = 1;
 const REASON_CHARS_MAX = 40;
 
 /**
+ * The receiver of a carrier's messages.
+ *
  * @typedef {object} Listener
  * @property {() => void} [onOpen] frames can be sent
  * @property {(read: () => object[]) => void} onFrames a message; `read` throws NotTheProtocol
  * @property {() => void} onWritable `isWritable` has become true again
- * @property {(closeCode: number, reason: string) => void} onClosed it has ended
+ * @property {(closeCode: number, reason: string) => void} onClosed the carrier has ended
  */
 
 export class WebSocketCarrier {
   transport = "websocket";
-  /** Always false: parts of an incomplete message cannot be seen. */
+  /** Always false, because parts of an incomplete message cannot be seen. */
   isReceiving = false;
   /**
-   * The time until which silence is normal, because something large is on its way and nothing else
-   * can be received. By the environment's clock; 0: nothing large is.
+   * The time until which silence is normal, by the environment's clock; 0 if it is not.
+   *
+   * Until then a large message is on its way, and nothing else can be received.
    */
   silenceOkUntil = 0;
-  /** Why there was no session, if more is known than a close code; or null. */
+  /** The reason why no session was opened, if more is known than a close code; or null. */
   refusal = null;
   /** @type {Listener | null} */
   #listener = null;
@@ -67,7 +73,7 @@ export class WebSocketCarrier {
     let socket;
     try {
       socket = new this.#environment.WebSocket(this.#url, [SUBPROTOCOL]);
-    } catch (error) { // there is no WebSocket here, or a policy of the page forbids it
+    } catch (error) { // no WebSocket here, or a policy of the page forbids it
       this.#end(CloseCode.ABNORMAL, `no WebSocket: ${/** @type {Error} */ (error).message}`);
       return;
     }
@@ -75,7 +81,7 @@ export class WebSocketCarrier {
     socket.binaryType = "arraybuffer";
     socket.addEventListener("open", () => this.#onOpen());
     socket.addEventListener("message", (event) => this.#onMessage(event.data));
-    socket.addEventListener("error", () => {}); // a close follows, and says as much
+    socket.addEventListener("error", () => {}); // a close follows, with the same information
     socket.addEventListener("close", (event) => this.#end(event.code, event.reason));
   }
 
@@ -96,12 +102,12 @@ export class WebSocketCarrier {
     });
   }
 
-  /** Whether to send more; false: too much waits. */
+  /** Whether to send more; false if too much waits. */
   get isWritable() {
     return (this.#socket?.bufferedAmount ?? 0) < WRITE_BUFFER_BYTES;
   }
 
-  /** Notify this listener from now on; null: nobody. */
+  /** Notify this listener from now on; null for none. */
   listen(listener) {
     this.#listener = listener;
   }
@@ -124,7 +130,7 @@ export class WebSocketCarrier {
     });
   }
 
-  /** End in an orderly way: frames that were sent still arrive. `closed` resolves then. */
+  /** End in an orderly way: frames sent before still arrive. `closed` resolves then. */
   close(code = CloseCode.GOOD_BYE, reason = "") {
     if (this.#isOver) return;
     if (this.#socket === null) {
@@ -135,12 +141,12 @@ export class WebSocketCarrier {
     this.#closeTimer.set(CLOSE_TIMEOUT_MS, () => this.#end(code, reason));
   }
 
-  /** Resolves when it has ended. */
+  /** A promise that resolves when the carrier has ended. */
   get closed() {
     return this.#closed.promise;
   }
 
-  /** End at once, without waiting for the other side. The session goes on elsewhere. */
+  /** End at once, without waiting for the other side. The session continues elsewhere. */
   abort(reason = "") {
     if (this.#isOver) return;
     if (this.#socket !== null) this.#hangUp(CloseCode.SILENT, reason);

@@ -1,9 +1,9 @@
 /**
- * A consumer's acks, nacks and marks, and those that the broker has perhaps not received. Pure.
+ * A consumer's acks, nacks and marks, and those that the broker may not have received. Pure.
  *
  * An ack without an answer may be lost with the connection, or with a gateway that is killed before
- * it has written the ack. So an ack is remembered until the broker answers a probe behind it, which
- * says that it is durable. After coming back everything unconfirmed is sent again, which settles
+ * it has written the ack. So acks are kept until the broker confirms, to a probe sent after them,
+ * that they are durable. After a lost connection all unconfirmed acks are sent again, which settles
  * nothing twice (R21).
  *
  * @module
@@ -14,14 +14,14 @@ import {
   containsDelivery, deliveryList, ranges, RANGES_PER_FRAME_MAX, splitDeliveries,
 } from "./wire.js";
 
-/** Rows of acks since the last probe after which another one is sent. */
+/** The number of rows of acks after which the next probe is sent. */
 export const UNCONFIRMED_ROWS = 64;
 /**
- * The bound of unconfirmed rows. If the broker cannot confirm them for long, the oldest ones are
- * forgotten; those messages may come again if the gateway is killed then, too.
+ * The largest number of unconfirmed rows. Beyond it the oldest rows are forgotten. If the gateway
+ * is killed then, too, their messages may come again.
  */
 export const UNCONFIRMED_ROWS_MAX = 4096;
-/** Messages named of those that are acked and unconfirmed; more than a subscription holds. */
+/** The largest number of acked and unconfirmed messages to name. A subscription holds fewer. */
 export const NAMED_MESSAGES_MAX = 100_000;
 
 /** The acks, nacks and marks of one subscription. */
@@ -34,7 +34,7 @@ export class AckLedger {
   #unconfirmed;
   /** Rows acked before the probe that is under way. */
   #probed;
-  /** The ref of the probe that is under way; null: none is. */
+  /** The ref of the probe that is under way; null without one. */
   #probe;
   #confirm;
   #confirming;
@@ -42,7 +42,7 @@ export class AckLedger {
   #repeated;
   #nacked;
   #nacking;
-  /** Tickets of nacks that are to be confirmed, by message. */
+  /** Tickets of nacks to be confirmed, by message. */
   #tickets;
 
   /** @param {number} subscription */
@@ -68,7 +68,7 @@ export class AckLedger {
 
   // --- what the consumer does --------------------------------------------------------------------
 
-  /** Mark a message as started: its handler begins (R19). */
+  /** Mark a message as started, because its handler begins (R19). */
   markStarted(message) {
     this.#started.push(message);
   }
@@ -90,7 +90,7 @@ export class AckLedger {
    *
    * @param {any} message
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
-   * @param {any} ticket waits for the answer; null: nobody does
+   * @param {any} ticket waits for the answer; null if nothing waits
    */
   nack(message, how, ticket = null) {
     this.#nacked.push({ message, how });
@@ -99,11 +99,11 @@ export class AckLedger {
 
   // --- what goes out -----------------------------------------------------------------------------
 
-  /** Take the frames to be sent now, in this order; their nacks are noted in `closed`. */
+  /** Take the frames to be sent now, in this order. Their nacks are noted in `closed`. */
   takeFrames(nextRef, closed) {
     const { subscription } = this;
     const marked = this.#started.filter((message) => message.state === DeliveryState.HANDED);
-    const started = deliveryList(marked); // what is settled at the same time needs no mark
+    const started = deliveryList(marked); // settled ones need no mark
     this.#started = [];
     let marks = splitDeliveries(started).map((rows) => {
       return { type: "extend", subscription, started: rows };
@@ -172,8 +172,8 @@ export class AckLedger {
   // --- answers -----------------------------------------------------------------------------------
 
   /**
-   * Take the answer to a probe: what was acked before it is durable, or another's by now. With
-   * `isDurable` false it stays unconfirmed.
+   * Handle the answer to a probe. Deliveries acked before it are durable, or no longer ours. With
+   * `isDurable` false they stay unconfirmed.
    */
   onProbeAnswer(ref, isDurable = true) {
     if (ref !== this.#probe) return;
@@ -183,7 +183,7 @@ export class AckLedger {
   }
 
   /**
-   * Take the answer to a nack: the broker has read it.
+   * Handle the answer to a nack: the broker has read it.
    *
    * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `onAckAnswer`
    */
@@ -199,8 +199,8 @@ export class AckLedger {
   }
 
   /**
-   * Take the answer to a confirmed ack: the broker did not settle `refused` now. Those in `perhaps`
-   * it may have settled when the ack was sent first.
+   * Handle the answer to a confirmed ack. The broker did not settle `refused` now. It may have
+   * settled those in `perhaps` when the ack was sent first.
    *
    * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets
    */
@@ -223,14 +223,16 @@ export class AckLedger {
 
   // --- coming back -------------------------------------------------------------------------------
 
-  /** The delivery list of everything settled or returned here, and perhaps not at the broker. */
+  /**
+   * Return the delivery list of everything settled or returned here, and perhaps not at the broker.
+   */
   unconfirmed() {
     const nacking = [...this.#nacking.values()].flatMap(({ messages }) => messages);
     const nacked = [...this.#nacked.map(({ message }) => message), ...nacking];
     return [...this.unconfirmedAcks(), ...deliveryList(nacked)];
   }
 
-  /** The delivery list of everything settled here, and perhaps not at the broker. */
+  /** Return the delivery list of everything settled here, and perhaps not at the broker. */
   unconfirmedAcks() {
     const confirming = [...this.#confirm, ...[...this.#confirming.values()].flat()];
     const queued = this.#acked.map((held) => [...held.place, ...ranges(held.acked)]);
@@ -245,7 +247,7 @@ export class AckLedger {
   }
 
   /**
-   * Send again whatever is unconfirmed, and the marks of what is in hand (R19). Returns the
+   * Queue unconfirmed acks and nacks again, and the marks of messages in hand (R19). Returns the
    * messages that are nacked again.
    */
   resend(handed) {
@@ -287,7 +289,7 @@ function chunks(list) {
   return found;
 }
 
-/** The last of these rows, with as many messages as may be named. */
+/** Return the last of these rows, with at most as many messages as may be named. */
 function lastNamed(rows) {
   let left = NAMED_MESSAGES_MAX;
   for (let index = rows.length - 1; index >= 0; index -= 1) {

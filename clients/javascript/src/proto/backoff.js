@@ -9,7 +9,7 @@
 const DOUBLINGS_MAX = 16;
 
 /**
- * The bound of the delay after so many failures: it doubles with each, up to `maxMs`.
+ * Return the bound of the delay after this number of failures. It doubles with each, up to `maxMs`.
  *
  * @param {number} firstMs
  * @param {number} maxMs
@@ -19,7 +19,10 @@ export function doubled(firstMs, maxMs, failures) {
   return Math.min(maxMs, firstMs * 2 ** Math.min(failures, DOUBLINGS_MAX));
 }
 
-/** A number between two. @param {() => number} random @param {number} low @param {number} high */
+/**
+ * Return a number between two. @param {() => number} random @param {number} low @param {number}
+ * high
+ */
 export function between(random, low, high) {
   return low + (high - low) * random();
 }

@@ -1,28 +1,27 @@
 /**
  * The offset between the broker's clock and this client's. Pure.
  *
- * The client sends with a message when it was produced, by its own clock, and by how much the
- * broker's clock is ahead, so that the broker knows how long the message took. The offset is found
- * as NTP finds it: the broker reads its clock between a probe and its answer, and the shortest
- * round trip is the most exact. This client's clock is the wall clock once, when it begins, and
- * monotonic from there on.
+ * A client states when it produced a message, by its own clock, and how far the broker's clock is
+ * ahead. From both the broker computes how long the message took. The offset is found as in NTP:
+ * the broker reads its clock between a probe and its answer, and the shortest round trip is the
+ * most exact. This client's clock is the wall clock at its beginning, and monotonic from then on.
  *
  * @module
  */
 
-/** Time between two probes, while something is published … */
+/** The time between two probes, while messages are published. */
 export const PROBE_MS = 30_000;
-/** … and between the first ones, of which there are FIRST_PROBES. */
+/** The time between the first probes, of which there are FIRST_PROBES. */
 export const FIRST_PROBE_MS = 250;
 export const FIRST_PROBES = 4;
-/** The best of the last so many samples counts. */
+/** The number of samples of which the best one counts. */
 export const SAMPLES_MAX = 8;
-/** A change of the offset by less is not sent. */
+/** The smallest change of the offset that is sent. */
 export const OFFSET_CHANGE_US = 50;
-/** A difference by more than round trips and this explain: one of the two clocks was stepped. */
+/** The difference, beyond what round trips explain, that means that a clock was stepped. */
 export const STEP_US = 50_000;
 
-/** `now` and all other moments are in milliseconds, of a monotonic clock. */
+/** The broker's clock. `now` and all other moments are in milliseconds, of a monotonic clock. */
 export class BrokerClock {
   /** Whether the broker announces its clock, and accepts this client's. */
   isAnnounced = false;
@@ -41,14 +40,14 @@ export class BrokerClock {
     this.#baseUs = Math.round(1000 * (wallUnixMs - now));
   }
 
-  /** This client's clock, in unix microseconds. @param {number} now */
+  /** Return this client's time, in Unix microseconds. @param {number} now */
   unixUs(now) {
     return this.#baseUs + Math.round(1000 * now);
   }
 
   /**
-   * Begin with the clock of a welcome, perhaps another broker's than before. Null: the broker does
-   * not announce its clock, and must not be sent this client's.
+   * Begin with the clock of a welcome, which may come from another broker than before. Null means
+   * that the broker does not announce its clock, and must not be sent this client's.
    *
    * @param {number | null} brokerUnixUs
    * @param {number} now
@@ -58,11 +57,11 @@ export class BrokerClock {
     this.#probes = 0;
     this.#sentUs = null;
     this.isAnnounced = brokerUnixUs !== null;
-    // Too early by the way back, until a round trip is known.
+    // Early by the way back, until a round trip is known.
     if (brokerUnixUs !== null) this.#offsetUs = brokerUnixUs - this.unixUs(now);
   }
 
-  /** Whether a probe is to be sent now. @param {number} now */
+  /** Whether to send a probe now. @param {number} now */
   isDue(now) {
     const everyMs = this.#probes < FIRST_PROBES ? FIRST_PROBE_MS : PROBE_MS;
     return this.isAnnounced && (this.#probes === 0 || now - this.#probedAt >= everyMs);
@@ -75,7 +74,7 @@ export class BrokerClock {
   }
 
   /**
-   * Take the broker's clock from the answer to the probe that was sent at `askedAt`.
+   * Use the broker's clock in the answer to the probe that was sent at `askedAt`.
    *
    * @param {number} askedAt
    * @param {number} brokerUnixUs
@@ -104,14 +103,16 @@ export class BrokerClock {
     return best;
   }
 
-  /** The broker's lead over this client's clock, if that is to be sent now; else null. */
+  /**
+   * The lead of the broker's clock over this client's, if it has to be sent now; otherwise null.
+   */
   get offsetToSendUs() {
     if (!this.isAnnounced || this.#offsetUs === null) return null;
     const changedUs = this.#sentUs === null ? Infinity : Math.abs(this.#offsetUs - this.#sentUs);
     return changedUs >= OFFSET_CHANGE_US ? this.#offsetUs : null;
   }
 
-  /** The offset has been sent. */
+  /** Note that the offset has been sent. */
   onOffsetSent() {
     this.#sentUs = this.#offsetUs;
   }

@@ -1,5 +1,5 @@
 /**
- * Which transport to try next, and whether and when to connect again. Pure.
+ * The choice of the next transport to try, and whether and when to connect again. Pure.
  *
  * @module
  */
@@ -10,28 +10,29 @@ import { CloseCode, mayReconnect } from "./wire.js";
 /** @typedef {"websocket" | "long-poll"} Transport */
 
 export const MODES = ["auto", "websocket", "long-poll"];
-/** A WebSocket that was cut off sooner than this died young. */
+/** The age below which a WebSocket that was cut has died young. */
 export const YOUNG_MS = 60_000;
 export const DIED_YOUNG_MAX = 3;
-/** Delay before a WebSocket is tried beside a long poll; it doubles with each that failed. */
+/** The delay before a WebSocket is tried beside a long poll. Each failure doubles it. */
 export const RETURN_MS = 10_000;
 export const RETURN_MS_MAX = 300_000;
-/** Bound of the delay before the first attempt; it doubles from attempt to attempt. */
+/** The bound of the delay before the first attempt. Each attempt doubles it. */
 export const DELAY_MS = 100;
 export const DELAY_MS_MAX = 15_000;
-/** The longest wait for a limit, before it is tried again. */
+/** The longest wait for a limit. */
 export const LIMITED_MS_MAX = 60_000;
-/** Attempts in a row with fresh tokens. */
+/** The number of attempts in a row with fresh tokens. */
 export const UNAUTHORIZED_MAX = 3;
 
 /**
- * The transport of the next attempt: a WebSocket where it gets through, long poll where it does
- * not, and from long poll back again.
+ * The transport of the next attempt: a WebSocket if one gets through, otherwise a long poll, and
+ * from long poll back again.
  *
  * - After a WebSocket that did not open, or three in a row that died young, the next attempt is a
  *   long poll.
  * - After a long poll that failed, the next attempt is a WebSocket.
- * - While a long poll stands, a WebSocket is tried beside it, ever more seldom, and takes over.
+ * - While a long poll is in use, a WebSocket is tried beside it, less and less often, and takes
+ *   over.
  */
 export class TransportChoice {
   #random;
@@ -57,7 +58,7 @@ export class TransportChoice {
   }
 
   /**
-   * Note that an attempt has failed. Returns whether the other transport may be tried at once.
+   * Note that an attempt has failed. Returns whether to try the other transport at once.
    *
    * @param {Transport} transport
    * @returns {boolean}
@@ -68,14 +69,14 @@ export class TransportChoice {
     return transport === "websocket";
   }
 
-  /** A session stands over this transport. @param {Transport} transport */
+  /** Stay with the transport that brought a welcome. @param {Transport} transport */
   onWelcome(transport) {
     if (this.hasBoth) this.#next = transport;
     if (transport === "websocket") this.#returnMs = RETURN_MS;
   }
 
   /**
-   * A session's transport has ended; `wasTold`: the broker had given a reason.
+   * Note that a session's transport has ended. `wasTold` means that the broker gave a reason.
    *
    * @param {Transport} transport
    * @param {{livedMs: number, wasTold: boolean}} how
@@ -99,8 +100,9 @@ export class TransportChoice {
 }
 
 /**
- * Whether and when to connect again. Delays grow exponentially and are jittered, so that the
- * clients of a gateway that died do not all come back at once; a gateway that drains says when.
+ * The decision whether and when to connect again. Delays grow exponentially and are jittered, so
+ * that the clients of a gateway that died do not all come back at once. A draining gateway names
+ * the delay itself.
  */
 export class ReconnectDelay {
   #random;
@@ -117,7 +119,7 @@ export class ReconnectDelay {
     this.#freshTokens = freshTokens;
   }
 
-  /** A session stands: delays after the next loss start from the beginning. */
+  /** Start the delays again, because a session is open. */
   onConnect() {
     this.#attemptsBefore = this.#attempts;
     this.#attempts = 0;
@@ -125,27 +127,26 @@ export class ReconnectDelay {
     this.#advisedAt = null;
   }
 
-  /** The session that stood broke the protocol: it counts as an attempt that failed. */
+  /** Count the session as a failed attempt, because it broke the protocol. */
   onProtocolError() {
     this.#attempts = Math.max(this.#attempts, this.#attemptsBefore);
   }
 
-  /** The broker advises to come back after so many milliseconds. */
+  /** Note the broker's advice to reconnect after this number of milliseconds. */
   onAdvice(afterMs, now) {
     this.#advisedAt = now + afterMs;
   }
 
   /**
-   * The attempt was over a limit, and would not be after so many milliseconds. Others were advised
-   * the same, so the usual delay comes on top.
+   * Wait this number of milliseconds, because the attempt was over a limit. Other clients wait for
+   * the same time, so the usual delay is added.
    */
   onLimit(afterMs) {
     this.#limitedMs = Math.min(afterMs, LIMITED_MS_MAX);
   }
 
   /**
-   * Note that a session, or an attempt, ended with this close code. Returns whether another attempt
-   * makes sense.
+   * Note that a session, or an attempt, ended with this close code. Returns whether to try again.
    *
    * @param {number} closeCode
    */

@@ -5,18 +5,18 @@
  *                  |         |                 |
  *                  └─────────┴───── GONE <─────┘   revoked, lease over, session lost
  *
- * - Of one key, a message is handed out only when the one before it has been settled (R17): the
- *   first one of a key is READY, the others are QUEUED behind it.
- * - When a message is returned or goes, the later ones of its key that are held go with it, and
- *   what is under way of the key is not let in (R17; see `ClosedKeys`). While a handler still works
- *   on a message that is gone, what comes again of its key waits until that handler ends.
- * - What is over by this client's own clock (see `leases`) is treated as revoked (R17), so nothing
- *   is handed out that another consumer may have by now.
- * - Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
- *   prolonged: the others go back when their leases end, uncounted, and make room (P8).
- * - Between two carriers nothing is handed out (`pause`). Coming back the client reports what it
- *   holds (`report`), and goes on with what is still its own (`onResume`, R22).
- * - Credit is granted in total: what was asked for at first, and one for each released (R25).
+ * - A message is handed out only after the message of its key before it has been settled (R17). The
+ *   first message of a key is READY, the others are QUEUED.
+ * - When a message is returned or lost, the later held messages of its key are lost with it. Those
+ *   on their way are not let in (R17; see `ClosedKeys`). While a handler still works on a lost
+ *   message, messages of its key that come again wait until that handler ends.
+ * - A lease that is over by this client's own clock (see `leases`) is treated as revoked (R17). So
+ *   nothing is handed out that another consumer may have by now.
+ * - If a message is in hand for longer than a lease, at most AHEAD later messages of its key are
+ *   extended. The others return when their leases end, uncounted, and make room (P8).
+ * - Without a carrier nothing is handed out (`pause`). On a new carrier the client reports what it
+ *   holds (`report`), and continues with the deliveries that are still its own (`onResume`, R22).
+ * - Credit is granted in total: the first window, and one for each message that was released (R25).
  *
  * @module
  */
@@ -26,15 +26,15 @@ import { DeliveryState, HeldPush, Message, staleError } from "./message.js";
 import { Leases } from "./leases.js";
 import { isWithin, offsetsOf, pushKey, ranges } from "./wire.js";
 
-/** Credit is granted anew when this part of the window has been used up. */
+/** The share of the window after which credit is granted again: one part in this number. */
 export const CREDIT_SHARE = 4;
-/** Messages of a key that stay held behind one that is in hand for longer than a lease. */
+/** The number of messages of a key that stay held behind one in hand for longer than a lease. */
 export const AHEAD = 8;
 const READY_GONE_MIN = 64;
 
 const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = DeliveryState;
 
-/** Deliveries that one consumer holds. `now` is in milliseconds of a monotonic clock. */
+/** The deliveries that one consumer holds. `now` is in milliseconds of a monotonic clock. */
 export class DeliveryLedger {
   #settler;
   /** @type {Map<string, Message[]>} per held key, the messages behind its first */
@@ -45,7 +45,7 @@ export class DeliveryLedger {
   #pushes = new Map();
   /** @type {Message[]} */
   #ready;
-  /** Entries of `#ready` that are no longer READY. */
+  /** The number of entries of `#ready` that are no longer READY. */
   #readyStale;
   /** @type {Map<number, [number, number]>} partition -> (epoch, push) */
   #newestPush;
@@ -55,11 +55,13 @@ export class DeliveryLedger {
   #releasedGranted;
 
   /**
-   * @param {object} settler carries out what is called on the messages; its `onGone` gets those
-   *     that are gone, and returns whether a handler works on one
+   * Make a ledger with nothing held.
+   *
+   * @param {object} settler carries out calls on the messages; its `onGone` is called with lost
+   *     ones, and returns whether a handler works on one
    * @param {{subscription: number, credit: number, leaseMs: number, autoExtend?: boolean}} settings
-   *     `credit`: how many deliveries may be held at a time; `leaseMs`: the group's; `autoExtend`:
-   *     what is held is prolonged in time
+   *     `credit`: the largest number of held deliveries; `leaseMs`: the group's; `autoExtend`:
+   *     whether leases are extended in time
    */
   constructor(settler, { subscription, credit, leaseMs, autoExtend = false }) {
     this.subscription = subscription;
@@ -69,7 +71,10 @@ export class DeliveryLedger {
     this.begin(credit, leaseMs);
   }
 
-  /** The subscription has been opened anew, and nothing is held: `lost` came before. */
+  /**
+   * Begin with nothing held, because the subscription has been opened again. `onSessionLoss` was
+   * called before.
+   */
   begin(credit, leaseMs) {
     this.credit = credit;
     this.leaseMs = leaseMs;
@@ -82,12 +87,12 @@ export class DeliveryLedger {
     this.isPaused = false;
     this.received = 0;
     this.released = 0;
-    /** Messages that were received from the broker before it started anew. */
+    /** The number of received messages that the broker gave before it was restarted. */
     this.uncounted = 0;
     this.#releasedGranted = 0;
   }
 
-  /** Go on as before a reload of the page, with nothing held but these acks. */
+  /** Continue as before a reload of the page, with nothing held, and these acks to send. */
   restore({ received, acked }) {
     this.received = this.released = received;
     this.acks.restore(acked);
@@ -97,8 +102,8 @@ export class DeliveryLedger {
   // --- receiving ---------------------------------------------------------------------------------
 
   /**
-   * Take in a push. It is discarded if it is not newer than the newest of its partition (R16).
-   * Messages that it delivers again supersede those that are held.
+   * Hold the messages of a push. A push that is not newer than the newest of its partition is
+   * discarded (R16). A newer push supersedes held deliveries of the same messages.
    */
   receive(push, now) {
     const { partition, epoch, messages } = push;
@@ -149,7 +154,7 @@ export class DeliveryLedger {
     }
   }
 
-  /** Drop deliveries that the broker has taken back. Those that are not held are left alone. */
+  /** Drop deliveries that the broker has taken back; others are ignored. */
   revoke(deliveries) {
     for (const row of deliveries) {
       const held = this.#pushes.get(pushKey(row));
@@ -161,7 +166,7 @@ export class DeliveryLedger {
     }
   }
 
-  /** Discard what has been held for as long as its lease. */
+  /** Discard messages that have been held for as long as their lease. */
   expire(now) {
     for (const message of this.leases.expire(now)) {
       if (message.state > HANDED) continue; // it went with an earlier one of its key
@@ -170,7 +175,7 @@ export class DeliveryLedger {
     }
   }
 
-  /** The time when `expire` should be called, if nothing else happens before. */
+  /** Return the time at which to call `expire`, if nothing else happens before. */
   nextDeadline() {
     return this.leases.nextDeadline();
   }
@@ -183,8 +188,8 @@ export class DeliveryLedger {
   }
 
   /**
-   * Make the delivery list for the broker: what is held, and what was settled or returned and is
-   * unconfirmed.
+   * Return the delivery list for the broker: deliveries that are held, or that were settled or
+   * returned without confirmation.
    */
   report() {
     this.#closed.onReport();
@@ -196,7 +201,7 @@ export class DeliveryLedger {
     return [...rows, ...this.acks.unconfirmed()];
   }
 
-  /** The broker has started anew, and counts only what it delivers from now on. */
+  /** Restart the counts, because the broker was restarted and counts only later deliveries. */
   resetCounts() {
     this.uncounted = this.received -= this.released;
     this.released = this.#releasedGranted = 0;
@@ -213,9 +218,10 @@ export class DeliveryLedger {
   }
 
   /**
-   * Take the answer to the report: of what is held, `revoked` is not this consumer's any more. The
-   * broker sends from now on with that knowledge, so keys are open, but for those whose nack it may
-   * not have received, and those closed since the report.
+   * Handle the answer to the report: deliveries in `revoked` are no longer this consumer's.
+   *
+   * Frames that the broker sends from now on take account of the held deliveries. So keys open,
+   * except those whose nack the broker may not have received, and those closed since the report.
    */
   onResume(revoked) {
     this.revoke(revoked);
@@ -231,8 +237,8 @@ export class DeliveryLedger {
   }
 
   /**
-   * The session is gone, and every delivery with it. Returns the tickets of the acks and nacks that
-   * are not confirmed.
+   * Drop every delivery, because the session is lost. Returns the tickets of the unconfirmed acks
+   * and nacks.
    */
   onSessionLoss() {
     for (const held of [...this.#pushes.values()]) this.#removeWithin(held, [0, Infinity]);
@@ -240,7 +246,7 @@ export class DeliveryLedger {
     this.#readyStale = 0;
     this.#closed = new ClosedKeys();
     this.leases.restart();
-    this.#releasedGranted = this.released; // there is nobody left to grant it
+    this.#releasedGranted = this.released; // nobody is left to grant it
     return this.acks.onSessionLoss();
   }
 
@@ -251,7 +257,7 @@ export class DeliveryLedger {
     return this.isPaused ? 0 : this.#ready.length - this.#readyStale;
   }
 
-  /** Hand out a message whose key is free; null: there is none now. */
+  /** Hand out a message whose key is free; null if there is none now. */
   next(now) {
     if (this.isPaused) return null;
     while (this.#ready.length > 0) {
@@ -272,10 +278,10 @@ export class DeliveryLedger {
   }
 
   /**
-   * Ack a message that was handed out. With a ticket the ack is confirmed: see `onAckAnswer`.
-   * Without, an ack of what was acked already does nothing.
+   * Ack a message that was handed out. With a ticket the ack is confirmed; see `onAckAnswer`.
+   * Without a ticket, acking an acked message does nothing.
    *
-   * @throws {StaleDelivery} when it is no longer this consumer's
+   * @throws {StaleDelivery} if the message is no longer this consumer's
    */
   ack(message, now, ticket = null) {
     if (message.state === ACKED && ticket === null) return;
@@ -298,7 +304,7 @@ export class DeliveryLedger {
     this.#ready.push(following);
   }
 
-  /** The handler of a message has ended: if it was gone, what comes again of its key may follow. */
+  /** Release the key of a message that was lost before its handler ended. */
   onHandlerEnd(message) {
     const { key } = message;
     if (key === null || this.#goneAtWork.get(key) !== message) return;
@@ -307,14 +313,14 @@ export class DeliveryLedger {
   }
 
   /**
-   * Return a message that was handed out; the later ones of its key that are held go too. With a
-   * ticket the nack is confirmed: see `onNackAnswer`.
+   * Return a message that was handed out, and with it the later held messages of its key. With a
+   * ticket the nack is confirmed; see `onNackAnswer`.
    *
    * @param {Message} message
    * @param {number} now
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
    * @param {any} [ticket]
-   * @throws {StaleDelivery} when it is no longer this consumer's
+   * @throws {StaleDelivery} if the message is no longer this consumer's
    */
   nack(message, now, how, ticket = null) {
     this.checkHeld(message, now);
@@ -323,22 +329,23 @@ export class DeliveryLedger {
     this.acks.nack(message, how, ticket);
   }
 
-  /** Check that a message is in hand. @throws {StaleDelivery} when it is not any more */
+  /** Check that a message is in hand. @throws {StaleDelivery} if it is not */
   checkHeld(message, now) {
     if (message.state === HANDED && message.deadline <= now) this.expire(now);
     if (message.state !== HANDED) throw staleError(message);
   }
 
-  /** Prolong the lease of a message until this time, as the broker has. */
+  /** Set the end of a message's lease, which the broker has extended. */
   extend(message, until) {
     if (message.state <= HANDED) this.leases.extend(message, until);
   }
 
   /**
-   * Take the answer to an ack: `isDurable` says whether what was acked before it is, and `refused`
-   * are the deliveries that the broker did not settle now.
+   * Handle the answer to an ack. `isDurable` says whether deliveries acked before it are durable;
+   * `refused` are the deliveries that the broker did not settle now.
    *
-   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, by what is known of them
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, by the outcome of their
+   *     deliveries
    */
   onAckAnswer(ref, refused, isDurable = true) {
     this.acks.onProbeAnswer(ref, isDurable);
@@ -346,8 +353,8 @@ export class DeliveryLedger {
   }
 
   /**
-   * Take the answer to a nack: what the broker sends from now on may be let in. `refused` are the
-   * deliveries that it did not return now.
+   * Handle the answer to a nack. Messages that the broker sends from now on may be let in.
+   * `refused` are the deliveries that it did not return now.
    *
    * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `onAckAnswer`
    */
@@ -356,31 +363,31 @@ export class DeliveryLedger {
     return this.acks.onNackAnswer(ref, refused);
   }
 
-  /** Take the answer to an extend: all but `refused` is prolonged. */
+  /** Handle the answer to an extend, which extends all leases except `refused`. */
   onExtendAnswer(ref, refused) {
     this.leases.onAnswer(ref, refused);
   }
 
-  /** An extend failed; another one is sent before its leases end. */
+  /** Note that an extend failed. Another one is sent before its leases end. */
   onExtendFailure(ref) {
     this.leases.onFailure(ref);
   }
 
-  /** The delivery list of acks that are unconfirmed. */
+  /** The delivery list of unconfirmed acks. */
   get unconfirmedAcks() {
     return this.acks.unconfirmedAcks();
   }
 
   // --- dropping ----------------------------------------------------------------------------------
 
-  /** Remove the messages of a push that lie in these ranges of offsets. */
+  /** Remove the messages of a push whose offsets are in these ranges. */
   #removeWithin(held, pairs) {
     for (const message of [...held.deliveries]) {
       if (message.state <= HANDED && isWithin(pairs, message.offset)) this.#remove(message, GONE);
     }
   }
 
-  /** Remove a held message, and with it what is held behind it of its key (R17). */
+  /** Remove a held message, and with it the held messages of its key after it (R17). */
   #remove(message, state) {
     const was = message.state;
     const { key } = message;
@@ -423,13 +430,13 @@ export class DeliveryLedger {
 
   // --- sending -----------------------------------------------------------------------------------
 
-  /** Messages whose turn is far off, behind one that is in hand for long. */
+  /** Return messages whose turn is far off, after one that is in hand for long. */
   #distant() {
     const keys = this.leases.longInHand().map(({ key }) => key);
     return new Set(keys.flatMap((key) => (this.#queued.get(key) ?? []).slice(AHEAD)));
   }
 
-  /** Take the frames to be sent now, in this order; none while it is paused. */
+  /** Take the frames to be sent now, in this order; none while the ledger is paused. */
   takeFrames(nextRef, now) {
     if (this.isPaused) return [];
     const { subscription } = this;
@@ -447,18 +454,18 @@ export class DeliveryLedger {
 }
 
 /**
- * Keys of which nothing may be let in, because what still comes of them was sent too early (R17).
+ * Closed keys, whose messages arrive too early (R17).
  *
- * The client returns a message, by a nack or because its own deadline has come, at a moment when
- * later messages of the key may be under way to it. The broker will take those back as soon as it
- * knows, and give everything again in order.
+ * A client returns a message, by a nack or because its own deadline has passed, while later
+ * messages of the key may be on their way to it. The broker takes those back when it learns of the
+ * return, and gives all of them again, in order.
  *
  *     [m is nacked; m+1, pushed before the broker has read the nack, arrives and is handled; m
  *     comes again: the key is out of order.]
  *
- * A closed key opens when the broker has answered the nack, or has revoked the message itself, or
- * gives that very message again. A key that was closed before the client, coming back, reported
- * what it holds opens with the answer to that report; one that was closed since does not.
+ * A closed key opens when the broker has answered the nack, has revoked the message itself, or
+ * gives that very message again. On a new carrier the client reports what it holds. The answer
+ * opens keys that were closed before the report, and no others.
  *
  *     [m is reported as held, and its time is over before the answer comes: the broker takes it for
  *     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
@@ -478,7 +485,7 @@ class ClosedKeys {
     return this.#byKey.has(key);
   }
 
-  /** Close the key of a message that is returned; an earlier one of the key stands for it too. */
+  /** Close the key of a returned message, unless an earlier message has closed it. */
   close({ key, partition, offset }) {
     if (key === null) return;
     const closing = this.#byKey.get(key);
@@ -486,14 +493,14 @@ class ClosedKeys {
     this.#byKey.set(key, { key, partition, offset, isReported: false });
   }
 
-  /** Expect the answer to one nack of these messages, which opens their keys. */
+  /** Expect the answer to a nack of these messages, which opens their keys. */
   expectAnswer(ref, messages) {
     const keys = new Set(messages.map((message) => message.key));
     const closings = [...keys].map((key) => this.#byKey.get(key));
     this.#expected.set(ref, closings.filter((closing) => closing !== undefined));
   }
 
-  /** The broker has answered a nack: it sends from now on with that knowledge. */
+  /** Open the keys of a nack, because frames sent after its answer take account of it. */
   onAnswer(ref) {
     for (const closing of this.#expected.get(ref) ?? []) {
       if (this.#byKey.get(closing.key) === closing) this.#byKey.delete(closing.key);
@@ -501,12 +508,12 @@ class ClosedKeys {
     this.#expected.delete(ref);
   }
 
-  /** The client is about to report what is held, and with that what is not. */
+  /** Note that the client is about to report what is held, and so what is not. */
   onReport() {
     for (const closing of this.#byKey.values()) closing.isReported = true;
   }
 
-  /** The broker has answered the report; it has received no nack that is not answered yet. */
+  /** Open the keys that were closed before the report. Earlier nacks get no answer any more. */
   onReportAnswer() {
     for (const { key, isReported } of [...this.#byKey.values()]) {
       if (isReported) this.#byKey.delete(key);
@@ -514,7 +521,7 @@ class ClosedKeys {
     this.#expected.clear();
   }
 
-  /** The broker has taken these back. */
+  /** Open the keys that one of these deliveries has closed. */
   onRevoke(partition, first, last) {
     for (const closing of [...this.#byKey.values()]) {
       const { offset } = closing;
@@ -524,7 +531,10 @@ class ClosedKeys {
     }
   }
 
-  /** Let in a message, or not. The one that closed its key opens it. @returns {boolean} */
+  /**
+   * Return whether to let a message in. The message that closed its key opens it. @returns
+   * {boolean}
+   */
   admit(key, partition, offset) {
     const closing = this.#byKey.get(key);
     if (closing === undefined) return true;

@@ -1,26 +1,26 @@
 /**
- * The errors that the client rejects with, and the choice of one for a code of the broker's. Pure.
+ * Errors of the client, and the choice of one for a code of the broker's. Pure.
  *
  *     TocsinError                  base of all: `code`, `detail`, `retry`
  *     ├── CannotConnect            no broker answers
- *     │   ├── NotABroker           what answers is not one
- *     │   └── NoToken              the function that is to return a token has failed
+ *     │   ├── NotABroker           something that is no broker answers
+ *     │   └── NoToken              the function that returns a token has failed
  *     ├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
  *     ├── ClientClosed             the client, or the subscription, has been closed
  *     ├── BrokerError              the broker answered with an error; `code` says which
  *     │   ├── InvalidRequest       a name, a field, a message or a receipt breaks a rule
  *     │   │   └── TooLarge         a message or a request is over its limit
  *     │   ├── Unauthorized         no valid token, or one without the right
- *     │   ├── NotFound             no such thing
+ *     │   ├── NotFound             the named object does not exist
  *     │   │   ├── QueueNotFound
  *     │   │   └── GroupNotFound
- *     │   ├── Conflict             it contradicts what is there already, or a bound is reached
- *     │   │   ├── SettingsDiffer   it exists with other settings than those that were named
- *     │   │   ├── WouldDelete      it would delete messages, and was not done
+ *     │   ├── Conflict             it contradicts the present state, or a bound is reached
+ *     │   │   ├── SettingsDiffer   the object exists with other settings
+ *     │   │   ├── WouldDelete      it would delete messages, and was not carried out
  *     │   │   └── PositionUnknown  the position belongs to another queue or another history
  *     │   ├── Busy                 refused now; the same request may succeed later
- *     │   └── OutcomeUnknown       perhaps it happened: send again under the same id
- *     ├── PublishTimeout           no final answer within `timeoutS`; perhaps it was stored
+ *     │   └── OutcomeUnknown       it may have been carried out; repeat it under the same id
+ *     ├── PublishTimeout           no final answer within `timeoutS`; may have been stored
  *     ├── PublishManyFailed        some messages of a publishMany were not stored
  *     ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
  *     └── Gap                      messages that a reader wanted are no longer retained
@@ -28,7 +28,7 @@
  * @module
  */
 
-/** Base of what the client rejects with. */
+/** Base of all errors of the client. */
 export class TocsinError extends Error {
   /**
    * @param {string} message
@@ -37,7 +37,7 @@ export class TocsinError extends Error {
   constructor(message, { code = "internal", detail = message, retry = false, cause } = {}) {
     super(message, cause === undefined ? undefined : { cause });
     this.name = new.target.name;
-    /** Stable, made for programs. */
+    /** A stable code for programs. */
     this.code = code;
     /** A sentence for people. */
     this.detail = detail;
@@ -55,8 +55,8 @@ export class CannotConnect extends TocsinError {
 }
 
 /**
- * The URL is answered, but not as a Tocsin broker answers: look at the URL, and at the proxies on
- * the way.
+ * The server that answers at the URL is no Tocsin broker. Check the URL, and the proxies on the
+ * way.
  */
 export class NotABroker extends CannotConnect {
   /** @param {string} message @param {{cause?: unknown}} [more] */
@@ -66,8 +66,8 @@ export class NotABroker extends CannotConnect {
 }
 
 /**
- * The function that was given as `token` has thrown, or returned what is no token. A client that is
- * connected tries again later, as where no broker answers.
+ * The function given as `token` has thrown, or has returned no valid token. A client that was
+ * connected before tries again later, as it does when no broker answers.
  */
 export class NoToken extends CannotConnect {
   /** @param {string} message @param {{cause?: unknown}} [more] */
@@ -118,26 +118,27 @@ export class InvalidRequest extends BrokerError {}
 /** A message or a request is over its limit. */
 export class TooLarge extends InvalidRequest {}
 
-/** No valid token, or one without the right to do this. */
+/** The token is missing, invalid, or without the right to do this. */
 export class Unauthorized extends BrokerError {}
 
-/** The thing that is named does not exist. */
+/** The named object does not exist. */
 export class NotFound extends BrokerError {}
 
-/** The queue that is named does not exist. */
+/** The queue does not exist. */
 export class QueueNotFound extends NotFound {}
 
-/** The queue has no such group. */
+/** The queue has no group of this name. */
 export class GroupNotFound extends NotFound {}
 
-/** The request contradicts what is there already. */
+/** The request contradicts the present state, or a bound is reached. */
 export class Conflict extends BrokerError {}
 
 /**
- * A queue or a group exists with other settings than those that were named for it, and nothing of
- * it was changed. `differences` has the `name` of each, the `current` value, and the `requested`
- * one; a group that has no value of its own has that of its queue. `updateQueue` and `updateGroup`
- * change settings.
+ * A queue or group exists with other settings than those of the call, and was not changed.
+ *
+ * `differences` has the `name` of each setting, its `current` value and its `requested` value. A
+ * group without a value of its own has that of its queue. `updateQueue` and `updateGroup` change
+ * settings.
  */
 export class SettingsDiffer extends Conflict {
   /** @param {string} code @param {string} [detail] @param {{differences?: object[]}} [more] */
@@ -148,9 +149,12 @@ export class SettingsDiffer extends Conflict {
 }
 
 /**
- * A change of settings would delete messages, and was not made. `deleted`: how many;
- * `deadLettered`: how many it would move to the dead letters. With a `deletesMax` of their sum,
- * `messages`, it is made.
+ * A call would delete messages, and was not carried out.
+ *
+ * Such calls are a change of settings, a seek, the deletion of a group, and the creation of the
+ * first group of a queue if that group starts after existing messages. `deleted` is the number of
+ * messages to delete, `deadLettered` the number to move to the dead letters. With a `deletesMax` of
+ * their sum, `messages`, the call is carried out.
  */
 export class WouldDelete extends Conflict {
   /**
@@ -166,16 +170,17 @@ export class WouldDelete extends Conflict {
   }
 }
 
-/** Refused now; the same request may succeed later. */
+/** The broker refuses the request now. The same request may succeed later. */
 export class Busy extends BrokerError {}
 
-/** Perhaps it happened, perhaps not. Doing it again under the same id is safe. */
+/** The request may have been carried out. Repeating it under the same id is safe. */
 export class OutcomeUnknown extends BrokerError {}
 
 /**
- * A reader's position belongs to another queue or another history of its log: what was missed
- * is unknown. `verdicts` are those of the partitions in which it does; none where the whole
- * queue is another one. Begin anew, with a `start`, or let `onUnknown` say where to go on.
+ * A reader's position belongs to another queue, or to another history of its log.
+ *
+ * Nobody can say what the reader missed. `verdicts` names the partitions concerned; it is empty if
+ * the whole queue is another one. Begin again with a `start`, or set `onUnknown` to continue.
  */
 export class PositionUnknown extends Conflict {
   /** @param {string} code @param {string} [detail] @param {{verdicts?: object[]}} [more] */
@@ -186,8 +191,10 @@ export class PositionUnknown extends Conflict {
 }
 
 /**
- * No final answer within `timeoutS`. Perhaps the message was stored: publish it again under the
- * same `id`, and it is stored once. `last` is the broker's last refusal, or null.
+ * No final answer came within `timeoutS`. The message may have been stored.
+ *
+ * Publish it again under the same `id`, and it is stored once. `last` is the broker's last refusal,
+ * or null.
  */
 export class PublishTimeout extends TocsinError {
   /** @param {BrokerError | null} [last] */
@@ -215,8 +222,10 @@ export class PublishManyFailed extends TocsinError {
 }
 
 /**
- * The delivery is no longer this consumer's: its lease has expired, it was revoked or settled, or
- * the connection was lost meanwhile. An unsettled message will be delivered again.
+ * The delivery is no longer this consumer's, and cannot be settled.
+ *
+ * Its lease has expired, it was revoked or settled, or the connection was lost meanwhile. A message
+ * that was not settled will be delivered again.
  */
 export class StaleDelivery extends TocsinError {
   /** @param {string} message */
@@ -226,8 +235,8 @@ export class StaleDelivery extends TocsinError {
 }
 
 /**
- * Messages `first` to `last` of `partition` are no longer retained. Reading goes on behind them
- * when the iteration is continued.
+ * Messages `first` to `last` of `partition` are no longer retained. Continue the iteration to read
+ * after them.
  */
 export class Gap extends TocsinError {
   /** @param {number} partition @param {number} first @param {number} last */
@@ -269,13 +278,13 @@ const CLASSES = new Map([
 ]);
 
 /**
- * The error for a code. A code that this version does not know becomes Busy when trying again may
- * help, BrokerError when not.
+ * Return the error for a code. A code that this version does not know becomes Busy if trying again
+ * may help, otherwise BrokerError.
  *
  * @param {string} code
  * @param {string} [detail]
- * @param {{retry?: boolean, retryAfterS?: number | null, differences?: object[],
- *     deleted?: number, deadLettered?: number}} [more]
+ * @param {{retry?: boolean, retryAfterS?: number | null, differences?: object[], deleted?: number,
+ *     deadLettered?: number}} [more]
  * @returns {BrokerError}
  */
 export function brokerError(code, detail = "", more = {}) {
@@ -283,7 +292,7 @@ export function brokerError(code, detail = "", more = {}) {
   return new kind(code, detail, more);
 }
 
-/** Any thrown value, in a few words for people. @param {unknown} error @returns {string} */
+/** Return any thrown value, in a few words for people. @param {unknown} error @returns {string} */
 export function wordsOf(error) {
   try {
     if (error instanceof Error) return String(error.message || error.name);

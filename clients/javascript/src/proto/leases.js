@@ -1,11 +1,11 @@
 /**
- * The leases of held messages, as this client counts them, and their prolongation. Pure.
+ * Leases of held messages, as this client counts them, and their extension. Pure.
  *
- * A lease is counted from the moment when the push was received, less a margin, so that it ends
- * here before it ends at the broker. It is prolonged while enough of it is left to try again.
+ * A lease is counted from the moment at which the push was received, less a margin. So it ends here
+ * before it ends at the broker. It is extended while enough is left to try again.
  *
- * Messages that only wait behind one that is in hand for long are not prolonged with it for ever:
- * the caller leaves them out, from `longInHand`.
+ * Messages that only wait behind one that is in hand for long are not extended with it forever. The
+ * caller leaves them out, with the result of `longInHand`.
  *
  * @module
  */
@@ -14,12 +14,14 @@ import { DeliveryState } from "./message.js";
 import { containsDelivery, pushKey, ranges, splitDeliveries } from "./wire.js";
 
 export const MARGIN_MS_MAX = 2000;
-/** A lease ends here by this share of it earlier than at the broker, at most MARGIN_MS_MAX. */
+/**
+ * The share of a lease by which it ends here before it ends at the broker, at most MARGIN_MS_MAX.
+ */
 export const MARGIN_SHARE = 0.1;
-/** A lease is prolonged when this share of it is left. */
+/** The share of a lease that is left when it is extended. */
 export const EXTEND_SHARE = 0.5;
 
-/** The time for work on a delivery here, for a lease that the broker grants. */
+/** Return the time for work on a delivery here, for a lease that the broker grants. */
 export function usableMs(leaseMs) {
   return leaseMs - Math.min(MARGIN_MS_MAX, MARGIN_SHARE * leaseMs);
 }
@@ -28,11 +30,11 @@ export class Leases {
   #pushes;
   #autoExtend;
   #deadlines = new Deadlines();
-  /** Pushes whose leases are to be prolonged. */
+  /** Pushes whose leases have to be extended. */
   #toExtend = [];
-  /** ref -> the delivery list of an extend, and when it was sent */
+  /** ref -> the delivery list of an extend, and the time at which it was sent */
   #extends = new Map();
-  /** Message in hand -> how often it was prolonged */
+  /** message in hand -> the number of its extensions */
   #extensions = new Map();
 
   /**
@@ -46,15 +48,15 @@ export class Leases {
     this.begin(leaseMs);
   }
 
-  /** Begin with leases of this length; pushes are those that are held. */
+  /** Begin with leases of this length, for the held pushes. */
   begin(leaseMs) {
     this.usableMs = usableMs(leaseMs);
-    /** The time before the end of a lease when it is prolonged. */
+    /** The time before the end of a lease at which it is extended. */
     this.leadMs = EXTEND_SHARE * this.usableMs;
     this.restart();
   }
 
-  /** Forget what was sent; whatever is held is prolonged anew. */
+  /** Forget the extends that were sent; all held deliveries are extended again. */
   restart() {
     this.#toExtend = [];
     this.#extends.clear();
@@ -62,7 +64,7 @@ export class Leases {
     this.#deadlines.reset(this.#pushes.values());
   }
 
-  /** The times of a push that is received now. */
+  /** Return the times of a push that is received now. */
   times(now) {
     const deadline = now + this.usableMs;
     return { deadline, extendAt: this.#autoExtend ? deadline - this.leadMs : Infinity };
@@ -73,7 +75,7 @@ export class Leases {
     this.#deadlines.append(held);
   }
 
-  /** Prolong one message until this time. */
+  /** Set the deadline of a message to this time. */
   extend(message, until) {
     message.deadline = until;
     this.#setTimes(message.held);
@@ -98,12 +100,12 @@ export class Leases {
     return over;
   }
 
-  /** The time when `expire` should be called, if nothing else happens before. */
+  /** Return the time at which to call `expire`, if nothing else happens before. */
   nextDeadline() {
     return this.#deadlines.next;
   }
 
-  /** Messages that were prolonged more than once while they were in hand. */
+  /** Return messages that were extended more than once while they were in hand. */
   longInHand() {
     for (const message of this.#extensions.keys()) {
       if (message.state !== DeliveryState.HANDED) this.#extensions.delete(message);
@@ -112,8 +114,8 @@ export class Leases {
   }
 
   /**
-   * Take the frames that prolong what needs it, without the messages that `far` returns, whose turn
-   * is far off. The answers go to `onAnswer`.
+   * Take the frames that extend all due leases, except those of messages that `far` returns, whose
+   * turn is far off. `onAnswer` handles the answers.
    */
   takeFrames(nextRef, subscription, far, now) {
     if (this.#toExtend.length === 0) return [];
@@ -145,8 +147,8 @@ export class Leases {
   }
 
   /**
-   * Take the answer to an extend: all but `refused` is prolonged. What was refused ends with its
-   * lease, and is not prolonged again.
+   * Handle the answer to an extend: all leases but `refused` are extended. A refused delivery ends
+   * with its lease, and is not extended again.
    */
   onAnswer(ref, refused) {
     const { deliveries, sentAt } = this.#takeExtend(ref);
@@ -169,7 +171,9 @@ export class Leases {
     }
   }
 
-  /** An extend failed: its leases end when they did, and another extend is sent before. */
+  /**
+   * Leave the leases as they are, because an extend failed. Another one is sent before they end.
+   */
   onFailure(ref) {
     const { deliveries, sentAt } = this.#takeExtend(ref);
     for (const row of deliveries) {
@@ -201,12 +205,12 @@ function offsetOf(message) {
 }
 
 /**
- * Held pushes by what is due next: a lease to be prolonged, or one that is over.
+ * Held pushes by the next event: a lease to be extended, or the end of one.
  *
- * Pushes come in the order of their deadlines, so those that are settled in time, nearly all, cost
- * a queue; only what is held for long is sorted. An entry counts while its push is due at the time
- * that the entry names: a push whose times have changed was put again, and one that is settled
- * drops out by itself.
+ * Pushes arrive in the order of their deadlines. Nearly all of them are settled in time and cost a
+ * queue; only those that are held for long are sorted. An entry counts if its push is due at the
+ * entry's time. A push whose times have changed was inserted again, and a settled one drops out by
+ * itself.
  */
 class Deadlines {
   /** @type {Array<{due: number, held: import("./message.js").HeldPush}>} in order */
@@ -214,7 +218,7 @@ class Deadlines {
   /** @type {Array<{due: number, held: import("./message.js").HeldPush}>} a heap */
   #heap = [];
 
-  /** Add a push with the latest deadline so far. */
+  /** Add a push with the latest deadline up to now. */
   append(held) {
     this.#queue.push({ due: held.due, held });
   }
@@ -238,7 +242,7 @@ class Deadlines {
     for (const held of pushes) this.insert(held);
   }
 
-  /** Take the pushes of which something is due; the caller inserts each again. */
+  /** Take the pushes that are due; the caller inserts each again. */
   takeDue(now) {
     const due = [];
     for (let first = this.#queueHead(); first !== undefined && first.due <= now; ) {
@@ -254,7 +258,7 @@ class Deadlines {
     return due;
   }
 
-  /** The time when something is due next; Infinity: nothing is held. */
+  /** The time at which a push will be due; Infinity if nothing is held. */
   get next() {
     return Math.min(this.#queueHead()?.due ?? Infinity, this.#heapHead()?.due ?? Infinity);
   }

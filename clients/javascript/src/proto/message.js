@@ -1,5 +1,5 @@
 /**
- * Messages as they are handed to the user, and where each stands at its consumer. Pure.
+ * Messages as the user receives them, and the state of each at its consumer. Pure.
  *
  * @module
  */
@@ -20,7 +20,7 @@ export const DeliveryState = Object.freeze({
   HANDED: 2,
   ACKED: 3,
   NACKED: 4,
-  /** Revoked, its lease over, or the connection lost. */
+  /** Revoked, its lease over, or the session lost. */
   GONE: 5,
 });
 
@@ -32,13 +32,13 @@ const WHY = {
   [DeliveryState.GONE]: "has expired, or was revoked: it is no longer this consumer's",
 };
 
-/** The error of a message that cannot be settled any more. @param {Message} message */
+/** Return the error of a message that cannot be settled any more. @param {Message} message */
 export function staleError(message) {
   const why = WHY[message.state] ?? WHY[DeliveryState.GONE];
   return new StaleDelivery(`message ${message.id} ${why}`);
 }
 
-/** The content of a message, wherever it comes from. */
+/** The content of a message, whatever its source. */
 export class MessageContent {
   #push;
   #fields;
@@ -48,18 +48,18 @@ export class MessageContent {
   constructor(push, offset, fields) {
     this.#push = push;
     this.#fields = fields;
-    /** The message's place in its partition. */
+    /** The offset of the message in its partition. */
     this.offset = offset;
-    /** The routing and ordering key; null: the message is promised no order. */
+    /** The routing and ordering key. Null means that the message has no promised order. */
     this.key = fields.key;
   }
 
-  /** The JSON value, or for a binary message its bytes. */
+  /** The JSON value, or the bytes of a binary message. */
   get body() {
     return this.isBinary ? this.bytes : this.#fields.body;
   }
 
-  /** The bytes of a binary message (a Uint8Array); null: the body is JSON. */
+  /** The bytes of a binary message (a Uint8Array); null if the body is JSON. */
   get bytes() {
     if (this.isBinary) this.#bytes ??= fromBase64(this.#fields.body_base64);
     return this.#bytes;
@@ -75,44 +75,44 @@ export class MessageContent {
     return this.#fields.content_type;
   }
 
-  /** The publisher's headers; empty when there are none. */
+  /** The publisher's headers; empty if it gave none. */
   get headers() {
     return this.#fields.headers ?? {};
   }
 
-  /** The publisher's id, or a name made of its place. */
+  /** The publisher's id, or a name made of the message's place. */
   get id() {
     return this.#fields.id ?? `${this.#push.id_prefix}${this.offset}`;
   }
 
-  /** The number of its partition. */
+  /** The number of the message's partition. */
   get partition() {
     return this.#push.partition;
   }
 
   /**
-   * Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A log and
-   * an offset never name two messages. Empty where the message was looked at or pulled.
+   * The name of the history that the offset counts in: "<queue's id>-<generation>-<partition>". A
+   * log and an offset never name two messages. Empty if the message was peeked or pulled.
    */
   get log() {
     return this.#push.id_prefix.slice(0, -1);
   }
 
-  /** The time when the broker accepted it, in milliseconds since 1970. */
+  /** The time at which the broker accepted the message, in Unix milliseconds. */
   get publishedUnixMs() {
     return this.#push.published_unix_ms;
   }
 
-  /** The time of sending that the publisher gave, in milliseconds since 1970; or null. */
+  /** The time of sending that the publisher gave, in Unix milliseconds; or null. */
   get sentUnixMs() {
     return this.#fields.sent_unix_ms;
   }
 }
 
-/** A message that a reader was given: nothing to settle. */
+/** A message of a reader. It cannot be settled. */
 export class ReadMessage extends MessageContent {}
 
-/** A push of which deliveries are held, and what these have in common. */
+/** A push with held deliveries, and their common part. */
 export class HeldPush {
   /**
    * @param {any} push
@@ -124,7 +124,7 @@ export class HeldPush {
     this.settler = settler;
     /** The earliest deadline of its messages. */
     this.deadline = deadline;
-    /** The time when its lease is to be prolonged; Infinity: never. */
+    /** The time at which its lease has to be extended; Infinity for never. */
     this.extendAt = extendAt;
     this.place = [push.partition, push.epoch, push.push];
     this.left = push.messages.length;
@@ -133,24 +133,25 @@ export class HeldPush {
     /** @type {number[]} acked, and not yet on their way */
     this.acked = [];
     /**
-     * Whether its messages may have been in the hands of a consumer that died. Then each is marked
-     * as started before its handler runs, so that one that kills its process is counted (R19).
+     * Whether its messages may have been in the hands of a consumer that died. If so, each is
+     * marked as started before its handler runs, so that one that kills its process is counted
+     * (R19).
      */
     this.mayBeRedelivery = false;
   }
 
-  /** The time when its lease is to be prolonged, or ends. */
+  /** The time at which its lease has to be extended, or ends. */
   get due() {
     return Math.min(this.deadline, this.extendAt);
   }
 
-  /** The messages of it that are held. */
+  /** Return the messages of the push that are held. */
   heldMessages() {
     return this.deliveries.filter((message) => message.state <= DeliveryState.HANDED);
   }
 }
 
-/** A message that this consumer was given, until it is settled. */
+/** A message that this consumer received, until it is settled. */
 export class Message extends MessageContent {
   #controller = null;
 
@@ -171,19 +172,22 @@ export class Message extends MessageContent {
   }
 
   /**
-   * The time until which it is this consumer's, by the client's own count, in milliseconds of the
-   * environment's clock (`performance.now()`); it moves on when the lease is prolonged.
+   * The time until which the message is this consumer's, by the client's own count, in milliseconds
+   * of the environment's clock (`performance.now()`). It moves on when the lease is extended.
    */
   get leaseUntil() {
     return this.deadline;
   }
 
-  /** Whether it is still this consumer's, and not settled. */
+  /** Whether the message is still this consumer's, and not settled. */
   get isHeld() {
     return this.state === DeliveryState.HANDED;
   }
 
-  /** Aborted when the message is no longer this consumer's: revoked, or its lease is over. */
+  /**
+   * A signal that is aborted when the message is no longer this consumer's: revoked, or its lease
+   * is over.
+   */
   get signal() {
     if (this.#controller === null) {
       this.#controller = new AbortController();
@@ -192,19 +196,20 @@ export class Message extends MessageContent {
     return this.#controller.signal;
   }
 
-  /** Abort `signal`: the message is gone, and its handler should stop. */
+  /** Abort `signal`, because the message is lost and its handler should stop. */
   abort() {
     this.#controller?.abort(staleError(this));
   }
 
   /**
-   * Ack it, because it is done. Resolves when the ack is queued; with `confirm` when it is durable
-   * (P5).
+   * Ack the message, because it is done. Resolves when the ack is queued, or with `confirm` when it
+   * is durable (P5).
    *
    * @param {{confirm?: boolean}} [how]
-   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's; it is or
-   *     will be delivered again. With OutcomeUnknown (`confirm`): the connection was lost before
-   *     the answer, and the broker cannot say any more whether the ack counted.
+   * @returns {Promise<void>} rejects with StaleDelivery if the message is no longer this
+   *     consumer's; it is or will be delivered again. Rejects with OutcomeUnknown (only with
+   *     `confirm`) if the connection was lost before the answer, and the broker can no longer tell
+   *     whether the ack counted.
    */
   ack({ confirm = false } = {}) {
     const { settler } = this.held;
@@ -212,16 +217,17 @@ export class Message extends MessageContent {
   }
 
   /**
-   * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
-   * key wait for it. `reason` goes with it if it is dead-lettered. Resolves when the nack is
-   * queued: count, delay and reason may still be lost with the connection or the broker. With
-   * `confirm` it resolves when they are durable.
+   * Return the message to the group. Later messages of its key wait for it.
+   *
+   * It is delivered again after `delayS` seconds, or after the group's backoff. `reason` goes with
+   * it if it is dead-lettered. Resolves when the nack is queued: count, delay and reason may still
+   * be lost with the connection or the broker. With `confirm` it resolves when they are durable.
    *
    * @param {{delayS?: number, reason?: string, confirm?: boolean}} [how]
-   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's. With
-   *     InvalidRequest: the broker would take none of it, and nothing has happened. With
-   *     OutcomeUnknown (`confirm`): the connection was lost before the answer, and the broker
-   *     cannot say any more whether the nack counted.
+   * @returns {Promise<void>} rejects with StaleDelivery if the message is no longer this
+   *     consumer's. Rejects with InvalidRequest if the broker would refuse it; then nothing has
+   *     happened. Rejects with OutcomeUnknown (only with `confirm`) if the connection was lost
+   *     before the answer, and the broker can no longer tell whether the nack counted.
    */
   nack({ delayS, reason, confirm = false } = {}) {
     const wrong = wrongNack(delayS, reason);
@@ -235,10 +241,12 @@ export class Message extends MessageContent {
   }
 
   /**
-   * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
-   * key is parked where the queue says so, as after its last attempt. Resolves when the rejection
-   * is queued: where it is lost with the connection or the broker, the message comes again. With
-   * `confirm` it resolves when it is durable.
+   * Return the message for good, because no further attempt can help.
+   *
+   * It moves to the dead letters at once, or its key is parked if the queue's settings say so, as
+   * after its last attempt. Resolves when the rejection is queued; if that is lost with the
+   * connection or the broker, the message comes again. With `confirm` it resolves when the
+   * rejection is durable.
    *
    * @param {string | null} [reason]
    * @param {{confirm?: boolean}} [how]
@@ -251,12 +259,13 @@ export class Message extends MessageContent {
   }
 
   /**
-   * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
-   * broker has agreed.
+   * Extend the lease to `leaseS` seconds from now, or by default to the group's lease. Resolves
+   * when the broker has agreed.
    *
    * @param {{leaseS?: number}} [how]
-   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's, or its
-   *     lease may not be prolonged. With InvalidRequest: `leaseS` is no such time.
+   * @returns {Promise<void>} rejects with StaleDelivery if the message is no longer this
+   *     consumer's, or its lease may not be extended. Rejects with InvalidRequest if `leaseS` is
+   *     out of range.
    */
   extend({ leaseS } = {}) {
     if (!isAbsent(leaseS) && !(typeof leaseS === "number" && leaseS > 0 && leaseS <= LEASE_S_MAX)) {
@@ -269,7 +278,10 @@ export class Message extends MessageContent {
 
 const isAbsent = (value) => value === undefined || value === null;
 
-/** Why a nack cannot be sent, or null: a wrong frame would take others of its message with it. */
+/**
+ * Return the error of a nack that cannot be sent, or null. A wrong frame would spoil everything in
+ * its WebSocket message.
+ */
 function wrongNack(delayS, reason) {
   const isDelay = typeof delayS === "number" && delayS >= 0 && delayS <= DELAY_S_MAX;
   if (!isAbsent(delayS) && !isDelay) {
@@ -283,7 +295,7 @@ function wrongNack(delayS, reason) {
   return new InvalidRequest("invalid_request", detail);
 }
 
-/** Mark a promise as handled: where nobody waits for it, the message comes again anyway. */
+/** Mark a promise as handled. If nothing waits for it, the message comes again anyway. */
 function quietly(promise) {
   promise.catch(() => {});
   return promise;

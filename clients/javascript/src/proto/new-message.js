@@ -18,7 +18,7 @@ const BYTES = new TextEncoder();
  *
  * @param {any} message
  * @returns {string}
- * @throws {InvalidRequest} when a field is unknown or wrong, or the body has no JSON form
+ * @throws {InvalidRequest} if a field is unknown or wrong, or the body has no JSON form
  */
 export function encodeMessage(message) {
   check(message);
@@ -37,7 +37,7 @@ export function encodeMessage(message) {
   return `${head === "{}" ? "{" : `${head.slice(0, -1)},`}"body":${bodyText(message.body)}}`;
 }
 
-/** The number of bytes of a text in UTF-8. @param {string} text */
+/** Return the number of bytes of a text in UTF-8. @param {string} text */
 export function byteLength(text) {
   return BYTES.encode(text).length;
 }
@@ -66,9 +66,11 @@ const NOT_JSON = new Set([
 ]);
 
 /**
- * Find a part of a value that JSON would change, and describe it with its path from `name`; null:
- * there is none. `JSON.stringify` has accepted the value before. A field that is undefined is left
- * out, as ever, and a value with a `toJSON` speaks for itself.
+ * Find a part of a value that JSON would change, and describe it with its path from `name`; null if
+ * there is none.
+ *
+ * `JSON.stringify` has accepted the value before. An undefined field is left out, as usual, and a
+ * value with a `toJSON` is judged by its result.
  *
  * @param {any} value
  * @param {string} name
@@ -161,7 +163,9 @@ function refused(detail) {
 const isAbsent = (value) => value === undefined || value === null;
 const isText = (value) => typeof value === "string" && value.isWellFormed();
 
-/** Refuse what the broker could only refuse together with the other messages of the frame. */
+/**
+ * Refuse fields that the broker could only refuse together with the other messages of the frame.
+ */
 function check(message) {
   if (!isObject(message)) throw refused("a message is an object with a body");
   const unknown = Object.keys(message).find((name) => !FIELDS.has(name));

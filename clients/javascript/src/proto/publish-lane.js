@@ -1,20 +1,20 @@
 /**
- * The lane of one queue: sequences of published messages, and what is sent again in which order.
- * Pure.
+ * A producer's lane into one queue: sequences, retries, and their order. Pure.
  *
- * A `PublishLane` carries this producer's messages into one queue. It numbers the messages, keeps
- * every one until its final answer, and decides what is sent when:
+ * A `PublishLane` numbers the messages, keeps each one until its final answer, and decides what to
+ * send when:
  *
  * - Frames hold consecutive sequences. Everything below `resolved` has been answered (R6).
  * - When a message is refused for the moment, or its outcome is unknown, nothing new is sent until
- *   all frames in flight are answered. Then everything refused is sent again in sequence order,
- *   with new messages behind it, so that no message of a key ever overtakes another (R7), even
- *   where the broker would let it.
+ *   all frames in flight have been answered. Then all refused messages are sent again in sequence
+ *   order, and new messages follow. So no message of a key ever overtakes another (R7), even if the
+ *   broker would let it.
  * - After a limit was reached, one frame at a time is sent, at the time that the broker names,
- *   until nothing is left to be sent again. A frame that is refused although it came in time,
- *   because others did too, comes again in halves.
- * - After a lost connection everything unanswered is sent again, in order, under its old sequences:
- *   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
+ *   until no message is left to be sent again. A frame that is refused although it came in time,
+ *   because other clients sent too, is halved.
+ * - After a lost connection all unanswered messages are sent again, in order, under their old
+ *   sequences. Those that were stored meanwhile are answered as duplicates, with the original's
+ *   place (P4).
  *
  *     add -> waiting -- take --> in flight -- final answer --> its ticket
  *                        ^           |
@@ -27,19 +27,21 @@ import { between, doubled } from "./backoff.js";
 import { PublishTimeout } from "./errors.js";
 import { exceptionOf, publishFrame } from "./wire.js";
 
-/** The pause before the first repetition, on average; it doubles from refusal to refusal. */
+/** The pause before the first repetition, on average. Each refusal doubles it. */
 export const BACKOFF_MS = 50;
 export const BACKOFF_MS_MAX = 5000;
-/** The longest wait for a limit, before it is tried again. */
+/** The longest wait for a limit. */
 export const LIMITED_MS_MAX = 60_000;
 const LIMITED = "rate_limited";
-/** The size at which a publish takes no further message; one message may be larger. */
+/** The size at which a publish accepts no further message; one message may be larger. */
 export const FRAME_BYTES_AIM = 256 * 1024;
-/** Unanswered bytes of one lane, beyond which publishing waits. */
+/** The number of unanswered bytes of one lane above which publishing waits. */
 export const LANE_BYTES_MAX = 16 * 1_048_576;
 
 /**
- * @typedef {object} Entry a message until its final answer
+ * A message until its final answer.
+ *
+ * @typedef {object} Entry
  * @property {number} sequence
  * @property {string} text
  * @property {number} bytes
@@ -50,9 +52,11 @@ export const LANE_BYTES_MAX = 16 * 1_048_576;
  * @property {any} last the broker's last refusal
  */
 
-/** `now` and deadlines are in milliseconds, of any monotonic clock. */
+/**
+ * A producer's lane into a queue. `now` and deadlines are in milliseconds, of any monotonic clock.
+ */
 export class PublishLane {
-  /** Whether frames say when their messages were produced. */
+  /** Whether frames state when their messages were produced. */
   sendsTime = false;
   #random;
   /** @type {Map<number, Entry>} every unanswered message, in the order of sequences */
@@ -67,9 +71,9 @@ export class PublishLane {
   #resolved;
   #bytes = 0;
   #refusals = 0;
-  /** Messages in a frame, with one frame in flight; null: no limit was reached. */
+  /** The number of messages in a frame, with one frame in flight; null if no limit was reached. */
   #pace = null;
-  /** Refusals in a row by a limit. */
+  /** The number of refusals in a row by a limit. */
   #limitRefusals = 0;
   #notBefore = -Infinity;
   /** No entry's deadline is before this. */
@@ -87,7 +91,7 @@ export class PublishLane {
     this.#nextSequence = this.#resolved = first;
   }
 
-  /** Messages without a final answer. */
+  /** The number of messages without a final answer. */
   get unanswered() {
     return this.#entries.size;
   }
@@ -97,22 +101,22 @@ export class PublishLane {
     return this.#nextSequence;
   }
 
-  /** Every sequence below this one has its final answer. */
+  /** The sequence below which every message has its final answer. */
   get resolved() {
     return this.#resolved;
   }
 
-  /** The number of messages that may be added now. 0: wait for answers. */
+  /** Return the number of messages that may be added now; 0 means to wait for answers. */
   room() {
     if (this.#bytes >= LANE_BYTES_MAX) return 0;
     return Math.max(0, this.bounds.inFlightMax - (this.#nextSequence - this.#resolved));
   }
 
   /**
-   * Queue an encoded message. The caller has made sure that there is `room`.
+   * Queue an encoded message. The caller has checked `room`.
    *
-   * @param {{text: string, bytes: number, id: string | null,
-   *     producedUnixUs?: number | null}} message
+   * @param {{text: string, bytes: number, id: string | null, producedUnixUs?: number | null}}
+   *     message
    * @param {(outcome: any) => void} settle
    * @param {number} deadline
    */
@@ -189,7 +193,7 @@ export class PublishLane {
     return runs;
   }
 
-  /** Take the broker's `ok` to a frame; a ref of an earlier connection does nothing. */
+  /** Handle the broker's `ok` to a frame. A ref of an earlier connection is ignored. */
   onAnswer(answer, now) {
     const run = this.#inFlight.get(answer.ref);
     if (run === undefined) return;
@@ -203,7 +207,7 @@ export class PublishLane {
         const isError = outcome !== undefined && !Array.isArray(outcome);
         const error = isError ? exceptionOf(outcome) : missingAnswer();
         if (error.code === LIMITED && now >= this.#notBefore) {
-          // As many as came before it pass at once: ask for no more of them at a time.
+          // The messages before this one passed at once, so send no more than their number.
           this.#limitRefusals = 0;
           this.#slowDown(Math.max(1, index), 1000 * (error.retryAfterS ?? 0), now);
         }
@@ -214,7 +218,7 @@ export class PublishLane {
     this.#advance();
   }
 
-  /** Take the refusal of a whole frame. */
+  /** Handle the refusal of a whole frame. */
   onRefusal(ref, error, now) {
     const run = this.#inFlight.get(ref) ?? [];
     this.#inFlight.delete(ref);
@@ -225,7 +229,10 @@ export class PublishLane {
     this.#advance();
   }
 
-  /** A frame of so many messages was over a limit, and would not be after `afterMs`. */
+  /**
+   * Reduce the pace, because a frame of this many messages was over a limit, until `afterMs` from
+   * now.
+   */
   #slowDown(count, afterMs, now) {
     let pauseMs = Math.min(LIMITED_MS_MAX, afterMs * between(this.#random, 1, 1.1));
     this.#pace = this.#limitRefusals === 0 ? count : Math.max(1, Math.floor(count / 2));
@@ -249,7 +256,9 @@ export class PublishLane {
     return doubled(BACKOFF_MS, BACKOFF_MS_MAX, refusals - 1) * between(this.#random, 0.5, 1.5);
   }
 
-  /** Settle a message that was refused, or queue it to be sent again; whether it is queued. */
+  /**
+   * Settle a message that was refused, or queue it to be sent again. Returns whether it is queued.
+   */
   #refuse(entry, error, now) {
     if (!error.retry) {
       this.#settle(entry, error);
@@ -258,7 +267,7 @@ export class PublishLane {
     if (!this.#entries.has(entry.sequence)) return false; // its caller has given up
     this.#resends.push(entry);
     if (error.code === "out_of_sequence" && entry.sequence !== this.#resolved) {
-      return true; // only waits for those before it; their backoff is enough
+      return true; // it only waits for earlier ones, whose backoff is enough
     }
     entry.last = error;
     if (now >= this.#notBefore) {
@@ -281,7 +290,7 @@ export class PublishLane {
     }
   }
 
-  /** The connection is lost: whatever was in flight is sent again on the next one, at once. */
+  /** Queue the messages in flight to be sent again, at once, because the connection is lost. */
   onDisconnect() {
     for (const run of this.#inFlight.values()) {
       this.#resends.push(...run.filter((entry) => this.#entries.has(entry.sequence)));
@@ -290,7 +299,7 @@ export class PublishLane {
     this.#notBefore = -Infinity;
   }
 
-  /** The time when `takeFrames` or `expire` should be called, if nothing happens before. */
+  /** Return the time at which to call `takeFrames` or `expire`, if nothing happens before. */
   nextDeadline() {
     if (this.#entries.size === 0) return Infinity;
     if (this.#resends.length > 0 && this.#inFlight.size === 0) {
@@ -299,7 +308,7 @@ export class PublishLane {
     return this.#earliest;
   }
 
-  /** Give up messages without a final answer by their deadlines: PublishTimeout. */
+  /** Give up messages without a final answer by their deadlines, with PublishTimeout. */
   expire(now) {
     if (now < this.#earliest) return;
     const late = [...this.#entries.values()].filter((entry) => entry.deadline <= now);
@@ -314,7 +323,7 @@ export class PublishLane {
     }
   }
 
-  /** End everything unanswered with this error. */
+  /** End all unanswered messages with this error. */
   fail(error) {
     this.#inFlight.clear();
     this.#resends = [];
@@ -325,8 +334,8 @@ export class PublishLane {
 }
 
 /**
- * Make a message's receipt: the broker has stored it at this place, as safely as `durability` says.
- * `duplicate`: it was stored already, by an earlier publish under the same id or sequence.
+ * Make a message's receipt: the place at which the broker has stored it, and how safely.
+ * `duplicate` means that it was stored before, by a publish under the same id or sequence.
  */
 function receiptOf(entry, [partition, offset, isDuplicate], { durability, id_prefix: prefix }) {
   const made = prefix === null ? null : `${prefix}${partition}-${offset}`;

@@ -1,13 +1,14 @@
 /**
  * A reader's ledger: its buffer, its credit and its positions. Pure.
  *
- * A reader settles nothing: what has been handed out is past. It has three positions at a time:
+ * A reader settles nothing: a message that has been handed out is past. It has three positions at a
+ * time:
  *
- * - received: behind the last message received. A new connection goes on there, because the buffer
- *   outlives the connection.
- * - handed: behind the last message handed out. The user sees this position.
+ * - received: after the last message received. A new connection continues from there, because the
+ *   buffer outlives the connection.
+ * - handed: after the last message handed out. The user sees this position.
  * - handled: before the first message that was handed out and is not done. After a reload the page
- *   goes on there.
+ *   continues from there.
  *
  * A position has per partition, as text, the log's generation and the next offset.
  *
@@ -18,10 +19,10 @@ import { ReadMessage } from "./message.js";
 import { Gap } from "./errors.js";
 import { gapOf, offsetsOf, placeOf } from "./wire.js";
 
-/** Credit is granted anew when a quarter of the window has been handed out. */
+/** The share of the window after which credit is granted again: a quarter. */
 export const CREDIT_SHARE = 4;
 
-/** A mark in the buffer: from here on some partitions, or all, are another history. */
+/** A mark in the buffer after which some partitions, or all, have another history. */
 class HistoryChange {
   constructor(queueId, places) {
     this.queueId = queueId;
@@ -29,26 +30,26 @@ class HistoryChange {
   }
 }
 
-/** A mark in the buffer: a push ends here. */
+/** A mark in the buffer at the end of a push. */
 class PushEnd {
   constructor(push) {
     this.push = push;
   }
 }
 
-/** Messages that one reader has received and not yet handed out, at most `credit` of them. */
+/** The messages that one reader has received and not yet handed out, at most `credit` of them. */
 export class ReadLedger {
   subscription = 0;
-  /** Whether the broker has opened it, on this connection. */
+  /** Whether the broker has opened the reader, on this connection. */
   isOpen = false;
   /** @type {Array<ReadMessage | Gap | PushEnd | HistoryChange>} */
   #items = [];
   #buffered = 0;
-  /** On this connection. */
+  /** The number of messages received on this connection. */
   #received = 0;
   #granted = 0;
   #queueId = "";
-  /** Differs until everything of a queue that was deleted has been handed out. */
+  /** The id of the queue of the message handed out last, which may be that of a deleted queue. */
   #queueIdHanded = "";
   /** @type {Map<string, [number, number]>} */
   #nextReceived = new Map();
@@ -63,8 +64,8 @@ export class ReadLedger {
   }
 
   /**
-   * The broker has opened the reader, on this connection, at these positions. In the partitions of
-   * `unknown` positions of before have no meaning any more.
+   * Begin at the positions at which the broker has opened the reader, on this connection. In the
+   * partitions of `unknown` no earlier position has a meaning any more.
    *
    * @param {number} subscription
    * @param {any} answer
@@ -80,7 +81,7 @@ export class ReadLedger {
       const [place, gap, name] = [placeOf(verdict), gapOf(verdict), String(verdict.partition)];
       if (place !== null) {
         this.#nextReceived.set(name, place);
-        const begin = gap === null ? place : [place[0], gap[0]]; // until it has been told
+        const begin = gap === null ? place : [place[0], gap[0]]; // until the gap is handed out
         if (unknown.has(verdict.partition)) turned.set(name, place);
         else if (!this.#nextHanded.has(name)) this.#nextHanded.set(name, begin);
       }
@@ -97,9 +98,10 @@ export class ReadLedger {
   }
 
   /**
-   * Begin to open the reader anew. Returns what the next `subscribe` says: the credit granted, and
-   * the position, or null at the first time. Until its answer no credit is granted, and no push
-   * belongs to it.
+   * Begin to open the reader again. Returns the credit granted and the position for the next
+   * `subscribe`; the position is null at the first time.
+   *
+   * Until the answer no credit is granted, and no push belongs to it.
    */
   reopen() {
     this.isOpen = false;
@@ -108,7 +110,7 @@ export class ReadLedger {
     return { granted: this.#granted, position: positionOf(this.#nextReceived, this.#queueId) };
   }
 
-  /** Take in a push. */
+  /** Buffer the messages of a push. */
   receive(push) {
     if (push.gap !== null) this.#items.push(new Gap(push.partition, push.gap[0], push.gap[1]));
     const places = offsetsOf(push);
@@ -121,12 +123,12 @@ export class ReadLedger {
     advance(this.#nextReceived, push);
   }
 
-  /** Items that could be taken now, at least as many as messages. */
+  /** The number of buffered items, at least that of the messages. */
   get ready() {
     return this.#items.length;
   }
 
-  /** Hand out the next message, or the gap before it; null: there is none now. */
+  /** Hand out the next message, or the gap before it; null if there is none now. */
   next() {
     while (this.#items.length > 0) {
       const item = this.#items.shift();
@@ -145,7 +147,7 @@ export class ReadLedger {
     return null;
   }
 
-  /** An item that was handed out is done. */
+  /** Note that an item that was handed out is done. */
   onHandled(item) {
     this.#inHand.delete(item);
   }
@@ -159,7 +161,9 @@ export class ReadLedger {
     for (const [name, place] of places) this.#nextHanded.set(name, place);
   }
 
-  /** The position behind the last message that was handed out; null: not known yet. */
+  /**
+   * Return the position after the last message that was handed out; null before the first opening.
+   */
   position() {
     const places = new Map(this.#nextHanded);
     for (const item of this.#items) {
@@ -169,7 +173,9 @@ export class ReadLedger {
     return positionOf(places, this.#queueIdHanded);
   }
 
-  /** The position before the first message that is not done; null: not known yet. */
+  /**
+   * Return the position before the first message that is not done; null before the first opening.
+   */
   handledPosition() {
     const places = new Map(this.#nextHanded);
     for (const [item, generation] of this.#inHand) {

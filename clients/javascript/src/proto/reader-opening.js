@@ -1,9 +1,9 @@
 /**
  * The opening of a reader at a position that may be unknown to the broker (R26). Pure.
  *
- * From an unknown position a reader goes on at the earliest message, which is the broker's default,
- * or at the latest. The broker names the latest place to a reader that subscribes there without
- * credit; partitions whose position is good keep theirs.
+ * From an unknown position a reader continues at the earliest message, which is the broker's
+ * default, or at the latest. The broker names the latest place to a reader that subscribes there
+ * without credit. Partitions with a good position keep theirs.
  *
  * @module
  */
@@ -18,11 +18,11 @@ const ADVICE =
 const KINDS = new Set(["resumed", "gap", "unknown"]);
 
 /**
- * An opening, over as many subscribes as it takes. `where`, a start or a position, says where the
- * reader wants to go on; `onUnknown` what to do when that is unknown.
+ * An opening, over one or more subscribes. `where`, a start or a position, is the place at which
+ * the reader wants to continue. `onUnknown` says what to do if that is unknown.
  */
 export class ReaderOpening {
-  /** Whether the subscribe before this one was accepted, and is to be left. */
+  /** Whether the subscribe before this one was accepted, and has to be left. */
   leavesFirst = false;
   #onUnknown;
   #seeksEnd = false;
@@ -45,9 +45,9 @@ export class ReaderOpening {
   }
 
   /**
-   * Take the answer to a subscribe. Returns whether it was the last one; else subscribe again.
+   * Handle the answer to a subscribe. Returns whether it was the last one. If not, subscribe again.
    *
-   * @throws {PositionUnknown} when it is, and `onUnknown` is "raise", or has thrown
+   * @throws {PositionUnknown} if the position is unknown, and `onUnknown` is "raise", or has thrown
    */
   onAnswer(answer) {
     this.leavesFirst = false;
@@ -70,7 +70,7 @@ export class ReaderOpening {
     for (const verdict of answer.positions) {
       const place = placeOf(verdict);
       if (place === null || this.#unknown.has(verdict.partition)) continue;
-      const gap = gapOf(verdict); // before it, so that the next answer tells of it again
+      const gap = gapOf(verdict); // before it, so that the next answer reports it again
       const kept = gap === null ? place : [verdict.generation, gap[0]];
       this.#kept.set(String(verdict.partition), kept);
     }
@@ -96,19 +96,23 @@ export class ReaderOpening {
   }
 
   #chooseStart(error) {
-    if (this.#ends !== null) throw error; // of a position that the broker gave itself: no end of it
+    if (this.#ends !== null) throw error; // the broker itself gave this position
     const choice = choiceOf(this.#onUnknown, error);
     this.#seeksEnd = choice === "latest";
     this.where = { start: choice };
   }
 
-  /** The partitions in which the position was unknown. @returns {Set<number>} */
+  /** Return the partitions in which the position was unknown. @returns {Set<number>} */
   unknownPartitions(answer) {
     if (this.#allUnknown === null) return new Set(this.#unknown.keys());
     return new Set(answer.positions.map((one) => one.partition));
   }
 
-  /** The verdicts for the user, one a partition, given the last answer. @returns {object[]} */
+  /**
+   * Return the verdicts for the user, one for each partition, given the last answer.
+   *
+   * @returns {object[]}
+   */
   verdicts(answer) {
     return answer.positions.map((one) => {
       const verdict = verdictOf(one);

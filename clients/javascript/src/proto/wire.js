@@ -11,51 +11,51 @@
 import { brokerError } from "./errors.js";
 
 export const SUBPROTOCOL = "tocsin.v1";
-/** Frames that the broker takes in one message. */
+/** The number of frames that the broker accepts in one message. */
 export const FRAMES_PER_MESSAGE_MAX = 256;
 /**
- * The size at which a WebSocket message takes no further frame, in characters; one frame may be
- * larger. The broker handles a message in one go, so larger ones are no faster, and make others
- * wait longer.
+ * The size at which a WebSocket message accepts no further frame, in characters; one frame may be
+ * larger. The broker handles a message in one go. Larger ones are no faster, and others wait
+ * longer.
  */
 export const MESSAGE_CHARS_AIM = 64 * 1024;
 /** The longest frame that a client may send before a welcome has named the bound. */
 export const FRAME_BYTES_MAX = 2 * 1_048_576;
-/** Ranges named in one ack, nack or extend; the broker takes a few more. */
+/** The number of ranges named in one ack, nack or extend; the broker accepts a few more. */
 export const RANGES_PER_FRAME_MAX = 1000;
 
-/** Thrown for text that is no frame of the protocol. */
+/** A text is no frame of the protocol. */
 export class NotTheProtocol extends Error {}
 
 // --- close codes ---------------------------------------------------------------------------------
 
 /**
- * Codes with which a session or its carrier ends. From 4000 to 4499 the client reconnects; from
+ * Codes with which a session or its carrier ends. After 4000 to 4499 the client reconnects. After
  * 4500 to 4999 it does not, because the same attempt would end the same way.
  */
 export const CloseCode = Object.freeze({
-  /** Sent to end the session: the broker drops it at once. */
+  /** Sent to end the session. The broker drops it at once. */
   GOOD_BYE: 1000,
-  /** Stands for a transport that ended without a close code (RFC 6455, 7.1.5). */
+  /** The code for a transport that ended without a close code (RFC 6455, 7.1.5). */
   ABNORMAL: 1006,
   /**
-   * The other side does not keep to the protocol. A page may not send 1002 itself; after this code
-   * the broker keeps the session as after that one.
+   * The other side does not keep to the protocol. A page may not send 1002 itself. After this code
+   * the broker keeps the session as after 1002.
    */
   PROTOCOL_ERROR: 3002,
-  /** Sent by a page that is left and may come back: the broker keeps the session. */
+  /** Sent by a page that is left and may come back. The broker keeps the session. */
   LEAVING: 4000,
-  /** Sent after a silence: the client gives up the connection, but not the session. */
+  /** Sent after a silence. The client gives up the connection, but not the session. */
   SILENT: 4001,
-  /** Received without valid credentials: reconnect with a fresh token. */
+  /** Received without valid credentials. Reconnect with a fresh token. */
   UNAUTHORIZED: 4401,
-  /** Received when the session goes on over another transport. */
+  /** Received when the session continues over another transport. */
   REPLACED: 4503,
 });
 
 /**
- * Whether a session that was closed with this code may be opened again. Codes below 4000 come from
- * the transport (a lost connection, a proxy, a restart), so after them it may.
+ * Whether a session that was closed with this code may be opened again. It may after codes below
+ * 4000, because these are the transport's: a lost connection, a proxy, or a restart.
  *
  * @param {number} closeCode
  * @returns {boolean}
@@ -92,8 +92,8 @@ export function encode(frame) {
  * @param {number} sequence
  * @param {number} resolved
  * @param {string[]} messages
- * @param {{produced_unix_us?: number, clock_offset_us?: number}} [times] for brokers that
- *     announce their clock
+ * @param {{produced_unix_us?: number, clock_offset_us?: number}} [times] for brokers that announce
+ *     their clock
  */
 export function publishFrame(ref, queue, sequence, resolved, messages, times = {}) {
   const head = `{"type":"publish","ref":${ref},"queue":${textOf(queue)},`;
@@ -132,7 +132,7 @@ function messageOf(frames) {
   return frames.length === 1 ? frames[0] : `[${frames.join(",")}]`;
 }
 
-/** Encode a start for frames and requests. @throws {TypeError} when it is none */
+/** Encode a start for frames and requests. @throws {TypeError} if it is no start */
 export function startAt(start) {
   if (start === undefined || start === null) return undefined;
   if (start === "earliest" || start === "latest") return start;
@@ -288,14 +288,14 @@ function checked(frame, fields) {
   return frame;
 }
 
-/** The welcome that stands for the defaults until one has been received. */
+/** Return the welcome with the defaults that hold until one has been received. */
 export function defaultWelcome() {
   return checked({ type: "welcome" }, FIELDS.get("welcome"));
 }
 
 /**
- * The offset of each message of a push, in order. A push names them as `offsets`, or as consecutive
- * from `offset` without `skips`.
+ * Return the offset of each message of a push, in order. A push names them as `offsets`, or as
+ * consecutive from `offset` without `skips`.
  *
  * @param {any} push
  * @returns {number[]}
@@ -322,20 +322,20 @@ export function exceptionOf(refusal) {
   });
 }
 
-/** The first and the last offset that are gone, or null. */
+/** Return the first and the last lost offset, or null. */
 export function gapOf(verdict) {
   const { from, to } = verdict;
   return verdict.verdict === "gap" && from !== null && to !== null ? [from, to] : null;
 }
 
-/** The place where reading goes on after a verdict, as [generation, next offset]; or null. */
+/** Return the place where reading continues, as [generation, next offset]; or null. */
 export function placeOf(verdict) {
   const gap = gapOf(verdict);
   const next = verdict.next ?? (gap === null ? verdict.from : gap[1] + 1);
   return next === null ? null : [verdict.generation, next];
 }
 
-/** Check a reader's position that the user hands in. @throws {TypeError} when it is none */
+/** Check a reader's position that the user passes. @throws {TypeError} if it is no position */
 export function checkedPosition(position) {
   const { queue_id, ring_epoch = 1, partitions } = position;
   if (!isText(queue_id) || !isWhole(ring_epoch) || !arePlaces(partitions)) {
