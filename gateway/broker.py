@@ -243,9 +243,11 @@ class Broker:
         return Janitor(
             self.storage,
             self.metadata,
-            Overflow(context, self.groups, self.metadata, temporary_owner),
+            Overflow(context.storage, self.groups, self.metadata, temporary_owner),
             Expiry(self.groups, self.metadata, self._delete_expired),
-            OrphanedLetters(context, self.groups, self.metadata, temporary_owner),
+            OrphanedLetters(
+                context.storage, context.orphans, self.groups, self.metadata, temporary_owner
+            ),
             cursor_writer=self.cursor_writer,
             changed=self.queue_stats.on_change,
         )

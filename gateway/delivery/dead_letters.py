@@ -2,19 +2,17 @@
 
     a message's end has come ──one cursor write──▶ dead ──append──▶ in the dead letters ──▶ settled
 
-That a message goes there is decided by its partition's owner, durably and under its epoch, before
-anything is appended (push.delivery.waiting). So whoever owns the partition next moves it, and gives
-it to nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where it
-comes from and why it is here. They are moved in the order of the log, many with one append, each
-under an id made of its place and group: a crash behind the append repeats it, which deduplication
-answers (R8). Where an append's own answer is `unknown`, the letters are looked for before they are
-sent again.
+The owner of a partition decides that a message goes there, durably and under its epoch, before
+anything is appended (push.delivery.waiting). So the next owner of the partition moves it too, and
+gives it to nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where
+it comes from and why it is here. Letters are moved in the order of the log, many with one append,
+each under an id made of its place and group: a crash behind the append repeats it, and
+deduplication answers the repetition (R8).
 
-Which dead letters are there whose append was answered `unknown`.
-
-Sent again each would be a second one as soon as its id is forgotten, and a queue may remember no
-ids at all. So they are looked for first, in what was appended since: as soon as all of that is
-certified, which it is not while a copy is away (R8, R10).
+Where an append is answered `unknown`, its letters are looked for before they are sent again. Sent
+again each would be a second one as soon as its id is forgotten, and a queue may remember no ids at
+all. The search reads what was appended since, as soon as all of that is certified, which it is not
+while a copy is away (R10).
 
     [A replica is away for an hour, and a letter is tried every second: with a window of 300 s there
     would be twelve of it, with none 3,600.]
@@ -39,13 +37,13 @@ from push.places import Partition
 from push.record import Record
 from push.storage_port import PartitionState, Storage
 
-_SEARCHED_MESSAGES = msgspec.json.Decoder(list[Message])
+_MESSAGES: Final = msgspec.json.Decoder(list[Message])
 
 
 class LetterSearch:
-    """For letters of these ids that were sent together. `before`: how the partitions stood before
-    they were sent first; `gave_up_on`: whether a commit to a queue, by its id, goes on though it
-    was answered."""
+    """Search for letters of these ids, which were sent together. `before`: the partitions' states
+    before they were sent first; `gave_up_on`: whether a commit to a queue, by its id, goes on
+    though it was answered."""
 
     def __init__(
         self,
@@ -61,10 +59,10 @@ class LetterSearch:
         self._gave_up_on = gave_up_on
         self._before = {state.partition: state for state in before}
         self._ends: dict[Partition, int] = {}
-        """Where what may hold it ends."""
+        """The end of what may hold a letter, by partition."""
 
     async def found(self) -> set[str]:
-        """Those that are there. A queue that is gone holds nothing.
+        """Return the letters that are there. A queue that is gone holds nothing.
 
         Raises:
             Unknown: that cannot be told yet: ask again.
@@ -93,7 +91,7 @@ class LetterSearch:
         while offset < end:
             read = await self._storage.read(state.partition, offset, limits.READ_BYTES_MAX)
             for record in read.records:
-                messages = _SEARCHED_MESSAGES.decode(b"[" + record.payload + b"]")
+                messages = _MESSAGES.decode(b"[" + record.payload + b"]")
                 found.update(self._letter_ids.intersection(one.id for one in messages if one.id))
             if not read.records:
                 break
@@ -101,9 +99,8 @@ class LetterSearch:
         return found
 
 
-_MESSAGES: Final = msgspec.json.Decoder(list[Message])
 MOVE_AGAIN_S: Final = 1.0
-"""Between two tries to move messages that the dead-letter queue does not take."""
+"""Pause between two tries to move messages that the dead-letter queue does not take."""
 LOOKED_S: Final = 10.0
 """How long what was seen of a dead-letter queue stands for how it is before letters are sent: so
 much of it more is looked through where some are in doubt."""
@@ -115,7 +112,7 @@ logger = logging.getLogger("tocsin.dead_letters")
 
 
 class DeadLetters:
-    """Moves them. `queue_of` finds or makes the dead-letter queue of a queue."""
+    """Moves of dead letters. `queue_of` finds or makes the dead-letter queue of a queue."""
 
     def __init__(
         self,
@@ -127,7 +124,7 @@ class DeadLetters:
         self._publisher = publisher
         self._queue_of = queue_of
         self._looks: dict[str, tuple[float, list[PartitionState]]] = {}
-        """Of dead-letter queues, by id: when each was looked at, and how it was."""
+        """Dead-letter queues by id: when each was looked at, and its state then."""
         self.moved_total = 0
 
     async def move(self, slot: OwnedPartition) -> None:
@@ -268,7 +265,7 @@ class DeadLetters:
             first = read.records[-1].last + 1
 
     async def _look(self, target: Queue) -> list[PartitionState]:
-        """How it is, or was not long ago."""
+        """Return the queue's state, of now or of a short while ago."""
         now = asyncio.get_running_loop().time()
         looked_at, states = self._looks.get(target.queue_id, (-LOOKED_S, []))
         if now - looked_at >= LOOKED_S:
@@ -287,7 +284,7 @@ class DeadLetters:
 
 
 def _letter(slot: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
-    """The message as it stands in the dead-letter queue."""
+    """Make the message that goes to the dead-letter queue."""
     headers = dead_letter_headers(
         message.headers,
         reason=dead.reason,

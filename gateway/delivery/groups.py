@@ -151,7 +151,7 @@ class Groups:
     def _row_changed(self, group_id: str, generation: int) -> None:
         runtime = self.runtimes.get(group_id)
         if runtime is not None and (runtime.members or runtime.has()):
-            runtime.part.noticed(generation)
+            runtime.part.on_notice(generation)
 
     def _gateways_dead(self, dead: set[str]) -> None:
         for runtime in self.runtimes.values():

@@ -1,21 +1,18 @@
-"""The janitor: deletes what nobody needs any more, a little at a time (R12, R31).
+"""Janitor: deletes, a little at a time, what is not needed any more (R11, R12, R31).
 
-Looks at partitions that were appended to or settled since it looked last, and now and then at all,
-because retention passes without anything happening, and groups are abandoned.
+**Retention.** The janitor trims partitions that were appended to or settled since its last look,
+and now and then all of them, because retention passes without anything happening.
 
-Abandoned groups end when their settings say so (`expires_s`), and never else (R11).
+**Abandoned groups** end when their settings say so (`expires_s`), and never else. A group is
+abandoned while it has no consumer. The time counts from when this process saw its last consumer
+leave, or saw first that there is none. So a restart gives the group its whole time again: it never
+ends too early. Where several gateways may serve it, one of them deletes it, and the group's row
+must say that no consumer came meanwhile. The catalog holds the deletion to that row: a consumer
+that comes between the look and the act, however long that is, keeps the group.
 
-A group is abandoned while it has no consumer. The time counts from when this process saw its last
-one leave, or saw first that there is none. So a restart gives it its whole time again: it never
-ends too early. Where several gateways may serve it, one of them sees to it, and the group's row
-must say that nobody came meanwhile. The deletion is held to that row, by the catalog: who comes
-between the look and the act, however long that is, keeps the group.
-
-Dead letters of partitions that nobody owns: decided, and left behind unmoved.
-
-A consumer leaves, or a gateway dies, between the decision that messages go to the dead letters and
-their arrival there. The next owner moves them. Where none comes, this does, through the temporary
-owner.
+**Dead letters that have no owner.** A consumer leaves, or a gateway dies, between the decision that
+messages go to the dead letters and their arrival there. The next owner moves them. Where none
+comes, the janitor moves them through the temporary owner.
 """
 
 import asyncio
@@ -26,7 +23,6 @@ from typing import Final
 from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.groups import Groups
 from gateway.delivery.overflow import Overflow
-from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.temporary_owner import TemporaryOwner
 from metadata.catalog import Group, Membership, Principal, Queue
 from metadata.port import Metadata
@@ -38,8 +34,8 @@ expiry_logger = logging.getLogger("tocsin.expiry")
 
 
 class Expiry:
-    """See the module. `delete` deletes a group with its cursors while this is its row, else it
-    raises Fenced."""
+    """Deletion of abandoned groups. `delete` deletes a group with its cursors while this is its
+    row, else it raises Fenced."""
 
     def __init__(
         self,
@@ -70,7 +66,8 @@ class Expiry:
         await self.look_here(now=now)
 
     async def look_here(self, *, now: float) -> None:
-        """As `look`, at the groups alone that have had consumers here: cheap."""
+        """Delete what has been abandoned for long enough of the groups that have had consumers
+        here, which is cheap to find."""
         due = [
             (runtime.queue, runtime.group)
             for runtime in self._groups.runtimes.values()
@@ -95,8 +92,9 @@ class Expiry:
                     raise  # another gateway was here before
 
     async def _abandoned_row(self, group: Group, now: float) -> Membership | None:
-        """The group's row, if nobody was there at other gateways either, for as long as here. None:
-        somebody was, or has come since, and the time begins anew; or it is another gateway's."""
+        """Return the group's row, if other gateways have had no consumer of it either, for as long.
+        None: they have, or one has come since, and the time begins anew; or another gateway sees to
+        the group."""
         row = await self._metadata.membership(group.group_id)
         runtime = self._groups.runtimes.get(group.group_id)
         expires_s = group.settings.expires_s or 0.0
@@ -119,7 +117,7 @@ class Expiry:
     def _abandoned(
         self, now: float
     ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
-        """(since when, those that are due, those that were seen so for the first time)"""
+        """Return (since when, those that are due, those seen abandoned for the first time)."""
         since: dict[str, float] = {}
         fresh: list[Group] = []
         due: list[tuple[Queue, Group]] = []
@@ -142,24 +140,28 @@ orphans_logger = logging.getLogger("tocsin.orphaned_letters")
 
 
 class OrphanedLetters:
-    """See the module."""
+    """Dead letters of partitions that have no owner."""
 
     def __init__(
         self,
-        context: DeliveryContext,
+        storage: Storage,
+        orphans: set[str],
         groups: Groups,
         metadata: Metadata,
         temporary_owner: TemporaryOwner,
     ) -> None:
-        self._context = context
+        self._storage = storage
+        self._queue_ids = orphans
+        """Queues, by id, of which owned partitions have ended with dead letters unmoved."""
         self._groups = groups
         self._metadata = metadata
         self._temporary_owner = temporary_owner
 
     async def look(self, *, is_all: bool) -> None:
-        """Move what slots of this gateway have left behind; `is_all`: in every queue, whoever left
-        it. What cannot be moved now is looked at again."""
-        left, self._context.orphans = self._context.orphans, set()
+        """Move what owned partitions of this gateway have left behind; `is_all`: in every queue,
+        whichever gateway left it. What cannot be moved now is looked at again."""
+        left = {*self._queue_ids}
+        self._queue_ids.clear()
         if is_all:
             left |= {queue.queue_id for queue in self._metadata.list_all_queues()}
         for queue_id in left:
@@ -170,19 +172,19 @@ class OrphanedLetters:
                 await self._relieve(queue)
             except TocsinError as error:
                 orphans_logger.info("dead letters of %s wait: %s", queue.name, error)
-                self._context.orphans.add(queue_id)
+                self._queue_ids.add(queue_id)
 
     async def _relieve(self, queue: Queue) -> None:
         for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            states = await self._context.storage.cursors(queue.queue_id, group.group_id)
+            states = await self._storage.cursors(queue.queue_id, group.group_id)
             places = [state.place for state in states if state.dead]
             if places and await self._is_ours(group):
                 for place in places:
                     async with self._temporary_owner.own(queue, group, place.partition):
-                        pass  # its slot ends when they have arrived
+                        pass  # its owned partition ends when they have arrived
 
     async def _is_ours(self, group: Group) -> bool:
-        """Whether nobody will come and move them, nor another gateway sees to it."""
+        """Whether no consumer will move them, nor another gateway sees to it."""
         row = await self._groups.row(group, fresh=True)
         if self._temporary_owner.is_served(group) or self._groups.others(row):
             return False
@@ -194,12 +196,12 @@ EVERY_S: Final = 1.0
 ALL_EVERY: Final = 60
 """Rounds between two looks at every partition."""
 ORPHANS_AT: Final = 5
-"""In which of these rounds dead letters are looked for that nobody moves: soon after a start, but
-not before consumers are back."""
+"""The round in which dead letters without an owner are looked for: soon after a start, but not
+before consumers are back."""
 
 
 class Janitor:
-    """Trims in the background."""
+    """Background rounds of expiry, trimming, and moving of dead letters."""
 
     def __init__(
         self,
@@ -220,22 +222,22 @@ class Janitor:
         self._expiry = expiry
         self._orphans = orphans
         self._touched: set[Partition] = set()
-        self._said: dict[str, str] = {}
-        """Why expiry and trimming were cut off, as was said last."""
+        self._warnings: dict[str, str] = {}
+        """Why parts of a round were cut off, by what was logged last."""
         self._task: asyncio.Task[None] | None = None
         cursor_writer.watch(self.touched)
 
     def touched(self, partition: Partition) -> None:
-        """Something was appended or settled there."""
+        """Look at a partition in the next round: something was appended or settled there."""
         self._touched.add(partition)
         self._changed(partition.queue_id)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin the rounds."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="janitor")
 
     async def stop(self) -> None:
-        """End, in the middle of a round."""
+        """End the rounds, also in the middle of one."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -254,17 +256,17 @@ class Janitor:
             await self._unless_cut_off("moving dead letters", self._orphans.look(is_all=is_all))
 
     async def _unless_cut_off(self, what: str, part: Awaitable[None]) -> None:
-        """What is left undone is done in a later round."""
+        """Do a part of a round; what is left undone is done in a later one."""
         try:
             await part
         except TocsinError as error:
-            if self._said.get(what) != error.detail:  # not each second again
+            if self._warnings.get(what) != error.detail:  # not each second again
                 logger.warning("%s was cut off: %s", what, error)
-            self._said[what] = error.detail
+            self._warnings[what] = error.detail
         except Exception:
             logger.exception("%s was cut off: unexpected", what)  # the next round still comes
         else:
-            self._said.pop(what, None)
+            self._warnings.pop(what, None)
 
     async def _expire(self, *, is_all: bool) -> None:
         now = asyncio.get_running_loop().time()
@@ -273,7 +275,7 @@ class Janitor:
         await self._expiry.look_here(now=now)
 
     async def look(self) -> None:
-        """One round over everything that was touched."""
+        """Trim everything that was touched."""
         touched, self._touched = self._touched, set()
         for queue_id in {partition.queue_id for partition in touched}:
             try:

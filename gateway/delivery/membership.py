@@ -1,24 +1,20 @@
-"""This gateway's part of a group's row: read, computed anew, written by compare-and-set (R14).
+"""This gateway's part of a group's membership row, written by compare-and-set (R14).
 
-What a row is to become is decided by `metadata.group_row`; here are the calls, and when they are
-made: at once when members join or leave, when slots that others wait for have ended, when a notice
-tells that another gateway has written, and now and then, because notices may be lost.
+`metadata.group_row` decides what a row becomes. Here are the calls, and when they are made: at once
+when members join or leave, when partitions that other gateways wait for have ended, when a notice
+tells that another gateway has written, and now and then, because notices may be lost. Joins and
+leaves that wait are one write, and a write that took long is followed by a pause in its proportion:
+a thousand consumers that come and go cost some writes, not a thousand, and leave the gateway to
+those that work.
 
-Joins and leaves that wait are one write, and a write that took long is followed by a pause in its
-proportion: a thousand consumers that come and go cost some writes, not a thousand, and leave the
-gateway to those who work.
+**Lingering members** (R22) were here when their gateway ended, and their sessions asked to linger.
+Until they come, or their time is up, they stay in the assignment, and their partitions are given to
+no other. Where several gateways serve a group, each waits for the members that are with none.
 
-Members of a group that are not here, and whose place waits for them for a while (R22).
-
-They were there when their gateway ended, and their sessions asked to linger. Until they come, or
-their time is up, they stay in the assignment, and what is theirs is given to nobody. Where several
-gateways serve a group, each waits for who is with none of them.
-
-Partitions that come from other gateways: who waits for whom, and for how long (R20).
-
-A new owner begins when the row names nobody any more who drains its partition. What that gateway
-does not say is not waited for for ever: a drain has its time, and a session that has moved (R22)
-has taken what it holds with it, so that only the last writes are waited for.
+**Handing over** (R20). A new owner begins when the row names no other gateway that drains the
+partition. A gateway that does not say so is not waited for without end: a drain has its time, and a
+session that has moved has taken its deliveries with it, so that only the last writes are waited
+for.
 """
 
 import asyncio
@@ -45,32 +41,34 @@ from push.errors import TocsinError
 
 
 class LingeringMembers:
-    """See the module. `started`: when the waiting began, in seconds of the loop's clock."""
+    """Members that are with no gateway and are waited for. `started`: when the waiting began, in
+    seconds of the loop's clock."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._until: dict[str, float] = {}
         self._linger_s: dict[str, float] = {}
         self._given_up: set[str] = set()
-        """Whose time is up, and whom the row still names."""
+        """Members whose time is up, and that the row still names."""
         self._is_first_look = True
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def names(self) -> list[str]:
-        """Who is waited for."""
+        """The members that are waited for."""
         return list(self._until)
 
     @property
     def until(self) -> dict[str, float]:
-        """Until when each is waited for, by the loop's clock; infinity: as long as this lasts."""
+        """The time until which each is waited for, by the loop's clock; infinity: for ever."""
         return dict(self._until)
 
     def look(
         self, lingers: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
-        """Who is still waited for: not who is `present`, nor whose time is up. The first time
-        `lingers` is what the gateway before has left. Returns who is waited for, and how long."""
+        """Wait no longer for members that are `present` or whose time is up. The first time,
+        `lingers` is what the gateway before has left. Returns the members waited for, and for how
+        long."""
         if self._is_first_look:
             self._is_first_look = False
             for name, linger_s in lingers.items():
@@ -83,8 +81,8 @@ class LingeringMembers:
     def look_around(
         self, missing: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
-        """As `look`, among several gateways: `missing` is who lingers and is with none of them, as
-        the row says. Each is waited for from when it was missed first."""
+        """Do as `look` among several gateways. `missing` are the members that linger and are with
+        none of them, by the row. Each is waited for from when it was missed first."""
         self._is_first_look = False
         self._given_up &= missing.keys()
         for name, linger_s in missing.items():
@@ -96,12 +94,12 @@ class LingeringMembers:
         return left
 
     def forget_all_but(self, named: Collection[str]) -> None:
-        """Another gateway has given up who is not among these."""
+        """Wait for none but these: another gateway has given up the others."""
         for name in self._until.keys() - set(named):
             del self._until[name], self._linger_s[name]
 
     def moved(self, name: str, linger_s: float, until: float = float("inf")) -> None:
-        """It goes on at another gateway, and its place waits there; here it is nobody else's."""
+        """Keep the place of a member that goes on at another gateway."""
         self._until[name], self._linger_s[name] = until, linger_s
 
     def call_at(self, gone: Callable[[], None]) -> None:
@@ -112,22 +110,23 @@ class LingeringMembers:
             self._timer = asyncio.get_running_loop().call_at(at, gone)
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Cancel the call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 LOOK_S: Final = 3.0
-"""So late at most a gateway finds out itself that it is to let go of something."""
+"""The longest time after which a gateway finds out itself that it is to let go of something."""
 DRAIN_S: Final = limits.DRAIN_S + LOOK_S + 1.0
 MOVED_S: Final = 1.0
-"""Who moves comes from a gateway that went down in an orderly way or is dead, as a rule: the last
-writes of one that lives take milliseconds."""
+"""A session that moves comes as a rule from a gateway that went down in an orderly way or is dead:
+the last writes of one that lives take milliseconds."""
 
 
 class HandOver:
-    """See the module. Of one group; `again`: called when something has had its time."""
+    """Partitions of one group that other gateways drain. `again` is called when a drain has had its
+    time."""
 
     def __init__(self, gateway: str, again: Callable[[], None]) -> None:
         self._gateway = gateway
@@ -138,7 +137,7 @@ class HandOver:
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self, before: Membership, row: Membership, now: float) -> None:
-        """The row is now this one, behind `before`."""
+        """Take up a row, which follows `before`."""
         until: dict[int, tuple[str, float]] = {}
         for number, drain in row.draining.items():
             gateway = drain.gateway
@@ -160,8 +159,8 @@ class HandOver:
         self._timer = asyncio.get_running_loop().call_at(at, self._again) if at else None
 
     def overdue(self, row: Membership, now: float) -> set[int]:
-        """What has had its time, of what the same gateway still drains in this row: another drain
-        has a time of its own."""
+        """Return the partitions whose drain has had its time and is still the same in this row:
+        another gateway's drain has a time of its own."""
         return {
             number
             for number, (gateway, until) in self._until.items()
@@ -171,7 +170,7 @@ class HandOver:
         }
 
     def forget(self) -> None:
-        """Others took this gateway for gone: nothing that they drain now is what it waited for."""
+        """Forget all drains: others took this gateway for dead, and drain something else now."""
         self._until = {}
 
     def _tell(self) -> None:
@@ -181,30 +180,30 @@ class HandOver:
                 future.set_result(None)
 
     async def freed(self, is_held: Callable[[], bool]) -> None:
-        """Wait as long as that is so; it is asked again with each row."""
+        """Wait while a partition is held; that is judged again with each row."""
         while is_held():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
 
     def close(self) -> None:
-        """No row comes any more."""
+        """Release all that wait: no row comes any more."""
         self._call_at(None)
         self._tell()
 
 
 RETRY_AFTER_S: Final = 0.5
 GATHER_S: Final = 0.005
-"""What ends together is told the other gateways together."""
+"""Pause in which partitions that end together are gathered for one write."""
 CATCH_UP_TRIES: Final = 5
-"""Behind a failover calls fail for a moment; a copy that is away stays away."""
+"""Number of tries: behind a failover calls fail for a moment; a copy that is away stays away."""
 LOOK_ALONE_S: Final = 5 * LOOK_S
-"""Between two looks at the row while no other gateway has members in it."""
+"""Pause between two looks at the row while no other gateway has members in it."""
 PAUSE_S: Final = 0.005
-"""Between two writes, at least; what happens meanwhile is written together."""
+"""Shortest pause between two writes; what happens meanwhile is written together."""
 PAUSE_MAX_S: Final = 0.25
 PAUSE_RATIO: Final = 1
-"""A write is followed by a pause of so many times what it took, within these bounds."""
+"""A write is followed by a pause of this many times what it took, within these bounds."""
 
 
 class Seat(Protocol):
@@ -215,19 +214,19 @@ class Seat(Protocol):
 
     @property
     def stays(self) -> bool:
-        """It has still to say what it holds of its partitions: none moves away before."""
+        """Whether it has still to say what it holds of its partitions: none moves away before."""
 
     @property
     def is_unresponsive(self) -> bool:
-        """Its handlers are not heard of."""
+        """Whether its handlers do not respond."""
 
     @property
     def linger_s(self) -> float:
-        """How long its place waits for it when the gateway is gone; 0: not at all."""
+        """Seconds that its place waits for it when the gateway is dead; 0: not at all."""
 
 
 class MembershipHost(Protocol):
-    """The group on this gateway, as its part of the row sees it."""
+    """The group on this gateway, for its part of the row."""
 
     @property
     def closed(self) -> bool: ...
@@ -236,67 +235,68 @@ class MembershipHost(Protocol):
         """Its members here."""
 
     def partitions(self) -> Sequence[int]:
-        """All that the group's queue has."""
+        """All partitions that the group's queue has."""
 
     def has(self) -> set[int]:
         """Partitions that are owned here, or are about to be."""
 
     def moved_away(self, name: str) -> None:
-        """This member is another gateway's: it has taken what it holds with it (R22)."""
+        """Let go of a member that is another gateway's now, with its deliveries (R22)."""
 
     def fence(self, is_over: Callable[[int, str], bool]) -> None:
-        """End those slots at once of which this is true, by partition and owner: others may own
-        what they have."""
+        """End the owned partitions at once of which this is true, by partition and owner: others
+        may own them."""
 
     def carry_out(self) -> None:
-        """Do what the row says."""
+        """Drain and start partitions by the row."""
 
 
 class MembershipRow:
-    """See the module."""
+    """The row of one group, and this gateway's part of it."""
 
     def __init__(
         self, metadata: Metadata, presence: Presence, group_id: str, host: MembershipHost
     ) -> None:
         self.row = Membership(group_id=group_id, generation=0, members=(), assignment={})
-        """The newest one that was seen."""
+        """The newest row that was seen."""
         self.is_shared = presence.is_shared
-        """Whether other gateways may serve the group, too."""
+        """Whether other gateways may serve the group too."""
         self._metadata = metadata
         self._presence = presence
         self._host = host
         self._absent = LingeringMembers(presence.started)
         self._hand_over = HandOver(presence.gateway, self.write_soon)
         self.begun_anew: int | None = None
-        """As the row said of its cursors when the slots here began; None: no row was seen."""
-        self._told: set[str] = set()
-        """Members here of whom the row has been told."""
+        """The row's count of new beginnings of its cursors when partitions here began; None: no row
+        was seen."""
+        self._written: set[str] = set()
+        """Members here that stand in the row."""
         self._unsure: tuple[int, set[str]] | None = None
-        """Where a change was asked for and not answered: the generation that it was to follow, and
-        who had been told of before it."""
+        """A change that was not answered: the generation that it was to follow, and the members
+        that stood in the row before it."""
         self._taken_out: set[str] = set()
-        """Gateways that were taken out of the row from here."""
+        """Gateways that this one took out of the row."""
         self._lock = asyncio.Lock()
         self._next_write: asyncio.Task[None] | None = None
-        """The write that has not begun yet: whoever has something to tell waits for it."""
+        """The write that has not begun yet, which all changes wait for."""
         self._not_before = 0.0
-        """When it may begin, by the loop's clock."""
+        """The earliest time of the next write, by the loop's clock."""
         self._is_due = False
         self._noticed = 0
-        """The newest generation that a notice has told of."""
+        """The newest generation that a notice named."""
         self._writing: asyncio.Task[None] | None = None
         self._look_again: asyncio.TimerHandle | None = None
 
     # --- When ------------------------------------------------------------------------------------
 
     def write_soon(self) -> None:
-        """Something here has changed, or may have elsewhere."""
+        """Write the row soon: something has changed here, or may have elsewhere."""
         if not self._host.closed:
             self._is_due = True
             self._begin()
 
-    def noticed(self, generation: int) -> None:
-        """A notice: the row is of this generation now."""
+    def on_notice(self, generation: int) -> None:
+        """Read the row, if this generation of it is newer."""
         if generation > self.row.generation:
             self._noticed = max(self._noticed, generation)
             self._begin()
@@ -342,7 +342,7 @@ class MembershipRow:
             self._look_again = asyncio.get_running_loop().call_later(after_s, self.write_soon)
 
     async def close(self) -> None:
-        """The group has closed: nothing is looked at any more."""
+        """Look at the row no more: the group has closed."""
         self._absent.close()
         self._hand_over.close()
         if self._look_again is not None:
@@ -359,8 +359,8 @@ class MembershipRow:
         whether that was done."""
         if self._next_write is None:
             self._next_write = asyncio.get_running_loop().create_task(self._write_all())
-            self._next_write.add_done_callback(_seen)
-        await asyncio.shield(self._next_write)  # others wait for it, too
+            self._next_write.add_done_callback(_retrieve)
+        await asyncio.shield(self._next_write)  # others wait for it too
 
     async def _write_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -380,16 +380,17 @@ class MembershipRow:
         self._host.carry_out()
 
     async def catch_up(self) -> None:
-        """Others may have taken over: returns when nothing is served here that they have.
+        """Return when nothing is served here that others may have taken over.
 
-        Whoever takes something writes the row on every copy, and owns on every copy, before it
-        begins. So that is in the row wherever it is read: where it is the one that is known here,
-        nobody has, and copies that are away need not be waited for. Where it is another one it is
-        read as ever; cannot that be, everything ends that is not plainly this gateway's by it, and
-        nothing begins by it, since it may be taken back. Raises TocsinError: nobody answers."""
+        A gateway that takes something over writes the row on every copy, and owns on every copy,
+        before it begins. So the row shows that wherever it is read: if it is the row known here, no
+        gateway has taken over, and copies that are away need not be waited for. If it is another
+        one, it is read and written as usual. If that fails, everything ends that is not plainly
+        this gateway's by it, and nothing begins by it, since it may be taken back. Raises
+        TocsinError: the catalog does not answer."""
         here, group_id = self._presence.gateway, self.row.group_id
         row = await self._metadata.glance(group_id)
-        is_told = self._told.issubset(row.gateways.get(here, ()))
+        is_told = self._written.issubset(row.gateways.get(here, ()))
         if row.generation == self.row.generation and is_told:
             return
         for _ in range(CATCH_UP_TRIES):
@@ -411,8 +412,9 @@ class MembershipRow:
         self.write_soon()
 
     async def write_out(self) -> None:
-        """After `close`, when the slots have ended: nobody need wait for this gateway to be taken
-        for gone. Raises TocsinError: it was not to be told."""
+        """Leave the row, after `close` and when the owned partitions have ended, so that others
+        need not wait until this gateway counts as dead. Raises TocsinError: the row was not
+        written."""
         here = self._presence.gateway
         if here in gateways_in(self.row):
             async with self._lock:
@@ -424,13 +426,13 @@ class MembershipRow:
             row = await self._metadata.membership(self.row.group_id)
             if self._unsure is not None and self._unsure[0] == row.generation:
                 # Nothing came of it. Who is elsewhere as the row says has come here since.
-                self._told = self._unsure[1]
+                self._written = self._unsure[1]
             self._unsure = None
             gone = self._learn(row) if here else set[str]()
             new = next_row(row, self._part(row, gone), self._host.partitions())
             if new is row:  # somebody who waited for the lock, too, was here before
                 break
-            told, self._told = self._told, self._told.union(new.gateways.get(here, ()))
+            told, self._written = self._written, self._written.union(new.gateways.get(here, ()))
             # Where the answer is lost, it may have been told all of that.
             self._unsure = (row.generation, told)
             changed = await self._metadata.change_membership(
@@ -440,10 +442,10 @@ class MembershipRow:
             if changed:
                 self._taken_out |= gone.intersection(row.gateways)
                 break
-            self._told = told
+            self._written = told
         self.row = new
         if here:
-            self._told = {*new.gateways.get(here, ())}
+            self._written = {*new.gateways.get(here, ())}
             self._hand_over.look(row, new, asyncio.get_running_loop().time())
             self._look_later()
 
@@ -470,18 +472,18 @@ class MembershipRow:
         )
 
     def _learn(self, row: Membership) -> set[str]:
-        """What others have made of the row; returns the gateways in it that are gone."""
+        """Take up what others have made of the row; returns the gateways in it that are dead."""
         self.row = row
         here = self._presence.gateway
         is_taken_out, claimed = False, set[str]()
         gateways = gateways_of(row)
         for name in [seat.name for seat in self._host.seats()]:
             gateway = gateways.get(name)
-            if gateway not in (None, here) and name in self._told:
+            if gateway not in (None, here) and name in self._written:
                 self._host.moved_away(name)
             elif gateway not in (None, here):
                 claimed.add(name)
-            elif gateway is None and name in self._told:
+            elif gateway is None and name in self._written:
                 is_taken_out = True
         if is_taken_out:
             self._hand_over.forget()
@@ -497,25 +499,25 @@ class MembershipRow:
         self.begun_anew = row.begun_anew
         return self._presence.dead(gateways_in(row))
 
-    # --- What is known ---------------------------------------------------------------------------
+    # --- Members and partitions -------------------------------------------------------------------
 
     @property
     def absent(self) -> dict[str, float]:
-        """Members that are with no gateway and are waited for, and until when, by the loop's
+        """The members that are with no gateway and are waited for, and until when, by the loop's
         clock."""
         return self._absent.until
 
     def wait_for(self, seat: Seat) -> None:
-        """It goes on at another gateway, and its place waits for it there: for as long as it said,
-        or, where there is no other gateway now, as long as this one is there."""
+        """Keep the place of a member that goes on at another gateway: for as long as it asked for,
+        or, where there is no other gateway now, as long as this one lives."""
         now, linger_s = asyncio.get_running_loop().time(), seat.linger_s
         until = now + linger_s if self.is_shared else float("inf")
         self._absent.moved(seat.name, linger_s, until)
 
     def claim(self, name: str) -> None:
-        """It has come back to this gateway: if it was at another one meanwhile, it is no more."""
+        """Claim a member that has come back to this gateway, perhaps from another one."""
         if self.is_shared:
-            self._told.discard(name)
+            self._written.discard(name)
             self.write_soon()
 
     async def freed(self, is_wanted: Callable[[], bool], number: int) -> None:
@@ -526,20 +528,20 @@ class MembershipRow:
         )
 
     def let_go(self, number: int) -> None:
-        """It is not owned here any more; others may wait to hear that."""
+        """Write that a partition is not owned here any more, where others wait for that."""
         if drains(self.row, number) == self._presence.gateway:
             self.write_soon()
 
     def others(self) -> set[str]:
-        """Members at other gateways."""
+        """The members at other gateways."""
         return {*others(self.row, self._presence.gateway, ())}
 
     def is_silent(self, name: str) -> bool:
-        """Whether a member that is not here has still to say what it holds; who is absent has."""
+        """Whether a member that is not here has still to say what it holds; absent ones have."""
         return gateway_of(self.row, name) is None or name in self.row.staying
 
 
-def _seen(task: "asyncio.Task[None]") -> None:
-    """Whoever waited for it has gone: nobody need be told how it ended."""
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    """Retrieve the task's exception, so that none is logged where no caller waits any more."""
     if not task.cancelled():
         task.exception()

@@ -12,12 +12,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from gateway.delivery.groups import Groups
-from gateway.delivery.owned_partition import DeliveryContext, OwnedPartition
+from gateway.delivery.owned_partition import OwnedPartition
 from gateway.delivery.temporary_owner import TemporaryOwner
 from metadata.catalog import Group, Principal, Queue
 from metadata.port import Metadata
 from push.places import Partition
-from push.storage_port import CursorState, PartitionState
+from push.storage_port import CursorState, PartitionState, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Overflow:
 
     def __init__(
         self,
-        context: DeliveryContext,
+        storage: Storage,
         groups: Groups,
         metadata: Metadata,
         temporary_owner: TemporaryOwner,
     ) -> None:
-        self._context = context
+        self._storage = storage
         self._groups = groups
         self._metadata = metadata
         self._temporary_owner = temporary_owner
@@ -69,7 +69,7 @@ class Overflow:
         queue = self._metadata.queue_by_id(queue_id)
         if queue is None or queue.settings.overflow != "dead_letter":
             return False
-        states = await self._context.storage.partitions(queue_id)
+        states = await self._storage.partitions(queue_id)
         bound = messages_max(queue, states)
         if bound is None:
             return False
@@ -108,7 +108,7 @@ class Overflow:
     ) -> dict[int, _Backlog]:
         """By partition, what the group has left, as its cursors say, and where it has consumers
         here, as these know better. `there`: partitions that other gateways have."""
-        found = await self._context.storage.cursors(queue.queue_id, group.group_id)
+        found = await self._storage.cursors(queue.queue_id, group.group_id)
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
         awaits = not is_served and await self._groups.awaits(group, get_running_loop().time())

@@ -1,15 +1,9 @@
-"""All readers of this gateway: how a subscription without a group begins (R26).
+"""Readers: subscriptions without a group (R26).
 
-Readers: subscriptions without a group (R26).
-
-Per queue, most readers stand at the tail: a record that becomes certified is encoded once and the
-same bytes go to all of them. One that has no credit, whose socket is full or that starts further
-back is **behind** in that partition: it reads from the log, in bounded steps, until it has caught
-up. A filter on keys looks at the record's key hashes, never into messages.
-
-One reader: a subscription without a group (R26), as its queue's readers serve it.
-
-How a record is cut into the pushes of readers.
+Most readers of a queue stand at its tail: a record that becomes certified is encoded once, and the
+same bytes go to all of them. A reader that has no credit, whose socket is full or that starts
+further back is **behind** in that partition: it reads from the log, in bounded steps, until it has
+caught up. A filter on keys looks at the record's key hashes, never into messages.
 """
 
 import asyncio
@@ -48,7 +42,7 @@ Framed = tuple[bytes, int]
 
 
 class Reader:
-    """One subscription. Made by `Readers.open`."""
+    """One subscription, made by `Readers.open`."""
 
     def __init__(
         self,
@@ -60,16 +54,16 @@ class Reader:
         self._owner = owner
         self.link = link
         self.is_socket = link.transport == "websocket"
-        """It ends with its transport."""
+        """Whether it ends with its transport."""
         self.subscription = subscription
         self.hashes = hashes
-        """Key hashes it wants; None: everything."""
+        """Key hashes that it wants; None: everything."""
         self.credit = CreditWindow()
         self.verdicts: list[dict[str, object]] = []
         self.behind: dict[int, int] = {}
         """Partition → next offset, where it is not at the tail."""
         self.floors: dict[int, int] = {}
-        """Partition → offset from which on it takes part in fan-outs again."""
+        """Partition → offset from which on it takes part in fan-outs again, after it was behind."""
         self.catching_up: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -77,12 +71,11 @@ class Reader:
         """Push messages that it `takes`."""
         frame, size = framed
         self.credit.spend(count)
-        self._owner.encoded.hits += 1
         self.link.account.counter(self._owner.queue.name).count_delivered(count, size)
         self.link.send(frame)
 
     def takes(self, count: int) -> bool:
-        """Whether it may be given so many messages now."""
+        """Whether it may be given this number of messages now."""
         return self.credit.available >= count and self.link.writable()
 
     @property
@@ -115,13 +108,13 @@ class Reader:
         )
 
     def end(self, why: Refused) -> None:
-        """It reads no more, and its session hears why."""
+        """Close it, and tell its session why."""
         if not self.closed:
             self.link.send(frames.error(why, subscription=self.subscription))
             self.close()
 
     def close(self) -> None:
-        """It reads no more."""
+        """Read no more."""
         if not self.closed:
             self.closed = True
             self._owner.remove(self)
@@ -132,7 +125,7 @@ Pieces = list[tuple[int, int]]
 
 
 def fitting(record: Record, offsets: list[int]) -> int:
-    """How many of these messages one push holds; one at least."""
+    """Return how many of these messages one push holds; one at least."""
     if len(record.payload) <= limits.PUSH_BYTES_MAX:
         return len(offsets)
     size = count = 0
@@ -145,7 +138,7 @@ def fitting(record: Record, offsets: list[int]) -> int:
 
 
 def pieces(record: Record) -> Pieces:
-    """A record cut into pushes."""
+    """Cut a record into pushes."""
     cut: Pieces = []
     first = record.first
     while first <= record.last:
@@ -162,19 +155,20 @@ SLICE = 64
 SLICE_BYTES = 128 * 1024
 """The same in bytes, which are copied into as many sockets."""
 FAN_OUTS_MAX = 256
-"""Records that wait to be fanned out. Where more come than go out, everybody reads the log (P9)."""
+"""Bound on records that wait to be fanned out. Where more come than go out, every reader reads the
+log (P9)."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
-"""How often a filtered reader learns how far it has come without a message."""
+"""Interval at which a filtered reader learns how far it has come without a message."""
 RETRY_AFTER_S = 0.5
 FOLLOW_AFTER_S = 1.0
 """Readers that stay have the storage look after the ends of their partitions, which it does for
 what was read: a wake-up that gets lost is made up for then (R10)."""
 
 
-class _Early(Refused):
-    """Asked for what is to come, because it was told of: a failover knows less for a moment, and
-    who asks again at once would ask without end."""
+class _NotCertified(Refused):
+    """Read of an offset that was certified and is not at the moment: a failover knows less for a
+    while. A read is repeated only after a pause."""
 
 
 class QueueReaders:
@@ -202,13 +196,14 @@ class QueueReaders:
         self.generations: dict[int, int] = {}
         self._plain: dict[Reader, None] = {}
         self._left_behind: dict[Reader, None] = {}
-        """Plain readers that are behind everywhere: a record costs nothing for who has stalled."""
+        """Plain readers that are behind everywhere, so that a stalled reader costs nothing for each
+        record."""
         self._filtered: dict[Reader, None] = {}
         self._by_hash: dict[int, dict[Reader, None]] = {}
         self._fan_outs: deque[tuple[int, Record, CommitTimes, Pieces, list[Reader]]] = deque()
-        self._fanning = False
-        self._slots = asyncio.Semaphore(CATCH_UPS_MAX)
-        self._told: dict[int, int] = {}
+        self._is_fanning_out = False
+        self._catch_up_room = asyncio.Semaphore(CATCH_UPS_MAX)
+        self._announced: dict[int, int] = {}
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
         self._following = loop.create_task(self._follow(), name="follow")
@@ -250,7 +245,7 @@ class QueueReaders:
                 self._fan_filtered(number, record, stages)
 
     def _leave_behind(self, number: int) -> None:
-        """Everybody reads this partition on for himself, from what is on its way to him on."""
+        """Let each reader read this partition on by itself, from the record on its way to it on."""
         on_its_way: dict[Reader, int] = {}
         for other, record, _, _, readers in self._fan_outs:
             if other == number:
@@ -262,12 +257,12 @@ class QueueReaders:
             reader.pump()
 
     def _fan_out_soon(self) -> None:
-        if not self._fanning:
-            self._fanning = True
+        if not self._is_fanning_out:
+            self._is_fanning_out = True
             self._tail.end_of_turn.call(self._fan_out)
 
     def _fan_out(self) -> None:
-        self._fanning = False
+        self._is_fanning_out = False
         if not self._fan_outs:
             return
         number, record, stages, cut, readers = self._fan_outs[0]
@@ -290,6 +285,8 @@ class QueueReaders:
                 frame = encoded.get(key)
                 if frame is None:
                     frame = encoded[key] = self._frame(reader, number, record, first, last)
+                else:
+                    self.encoded.hits += 1
                 reader.give(frame, count)
                 log.add(reader.link, first, last, is_socket=reader.is_socket)
         log.end()
@@ -324,7 +321,6 @@ class QueueReaders:
 
     def _framed(self, head: bytes, messages: bytes, count: int) -> Framed:
         self.encoded.misses += 1
-        self.encoded.hits -= 1  # the first who is given it is no hit
         return frames.push_frame(head, messages), len(messages) - count + 1  # without commas
 
     def _fan_filtered(self, number: int, record: Record, stages: CommitTimes) -> None:
@@ -345,14 +341,16 @@ class QueueReaders:
             if frame is None:
                 frame = self._picked(reader, number, record, offsets, record.last + 1)
                 encoded[key] = frame
+            else:
+                self.encoded.hits += 1
             reader.give(frame, len(offsets))
             self._reads.add(reader.link, number, record, offsets, stages)
 
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
     ) -> Framed:
-        """A frame of single messages. `next_offset`: behind them, and behind what the filter skips
-        after them."""
+        """Encode a frame of single messages. `next_offset`: behind them, and behind what the filter
+        skips after them."""
         head = frames.reader_head(
             subscription=reader.subscription,
             partition=number,
@@ -387,10 +385,10 @@ class QueueReaders:
         while reader.behind and not reader.closed and reader.takes(1):
             progress, early = False, None
             for number in list(reader.behind):
-                async with self._slots:
+                async with self._catch_up_room:
                     try:
                         progress = await self._step(reader, number) or progress
-                    except _Early as error:
+                    except _NotCertified as error:
                         early = error
             if not progress:
                 if early is not None:
@@ -398,7 +396,10 @@ class QueueReaders:
                 return
 
     async def _step(self, reader: Reader, number: int) -> bool:
-        """One read's worth for one partition. False: nothing could be given. Raises _Early."""
+        """Give the worth of one read of one partition. False: nothing could be given.
+
+        Raises _NotCertified.
+        """
         begin = reader.behind[number]
         if begin >= self.next[number]:
             self._rejoin(reader, number, begin)
@@ -408,7 +409,8 @@ class QueueReaders:
             return True
         if not read.records:
             if read.certified <= begin:
-                raise _Early("storage_unavailable", "what was certified is not at the moment")
+                why = "what was certified is not at the moment"
+                raise _NotCertified("storage_unavailable", why)
             self._advance(reader, number, read.certified, begin)
         for record in read.records:
             at = reader.behind[number]
@@ -424,7 +426,7 @@ class QueueReaders:
         return reader.behind[number] > begin
 
     def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
-        """What lies between is no longer retained: the reader is told (P10)."""
+        """Tell the reader of the gap between, which is no longer retained (P10)."""
         gap = overtaken(at, to)
         reader.behind[number] = to
         if gap is not None:
@@ -479,11 +481,11 @@ class QueueReaders:
     # --- Members -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many they are."""
+        """Number of readers."""
         return len(self._plain) + len(self._left_behind) + len(self._filtered)
 
     def add(self, reader: Reader) -> None:
-        """It takes part from now on."""
+        """Let a reader take part from now on."""
         if reader.hashes is None:
             self._plain[reader] = None
         else:
@@ -492,7 +494,7 @@ class QueueReaders:
                 self._by_hash.setdefault(hashed, {})[reader] = None
 
     def remove(self, reader: Reader) -> None:
-        """It is closed."""
+        """Forget a reader, which is closed."""
         self._plain.pop(reader, None)
         self._left_behind.pop(reader, None)
         if self._filtered.pop(reader, 0) is None:
@@ -507,16 +509,16 @@ class QueueReaders:
             self._empty()
 
     def queue_deleted(self) -> None:
-        """Close all readers; their sessions hear why."""
+        """Close all readers, and tell their sessions why."""
         for reader in [*self._plain, *self._left_behind, *self._filtered]:
             reader.end(Refused("queue_not_found", "the queue was deleted"))
 
     def _sweep(self) -> None:
-        """Filtered readers learn how far the tail has come, so that their position stays fresh."""
+        """Tell filtered readers how far the tail has come, so that their position stays fresh."""
         self._sweeper = asyncio.get_running_loop().call_later(POSITIONS_EVERY_S, self._sweep)
-        if self._told == self.next:
+        if self._announced == self.next:
             return
-        self._told = dict(self.next)
+        self._announced = dict(self.next)
         for reader in self._filtered:
             places = {
                 str(number): [self.generations[number], at]
@@ -526,7 +528,7 @@ class QueueReaders:
             reader.link.send(frames.reader_positions(reader.subscription, places))
 
     def close(self) -> None:
-        """Nobody reads here any more."""
+        """Follow the log no longer: no reader is left."""
         self._sweeper.cancel()
         self._following.cancel()
         self._fan_outs.clear()
@@ -535,8 +537,8 @@ class QueueReaders:
 
 
 def slice_of(record_bytes: int) -> int:
-    """How many readers are given a record of this size in one turn. Each takes two pushes of it at
-    most: then its buffer is full."""
+    """Return how many readers are given a record of this size in one turn. Each takes two pushes of
+    it at most: then its buffer is full."""
     size = min(record_bytes, 2 * limits.PUSH_BYTES_MAX)
     return max(1, min(SLICE, SLICE_BYTES // max(1, size)))
 
@@ -556,7 +558,7 @@ class Readers:
         self._tail = tail
         self._queues: dict[str, QueueReaders] = {}
         self.encoded = HitRate()
-        """How many readers were given a push that was encoded for another one."""
+        """Hits: pushes that had been encoded for another reader; misses: pushes encoded."""
 
     async def open(
         self,
@@ -569,7 +571,7 @@ class Readers:
         position: frames.Position | None,
         credit: int,
     ) -> Reader:
-        """A new reader with its verdicts; `start` and `position` exclude each other.
+        """Make a reader with its verdicts; `start` and `position` exclude each other.
 
         Raises:
             Refused: position_unknown: the position is of another queue; invalid_request: it names
@@ -578,17 +580,17 @@ class Readers:
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
         readers = self._queues.get(queue.queue_id)
-        # Who begins at the end, where others stand already, needs nothing of the storage.
+        # A reader that begins at the end, where others stand already, needs nothing of the storage.
         states: Sequence[PartitionState] = ()
         if readers is None or start != "latest":
             states = await self._storage.partitions(queue.queue_id)
             if not states:
                 raise Refused("storage_unavailable", UNSEEN)
-        told: list[dict[str, object]] = []
+        found: list[dict[str, object]] = []
         if position is not None:
-            starts, told = _resume(queue, position, states)
+            starts, found = _resume(queue, position, states)
         else:
-            starts = await self._begins(states, start)
+            starts = await self._starts(states, start)
         hashes = (
             frozenset(key_hash(key, queue.hash_key) for key in keys) if keys is not None else None
         )
@@ -597,7 +599,7 @@ class Readers:
             readers = self._readers_of(queue, states)
         reader = Reader(readers, link, subscription, hashes)
         reader.credit.grant(credit)
-        reader.verdicts = told
+        reader.verdicts = found
         if position is None:
             reader.verdicts = [
                 {
@@ -630,10 +632,10 @@ class Readers:
         )
         return made
 
-    async def _begins(
+    async def _starts(
         self, states: Sequence[PartitionState], start: str | int | None
     ) -> dict[int, int]:
-        """From which offset each partition is read; one that is not named, from its end."""
+        """Return the offset from which each partition is read; one not named, from its end."""
         if start == "earliest":
             return {state.partition.number: state.start for state in states}
         if isinstance(start, int):
@@ -644,14 +646,14 @@ class Readers:
         return {}
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each queue that has some, by its id."""
+        """Number of readers by queue id, of queues that have some."""
         return {queue_id: len(readers) for queue_id, readers in self._queues.items()}
 
     def _closed(self, queue_id: str) -> None:
         self._queues.pop(queue_id).close()
 
     def queue_deleted(self, queue_id: str) -> None:
-        """Its readers are closed; their sessions hear of it."""
+        """Close the queue's readers, and tell their sessions why."""
         readers = self._queues.get(queue_id)
         if readers is not None:
             readers.queue_deleted()
@@ -660,7 +662,7 @@ class Readers:
 def _resume(
     queue: Queue, position: frames.Position, states: Iterable[PartitionState]
 ) -> tuple[dict[int, int], list[dict[str, object]]]:
-    """Where each partition goes on, and the truth about it."""
+    """Return where each partition goes on, and the verdict about it."""
     if position.queue_id != queue.queue_id:
         raise Refused("position_unknown", "the position is of another queue of that name")
     places: dict[int, PartitionPosition] = {}
@@ -673,7 +675,7 @@ def _resume(
         places[int(text)] = PartitionPosition(generation, offset)
     by_number = {state.partition.number: state for state in states}
     starts: dict[int, int] = {}
-    told: list[dict[str, object]] = []
+    found: list[dict[str, object]] = []
     judged = verdicts(
         ReadPosition(position.queue_id, position.ring_epoch, places),
         queue.ring_epoch,
@@ -693,5 +695,5 @@ def _resume(
         elif isinstance(one, UnknownPosition):
             starts[number] = by_number[number].start
             line |= {"verdict": "unknown", "from": starts[number], "reason": one.reason}
-        told.append(line)
-    return starts, told
+        found.append(line)
+    return starts, found
