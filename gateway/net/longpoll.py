@@ -314,7 +314,7 @@ class LongPoll:
         self.session = session
         self._opened_at = asyncio.get_running_loop().time()
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         self._leave(close, is_mute=True)
 
     def _leave(self, close: Close, *, is_mute: bool = False) -> Session | None:

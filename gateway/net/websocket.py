@@ -478,7 +478,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._session = session
         self._opened_at = asyncio.get_running_loop().time()
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         if self._session is not None:
             self._end(close_frame(close), SessionEnd.REPLACED)
 

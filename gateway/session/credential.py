@@ -89,9 +89,14 @@ class SessionQuota:
         Raises:
             Refused: nobody is charged; what comes behind it is refused, too (R7).
         """
-        assert self._allowance is not None
-        most, count = self._allowance.messages_max(queue, now=now), len(frame.messages)
-        return self._charge(frame, queue, count, now) if most is None or count <= most else None
+        allowance, count = self._allowance, len(frame.messages)
+        assert allowance is not None
+        most = allowance.messages_max(queue, now=now)
+        if most is not None and count > most:
+            return None
+        if frame.sequence is None:
+            return allowance.publish(queue, frame.messages, now=now)
+        return self._charge_in_order(frame, queue, count, now)
 
     def charge_part(
         self, frame: frames.Publish, queue: Queue, *, now: float
@@ -105,14 +110,14 @@ class SessionQuota:
         assert self._allowance is not None
         most = self._allowance.messages_max(queue, now=now)
         assert most is not None
-        release = self._charge(frame, queue, most, now)
+        release = self._charge_in_order(frame, queue, most, now)
         refused = self._allowance.refuse_beyond(queue, frame.messages[most:], now=now)
         if frame.sequence is not None:
             stream = (self._streams or {}).get(queue.queue_id) or self._new_stream(queue)
             stream.refuse(frame.sequence + most, len(frame.messages) - most)
         return release, most, refused
 
-    def _charge(
+    def _charge_in_order(
         self, frame: frames.Publish, queue: Queue, count: int, now: float
     ) -> Callable[[], None]:
         assert self._allowance is not None

@@ -223,7 +223,7 @@ class DetachedTransport:
         """No session ever moves here by itself."""
         raise AssertionError("a session cannot resume without a transport")
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         """The client came back."""
         self._leave()
 

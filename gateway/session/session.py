@@ -199,7 +199,7 @@ class Session:
 
     def _move_away(self) -> None:
         if not self._is_closed:
-            self._transport.let_go(frames.REPLACED)
+            self._transport.detach(frames.REPLACED)
             self._leave(moves=True)
 
     # --- What the transport calls ---------------------------------------------------------------
@@ -275,7 +275,7 @@ class Session:
                 self._subscriptions.grant(one.subscription, one.granted)
                 self._protocol.on_grant(one.subscription, one.granted)
             case frames.Extend():
-                self._answer_settling(one, self._subscriptions.extend(one))
+                self._answer_settlement(one, self._subscriptions.extend(one))
             case frames.Nack():
                 self._nack(one)
             case frames.Ping():
@@ -459,7 +459,7 @@ class Session:
                 self._refuse(TocsinError("internal"), frame.ref)
 
     def _submit_coalesced(self, publishes: CoalescedPublish) -> bool:
-        """Returns False when nothing was submitted."""
+        """Submit them as one. Returns whether they were."""
         whole = publishes.whole
         if whole.sequence is not None and self._producer is None:
             return False
@@ -495,31 +495,31 @@ class Session:
 
     def _submit_charged(
         self,
-        whole: frames.Publish,
+        merged: frames.Publish,
         queue: Queue,
         keys: KeyScope,
-        answered: Sequence[frames.Publish],
+        to_answer: Sequence[frames.Publish],
         release: Callable[[], None],
         *,
         beyond: tuple[Refused, int] | None = None,
     ) -> None:
-        """Publish `whole`, then answer each frame. `beyond`: the refusal of messages behind it."""
-        self._pending_answers += len(answered)
+        """Publish `merged`, then answer each frame. `beyond`: the refusal of messages behind it."""
+        self._pending_answers += len(to_answer)
         try:
             publish = PendingPublish(
                 queue,
-                whole.messages,
-                partial(self._on_published, answered, whole.queue, release, beyond),
-                producer=None if whole.sequence is None else self._producer,
-                sequence=whole.sequence,
-                resolved=whole.resolved,
+                merged.messages,
+                partial(self._on_published, to_answer, merged.queue, release, beyond),
+                producer=None if merged.sequence is None else self._producer,
+                sequence=merged.sequence,
+                resolved=merged.resolved,
                 keys=keys,
-                origin=self._origin(whole, queue),
+                origin=self._origin(merged, queue),
             )
             self._publisher.submit(publish)
         except BaseException:
             release()
-            self._pending_answers -= len(answered)
+            self._pending_answers -= len(to_answer)
             raise
 
     def _origin(self, frame: frames.Publish, queue: Queue) -> PublishOrigin | None:
@@ -532,7 +532,7 @@ class Session:
 
     def _on_published(
         self,
-        answered: Sequence[frames.Publish],
+        to_answer: Sequence[frames.Publish],
         queue: str,
         release: Callable[[], None],
         beyond: tuple[Refused, int] | None,
@@ -551,7 +551,7 @@ class Session:
             for _ in range(count):
                 counter.count_refusal(refused.code.name)
         end, place = frames.receipts_end(id_prefix, answer.durability), 0
-        for frame in answered:
+        for frame in to_answer:
             count = len(frame.messages)
             self._complete(frames.receipts(frame.ref, receipts[place : place + count], end))
             place += count
@@ -647,7 +647,7 @@ class Session:
     ) -> None:
         """Carry out an ack or nack; with a `ref` it is answered when it is durable."""
         if frame.ref is None:
-            self._answer_settling(frame, act(None))
+            self._answer_settlement(frame, act(None))
             return
         self._pending_answers += 1
         try:
@@ -662,7 +662,7 @@ class Session:
         self._count_refusals(settled)
         self._complete(answer)
 
-    def _answer_settling(self, frame: SettlementFrame, settled: Settlement) -> None:
+    def _answer_settlement(self, frame: SettlementFrame, settled: Settlement) -> None:
         answer = settlement_answer(frame, settled)
         if answer is not None:
             self._count_refusals(settled)
@@ -715,11 +715,12 @@ class Session:
     # --- Between two transports -----------------------------------------------------------------
 
     def on_transport_lost(self) -> None:
-        """The transport is gone, and nobody said that this is the end. A session with a place in
-        a group keeps it for a while: here, or at the next gateway when this one goes down."""
-        keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
-        if not keeps or self._is_draining or self._services.sessions.is_draining:
-            self._leave(moves=keeps)
+        """Linger, or end: the transport is gone without a word that this is the end. A session with
+        a place in a group keeps it for a while: here, or at the next gateway when this one goes
+        down."""
+        can_linger = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
+        if not can_linger or self._is_draining or self._services.sessions.is_draining:
+            self._leave(moves=can_linger)
             return
         right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
         self._transport = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
@@ -737,9 +738,9 @@ class Session:
         producer: bytes | None,
         admission: Admission,
     ) -> None:
-        """Go on over this transport, with the rights that the client has shown now; a transport
-        that is there still is the one that nobody listens to any more."""
-        self._transport.let_go(frames.REPLACED)
+        """Go on over this transport, with the rights that the client has shown now. A transport
+        that is still there is the one that nobody reads any more."""
+        self._transport.detach(frames.REPLACED)
         self._suspend()
         self._transport = transport
         self.linger_s = linger_s
@@ -776,10 +777,10 @@ class Session:
     def revoked(self) -> None:
         if not self._is_closed:
             self._transport.close(frames.REVOKED)
-            self.end()  # also where its socket is lost, and it has not heard so yet
+            self.end()  # also where its socket is lost, and that is not noted yet
 
     def end(self) -> None:
-        """The session is over: leave everything. Nothing happens the second time."""
+        """End the session and leave everything. Nothing happens the second time."""
         self._leave(moves=False)
 
     def _leave(self, *, moves: bool) -> None:

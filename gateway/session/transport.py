@@ -66,5 +66,5 @@ class SessionTransport(Protocol):
     def adopt(self, session: Any) -> None:
         """Become the transport of another session, whose client came back."""
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         """Close without a word to the session, which lives on over another transport."""

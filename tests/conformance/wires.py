@@ -156,7 +156,7 @@ class WebSocketWire:
         self.session = session
         self._schedule()
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         self._leave()
         self._tell("close", close.code)
 

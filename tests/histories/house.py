@@ -343,7 +343,7 @@ class Socket:
     def adopt(self, session: ServerSession) -> None:
         self.session = session
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         self.close_code = close
         self._news.set()
 

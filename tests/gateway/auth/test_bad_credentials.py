@@ -161,7 +161,7 @@ class Outlet:
     def adopt(self, session: Session) -> None:
         return None
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         return None
 
 

@@ -94,7 +94,7 @@ class Socket:
     def adopt(self, session: Session) -> None:
         self.session = session
 
-    def let_go(self, close: Close) -> None:
+    def detach(self, close: Close) -> None:
         self.close_code = close
 
     def say(self, *values: dict[str, Any], now: float = 0) -> None:
