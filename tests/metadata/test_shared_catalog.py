@@ -159,7 +159,7 @@ async def test_a_change_is_decided_by_how_it_is_now(
     """A gateway that has not heard yet neither takes what is there for what is wanted, nor refuses
     what is possible by now."""
     monkeypatch.setattr(RedisDatabase, "poll_s", 3600)
-    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
+    monkeypatch.setattr(RowStore, "_on_notice", lambda *_: None)
     here, there = await server.open(), await server.open()
     queue, _ = await here.put_queue(ALICE, "orders", SETTINGS)
     assert there.list_queues(ALICE) == []
@@ -183,7 +183,7 @@ async def test_who_has_not_heard_of_a_queue_makes_it_without_changing_it(
     """A first publish, the first dead letter and the first subscribe make what is not known there,
     with defaults: what another gateway made a moment ago keeps its settings."""
     monkeypatch.setattr(RedisDatabase, "poll_s", 3600)
-    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
+    monkeypatch.setattr(RowStore, "_on_notice", lambda *_: None)
     here, there = await server.open(), await server.open()
     settings = QueueSettings(partitions=4, retention_s=604_800)
     queue, _ = await here.put_queue(ALICE, "orders", settings)
@@ -270,7 +270,7 @@ async def test_what_is_sealed_on_one_gateway_can_be_opened_on_the_other(
 async def test_a_change_is_known_also_when_its_notice_is_lost(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
+    monkeypatch.setattr(RowStore, "_on_notice", lambda *_: None)
     here, there = await server.open(), await server.open()
     await here.put_queue(ALICE, "orders", SETTINGS)
     assert await becomes(lambda: same(here, there)) < 1
@@ -302,7 +302,7 @@ async def test_who_has_missed_more_than_is_kept_reads_everything_again(
     await here.tokens.create(TOKEN)
     with monkeypatch.context() as slow:
         slow.setattr(RedisDatabase, "poll_s", 3600)
-        slow.setattr(RowStore, "_heard", lambda *_: None)
+        slow.setattr(RowStore, "_on_notice", lambda *_: None)
         there = await server.open()
         assert same(here, there)
         told: list[str] = []
