@@ -30,10 +30,14 @@ class QueueCounters(TypedDict):
 
     since_unix_ms: int
     published: int
+    """Messages that were stored, including dead letters and those sent back."""
     published_bytes: int
     duplicates: int
+    """Messages that had been stored before."""
     refused: int
+    """Messages that were answered with an error."""
     unknown: int
+    """Messages whose fate is unknown."""
 
 
 class GroupCounters(TypedDict):
@@ -41,21 +45,31 @@ class GroupCounters(TypedDict):
 
     since_unix_ms: int
     given: int
+    """Deliveries of messages."""
     redelivered: int
+    """Deliveries of messages that their owner knew to have been delivered before."""
     settled: int
+    """Acks that took effect."""
     nacked: int
     rejected: int
     expired: int
+    """Leases that ended by time."""
     dead_lettered: int
+    """Messages that arrived at the dead letters, for any reason."""
     parked: int
+    """Keys that were parked; a key counts each time."""
 
 
 class _QueuePartition(TypedDict):
     partition: int
     start: int
+    """The first offset that may be retained."""
     end: int
+    """The offset after the last one."""
     certified: int
+    """The offset up to which the log meets the queue's durability."""
     generation: int
+    """The number of the log's history, raised when the log may have been rolled back."""
     messages: int
     bytes: int
 
@@ -72,11 +86,17 @@ class GroupFigures(TypedDict):
 
     name: str
     lag: int
+    """The number of messages that the group has not settled: in flight, waiting, or not delivered
+    yet."""
     consumers: int
     in_flight: int
+    """The number of messages that consumers of this gateway hold."""
     aside: int
+    """The number of messages that wait in the storage, in side lines of their keys."""
     keys_parked: int
+    """The number of keys that wait for an operator."""
     oldest_unix_ms: int | None
+    """The time at which the oldest unsettled message was published; None if there is none."""
     counters: GroupCounters
 
 
@@ -98,13 +118,17 @@ class QueueDescription(_Queue, total=False):
     With a right on some keys only, `name` and `queue_id` are the only fields."""
 
     holder: str
+    """The principal that may manage the queue."""
     created_unix_ms: int
     paused: bool
     settings: AllQueueSettings
     partitions: list[QueuePartition]
     depth: int
+    """The number of retained messages."""
     bytes: int
+    """The number of retained bytes."""
     oldest_unix_ms: int | None
+    """The time at which the oldest retained message was published; None if there is none."""
     counters: QueueCounters
     dead_letters: DeadLetterQueue
     groups: list[GroupFigures]
@@ -115,15 +139,21 @@ class Owner(TypedDict):
 
     consumer: str
     session: str | None
+    """The session of the consumer; None if pulls own the partition."""
     subscription: int | None
     client: str | None
+    """The name that the client gave itself."""
     transport: str | None
+    """The transport: "websocket", "long-poll" or "pull"; None while its session has none."""
     unresponsive: bool
 
 
 class _GroupPartition(TypedDict, total=False):
     owner: Owner | None
+    """The consumer at this gateway that receives the messages; None if there is none here."""
     member: str | None
+    """The member that owns the partition at any gateway, or will when it has moved; None if nobody
+    does."""
 
 
 class GroupPartition(_GroupPartition):
@@ -133,16 +163,21 @@ class GroupPartition(_GroupPartition):
 
     partition: int
     epoch: int
+    """The number that fences the predecessor of the owner."""
     next_offset: int
+    """The offset below which everything is settled, in flight, or waiting in memory or aside."""
     certified: int
     lag: int
     in_flight: int
     keys_waiting: int
+    """The number of keys with waiting messages."""
     keys_parked: int
     held: int
+    """The number of messages that wait in the memory of the owner."""
     aside: int
     waits_for: str
     draining: bool
+    """Whether the owner hands the partition over and settles what it holds."""
 
 
 class _GroupMembers(TypedDict, total=False):
@@ -164,7 +199,9 @@ class GroupDescription(GroupFigures, _GroupMembers):
 class _Difference(TypedDict):
     name: str
     current: Any
+    """The present value."""
     requested: Any
+    """The value in the call."""
 
 
 class Difference(_Difference, total=False):
@@ -226,6 +263,7 @@ class Delivery(TypedDict):
     """A delivery in flight, of a key's first message."""
 
     attempt: int
+    """The number of the attempt: 1 for the first delivery to the group, then one more each time."""
     push: int
     given_unix_ms: int
     lease_until_unix_ms: int
@@ -238,9 +276,13 @@ class KeyHead(TypedDict):
     id: str | None
     published_unix_ms: int | None
     expires_unix_ms: int | None
+    """The time at which the message expires; 0 if it never does."""
     attempts: int
+    """The number of failed attempts that count."""
     nack: str | None
+    """The reason that its last nack gave; None if there was none."""
     in_flight: Delivery | None
+    """The delivery in flight; None if there is none."""
 
 
 class KeyMessages(TypedDict):
@@ -257,14 +299,23 @@ class KeyInGroup(TypedDict):
     owner: Owner | None
     epoch: int | None
     waits_for: str
+    """A stable code for the reason of the wait; "nothing" if nothing holds the key up."""
     also: list[str]
+    """The codes of further reasons."""
     text: str
+    """The reason as a sentence for people, which may change."""
     since_unix_ms: int | None
+    """The time since which it waits; None if unknown."""
     until_unix_ms: int | None
+    """The time until which it waits; None if it waits for no time."""
     head: KeyHead | None
+    """The first unsettled message; None if none was found."""
     before: int | None
+    """The largest number of other messages that are delivered before; None unless it waits only
+    for its turn."""
     messages: KeyMessages
     is_exact: bool
+    """Whether all of the log was examined. If not, `messages` counts what was found."""
 
 
 class Explanation(TypedDict):
@@ -284,8 +335,11 @@ class _HeldKey(TypedDict):
     partition: int
     key_hash: str
     reason: str
+    """A code: "parked", "backoff", "dead_letter", "commit", "behind", or "ready"."""
     messages: int
+    """The number of waiting messages."""
     attempts: int
+    """The failed attempts of the first waiting message."""
     in_flight: int
 
 
@@ -293,12 +347,15 @@ class HeldKey(_HeldKey, total=False):
     """A key with waiting messages, as far as the broker has found them."""
 
     key: str
+    """The text of the key; absent if it is no longer retained."""
     offset: int
     until_unix_ms: int
     since_unix_ms: int
     behind_offset: int
+    """The offset of the message that the key waits for."""
     nack: str
     is_exact: bool
+    """False if at least `messages` messages wait, because not all of the log was examined."""
 
 
 class _Lease(TypedDict):
@@ -322,8 +379,10 @@ class _ParkedKey(TypedDict):
     partition: int
     key_hash: str
     reason: str
+    """The code: "exhausted" or "rejected"."""
     since_unix_ms: int
     messages: int
+    """The number of waiting messages."""
     attempts: int
 
 
@@ -334,7 +393,9 @@ class ParkedKey(_ParkedKey, total=False):
     offset: int
     nack: str
     key: str
+    """The text of the key; absent if it is no longer retained."""
     expires_unix_ms: int
+    """The time at which the first message expires; absent if it never does."""
     is_exact: bool
 
 
@@ -343,6 +404,7 @@ class ParkedKeys(TypedDict):
 
     keys: list[ParkedKey]
     keys_parked: int
+    """The number of all parked keys of the group."""
 
 
 class RefusedKeys(TypedDict):
@@ -357,21 +419,27 @@ class RefusedKeys(TypedDict):
 class _Decided(TypedDict):
     decision: str
     keys: list[ParkedKey]
+    """The keys as they were before the decision."""
     keys_parked: int
+    """The number of keys that are still parked."""
 
 
 class Decided(_Decided, total=False):
     """A durable decision about parked keys."""
 
     refused: list[RefusedKeys]
+    """Keys to which nothing happened; absent if there are none."""
 
 
 class Credit(TypedDict):
     """The credit of a subscription, in messages: granted in total, used, and the rest."""
 
     granted: int
+    """The number of messages granted in total."""
     used: int
+    """The number of messages that were delivered."""
     open: int
+    """The number of messages that may be delivered now."""
 
 
 class _SubscriptionDescription(TypedDict):
@@ -389,7 +457,9 @@ class SubscriptionDescription(_SubscriptionDescription, total=False):
     partitions: list[int]
     unresponsive: bool
     keys: int
+    """The number of keys that a reader asked for; absent if it reads all."""
     behind: list[int]
+    """The partitions in which a reader has not reached the end."""
 
 
 class SessionDescription(TypedDict):
@@ -397,14 +467,19 @@ class SessionDescription(TypedDict):
 
     session: str
     client: str | None
+    """The name that the client gave itself."""
     principal: str
     transport: str | None
+    """The transport: "websocket" or "long-poll"; None while the session has none."""
     linger_s: float
     linger_until_unix_ms: int | None
+    """The time at which a session without a transport ends; None while it has one."""
     draining: bool
     opened_unix_ms: int
     heard_unix_ms: int
+    """The time at which something was received from the client last."""
     unsent_bytes: int
+    """The number of bytes that wait for the transport."""
     subscriptions: list[SubscriptionDescription]
 
 

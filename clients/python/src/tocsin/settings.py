@@ -13,17 +13,25 @@ Level = Literal["local", "quorum", "all"]
 
 class _NewAlert(TypedDict):
     name: str
+    """The name of the alert, unique in its queue."""
     when: WhatAlerts
+    """The observed value. `lag` and `oldest_age_s` concern messages that `group` has not
+    settled."""
     above: float
+    """The threshold. The alert fires while the value is above it for `lasts_s` seconds."""
 
 
 class Alert(_NewAlert, total=False):
     """A threshold of a queue. The broker reports when it is exceeded."""
 
     lasts_s: float
+    """The time for which the value must exceed the threshold, in seconds. Default: 60."""
     group: str | None
+    """The observed group. None observes the group that is furthest behind."""
     queue: str | None
+    """The queue that receives a message when the alert fires, and when it is over."""
     webhook: str | None
+    """The name of the webhook to call, as TOCSIN_ALERT_WEBHOOKS of the broker defines it."""
 
 
 class AlertChange(TypedDict, total=False):
@@ -41,29 +49,58 @@ class EverySettings(TypedDict, total=False):
     """Settings of a queue that can change, except its alerts."""
 
     message_bytes_max: int
+    """The largest body of a message, in bytes. Default: 262,144; at most 1,048,576."""
     messages_max: int
+    """The largest number of messages in the whole queue. Default: 0, no bound."""
     bytes_max: int
+    """The largest number of bytes in the whole queue. Default: 0, no bound."""
     overflow: Overflow
+    """The reaction beyond `messages_max` and `bytes_max`. "reject" (default) counts all retained
+    messages and refuses publishes. "dead_letter" counts unsettled ones and moves the oldest to the
+    dead letters."""
     retention_s: float
+    """The time for which messages are kept after every group has settled them, in seconds. Default:
+    0."""
     message_ttl_s: float | None
+    """The time after which a message is no longer delivered, in seconds. None (default): no
+    limit."""
     lease_s: float
+    """The time for which a delivery belongs to one consumer, in seconds. Default: 30."""
     lease_total_s: float
+    """The same with all extends, in seconds. Default: 3,600."""
     attempts_max: int
+    """The number of attempts after which a message is exhausted. Default: 5; 0 means no end."""
     backoff_s: float
+    """The pause before the second attempt, in seconds; doubles with each attempt, with jitter.
+    Default: 1."""
     backoff_max_s: float
+    """The longest pause between attempts, in seconds. Default: 60."""
     on_exhausted: OnExhausted
+    """The fate of an exhausted message: "dead_letter" (default), or "park", which lets its key wait
+    for an operator."""
     dead_letter_queue: str | None
+    """The queue that takes dead letters. None (default): `<queue>.dead-letters`, created when
+    needed."""
     dedup_window_s: float
+    """The time for which ids of messages are remembered, in seconds. Default: 300."""
     durability: Level
+    """The durability of a message when its receipt comes. Default: "all"."""
     publish_messages_per_s: float | None
+    """The limit of all publishers together, in messages per second. None (default): that of the
+    broker."""
     publish_bytes_per_s: float | None
+    """The limit of all publishers together, in bytes per second. None (default): that of the
+    broker."""
 
 
 class QueueSettings(EverySettings, total=False):
     """Settings of a new queue. A setting that is left out has its default."""
 
     partitions: int
+    """The number of ordered logs, fixed at creation. Consumers of a group share them. Default:
+    16."""
     alerts: list[Alert]
+    """The thresholds of the queue, up to 16. Default: none."""
 
 
 class QueueChange(EverySettings, total=False):
@@ -84,10 +121,21 @@ class GroupSettings(TypedDict, total=False):
     """
 
     semantics: Semantics
+    """The moment of settling: "at_least_once" (default) when a message is acked, "at_most_once"
+    before it is delivered."""
     lease_s: float | None
+    """The time for which a delivery belongs to one consumer, in seconds."""
     lease_total_s: float | None
+    """The same with all extends, in seconds."""
     attempts_max: int | None
+    """The number of attempts after which a message is exhausted; 0 means no end."""
     backoff_s: float | None
+    """The pause before the second attempt, in seconds; doubles with each attempt, with jitter."""
     backoff_max_s: float | None
+    """The longest pause between attempts, in seconds."""
     on_exhausted: OnExhausted | None
+    """The fate of an exhausted message: "dead_letter", or "park", which lets its key wait for an
+    operator."""
     expires_s: float | None
+    """The time without a consumer after which the group is deleted, in seconds. None (default):
+    never."""

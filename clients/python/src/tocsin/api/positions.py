@@ -59,7 +59,7 @@ def default_name(queue: str, keys: Sequence[str] | None) -> str:
     """Return the name of a reader without a given name: its queue's name.
 
     If it reads only some keys, a digest of these follows, because a position says nothing about
-    keys that the reader has not asked for.
+    keys that the reader does not read.
     """
     if keys is None:
         return queue

@@ -123,7 +123,7 @@ def confirm(what: str, name: str, *, yes: bool) -> None:
     """Ask for the name of the doomed object again, unless --yes was given.
 
     Raises:
-        click.UsageError: no terminal is there to ask at.
+        click.UsageError: without a terminal nobody can be asked.
         click.ClickException: another name was typed.
     """
     if yes:
