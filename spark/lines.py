@@ -1,8 +1,8 @@
 """Lines of text → rows of the tables, each with its fault. Pure.
 
-A line is believed if it is one JSON object of this schema and of a known kind, has all fields that
-its kind needs, and has runs and keys that fit each other. The result has every line once: as a row
-of its kind, as a quarantined line with its reason, or passed over (`end`, and unknown kinds).
+A line is believed if it is one JSON object of this schema and of a known kind. It must have all
+fields that its kind needs, and runs and keys that fit each other. The result has every line once:
+as a row of its kind, as a quarantined line with its reason, or passed over (`end`, and unknown kinds).
 """
 
 from functools import reduce

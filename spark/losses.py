@@ -2,9 +2,9 @@
 
 A gateway's files are numbered from 1, and each states in its last line its number of lines. So a
 number without a whole file is a loss, of the time between the files around it. Files after a
-gateway's last one may still come. They do not if that file states that its process has ended its
-log (`is_last`), or was finished by another start (`recovered`), which writes a line about the
-messages that had not been written.
+gateway's last one may still come, with two exceptions. `is_last` states that the process has ended
+its log. `recovered` states that another start has finished the file; that start writes a line about
+the messages that had not been written.
 """
 
 import itertools

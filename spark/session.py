@@ -37,7 +37,7 @@ SETTINGS: Final = {
 }
 """The settings that the jobs rely on. They take precedence over those of spark-submit."""
 QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-"""More settings, if nobody was asked for one."""
+"""More settings, if spark-submit did not start the job."""
 MEMORY: Final = "2g"
 LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",

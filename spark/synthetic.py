@@ -287,7 +287,7 @@ class Synthetic:
             given_us = at
             if name != group:
                 before = self._given_us[frame.queue, name]
-                given_us = max(at, before) + 10 * _US  # behind the frame itself, whose turn it is
+                given_us = max(at, before) + 10 * _US  # after the frame itself
                 self._owed[frame.queue, name] = given_us
             self._give(one, name, one.runs, given_us, "none")
             self._settle(one, name, one.runs, given_us, given_us + 200)
