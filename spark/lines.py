@@ -2,7 +2,7 @@
 
 A line is believed if it is one JSON object of this schema and of a known kind. It must have all
 fields that its kind needs, and runs and keys that fit each other. The result has every line once:
-as a row of its kind, as a quarantined line with its reason, or passed over (`end`, and unknown kinds).
+as a row of its kind, as a quarantined line with its reason, or passed over (`end`, unknown kinds).
 """
 
 from functools import reduce

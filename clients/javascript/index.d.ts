@@ -162,46 +162,104 @@ export interface Verdict {
  * queue's value.
  */
 export interface GroupSettings {
+  /**
+   * The moment of settling: "at_least_once" (default) when a message is acked, "at_most_once"
+   * before it is delivered.
+   */
   semantics?: "at_least_once" | "at_most_once";
+  /** The time for which a delivery belongs to one consumer. */
   leaseS?: number | null;
+  /** The same with all extends. */
   leaseTotalS?: number | null;
+  /** The number of attempts after which a message is exhausted; 0 means no end. */
   attemptsMax?: number | null;
+  /** The pause before the second attempt; doubles with each attempt, with jitter. */
   backoffS?: number | null;
+  /** The longest pause between attempts. */
   backoffMaxS?: number | null;
+  /**
+   * The fate of an exhausted message: "dead_letter", or "park", which lets its key wait for an
+   * operator.
+   */
   onExhausted?: "dead_letter" | "park" | null;
+  /** The time without a consumer after which the group is deleted; by default never. */
   expiresS?: number | null;
 }
 
 /** A threshold of a queue. The broker reports when it is exceeded. */
 export interface Alert {
+  /** The name of the alert, unique in its queue. */
   name: string;
+  /** The observed value. `lag` and `oldest_age_s` concern messages that `group` has not settled. */
   when: "lag" | "oldest_age_s" | "depth" | "dead_letters" | "parked_keys";
+  /** The threshold. The alert fires while the value is above it for `lastsS` seconds. */
   above: number;
+  /** The time for which the value must exceed the threshold. Default: 60. */
   lastsS?: number;
+  /** The observed group. Null observes the group that is furthest behind. */
   group?: string | null;
+  /** The queue that receives a message when the alert fires, and when it is over. */
   queue?: string | null;
+  /** The name of the webhook to call, as TOCSIN_ALERT_WEBHOOKS of the broker defines it. */
   webhook?: string | null;
 }
 
+/** Settings of a queue, in camelCase or as the broker names them: leaseS or lease_s. */
 export interface QueueSettings {
+  /**
+   * The number of ordered logs, fixed at creation. Consumers of a group share them. Default: 16.
+   */
   partitions?: number;
+  /** The largest body of a message, in bytes. Default: 262,144; at most 1,048,576. */
   messageBytesMax?: number;
+  /** The largest number of messages in the whole queue. Default: 0, no bound. */
   messagesMax?: number;
+  /** The largest number of bytes in the whole queue. Default: 0, no bound. */
   bytesMax?: number;
+  /**
+   * The reaction beyond `messagesMax` and `bytesMax`. "reject" (default) counts all retained
+   * messages and refuses publishes. "dead_letter" counts unsettled ones and moves the oldest to
+   * the dead letters.
+   */
   overflow?: "reject" | "dead_letter";
+  /** The time for which messages are kept after every group has settled them. Default: 0. */
   retentionS?: number;
+  /** The time after which a message is no longer delivered. Null (default): no limit. */
   messageTtlS?: number | null;
+  /** The time for which a delivery belongs to one consumer. Default: 30. */
   leaseS?: number;
+  /** The same with all extends. Default: 3,600. */
   leaseTotalS?: number;
+  /** The number of attempts after which a message is exhausted. Default: 5; 0 means no end. */
   attemptsMax?: number;
+  /** The pause before the second attempt; doubles with each attempt, with jitter. Default: 1. */
   backoffS?: number;
+  /** The longest pause between attempts. Default: 60. */
   backoffMaxS?: number;
+  /**
+   * The fate of an exhausted message: "dead_letter" (default), or "park", which lets its key wait
+   * for an operator.
+   */
   onExhausted?: "dead_letter" | "park";
+  /**
+   * The queue that takes dead letters. Null (default): `<queue>.dead-letters`, created when
+   * needed.
+   */
   deadLetterQueue?: string | null;
+  /** The time for which ids of messages are remembered. Default: 300. */
   dedupWindowS?: number;
+  /** The durability of a message when its receipt comes. Default: "all". */
   durability?: "local" | "quorum" | "all";
+  /**
+   * The limit of all publishers together, in messages per second. Null (default): that of the
+   * broker.
+   */
   publishMessagesPerS?: number | null;
+  /**
+   * The limit of all publishers together, in bytes per second. Null (default): that of the broker.
+   */
   publishBytesPerS?: number | null;
+  /** The thresholds of the queue, up to 16. Default: none. */
   alerts?: Alert[];
   [setting: string]: unknown;
 }
@@ -289,7 +347,9 @@ declare class Content {
   readonly body: any;
   /** The bytes of a binary message; null if the body is JSON. */
   readonly bytes: Uint8Array | null;
+  /** Whether the body was published as bytes and not as JSON. */
   readonly isBinary: boolean;
+  /** The type of the body that the publisher named; null if it named none. */
   readonly contentType: string | null;
   /** The publisher's headers; empty if it gave none. */
   readonly headers: Record<string, string>;
@@ -489,6 +549,7 @@ export class PulledMessage extends Content {
 
 /** The effect of an ack, nack or extend of receipts. */
 export interface Settled {
+  /** The number of receipts to which the call applied. */
   readonly settled: number;
   /** Receipts of deliveries that had ended before. */
   readonly stale: readonly string[];
@@ -636,6 +697,11 @@ export class Client extends EventTarget {
    * @throws WouldDelete. Conflict: `partitions` is fixed. QueueNotFound, InvalidRequest, …
    */
   updateQueue(name: string, settings: QueueChange, options?: ChangeOptions): Promise<Answer>;
+  /**
+   * Return a queue's description: settings, holder, partitions, depth, each group's lag.
+   *
+   * @throws QueueNotFound.
+   */
   queue(name: string): Promise<Answer>;
   /** Return the descriptions of all queues, by name. */
   queues(): Promise<Answer[]>;
@@ -644,6 +710,7 @@ export class Client extends EventTarget {
    * and so do readers.
    */
   pauseQueue(name: string): Promise<Answer>;
+  /** End a pause. Resuming a queue that is not paused does nothing. */
   resumeQueue(name: string): Promise<Answer>;
   /**
    * Drop the messages that a group has not settled, or with `all` all messages, for all groups and
@@ -686,6 +753,11 @@ export class Client extends EventTarget {
     settings: GroupSettings,
     options?: ChangeOptions,
   ): Promise<Answer>;
+  /**
+   * Return a group's description: settings, lag, owners.
+   *
+   * @throws QueueNotFound. GroupNotFound.
+   */
   group(queue: string, group: string): Promise<Answer>;
   /**
    * Delete a group. Resolves with the number of messages that were deleted with it.
@@ -769,19 +841,28 @@ export class Client extends EventTarget {
     group: string,
     options?: { messagesMax?: number; waitS?: number },
   ): Promise<PulledMessage[]>;
+  /** Ack pulled messages; durable when this resolves. */
   ackReceipts(queue: string, group: string, receipts: readonly string[]): Promise<Settled>;
+  /**
+   * Return pulled messages to the group; durable when this resolves. They are delivered again after
+   * `delayS` seconds, or after the group's backoff. `reason` is stored with the attempt.
+   */
   nackReceipts(
     queue: string,
     group: string,
     receipts: readonly string[],
     options?: { delayS?: number; reason?: string },
   ): Promise<Settled>;
+  /**
+   * Return pulled messages for good: each moves to the dead letters, or its key is parked, at once.
+   */
   rejectReceipts(
     queue: string,
     group: string,
     receipts: readonly string[],
     options?: { reason?: string },
   ): Promise<Settled>;
+  /** Extend the leases of pulled messages to `leaseS` seconds from now, or the group's lease. */
   extendReceipts(
     queue: string,
     group: string,
@@ -826,8 +907,11 @@ export class InvalidRequest extends BrokerError {}
 export class TooLarge extends InvalidRequest {}
 /** The token is missing, invalid, or without the right to do this. */
 export class Unauthorized extends BrokerError {}
+/** The named object does not exist. */
 export class NotFound extends BrokerError {}
+/** The queue does not exist. */
 export class QueueNotFound extends NotFound {}
+/** The queue has no group of this name. */
 export class GroupNotFound extends NotFound {}
 /** The request contradicts the present state, or a bound is reached. */
 export class Conflict extends BrokerError {}
